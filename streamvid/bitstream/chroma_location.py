@@ -7,7 +7,7 @@ from typing import Final
 
 from streamvid.bitstream import h264, hevc
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
-from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.nal import stated_colors
 from streamvid.mp4.sample_entry import codec_configuration
 
 _NAMES: Final = ("left", "center", "topleft", "top", "bottomleft", "bottom")
@@ -30,16 +30,13 @@ def chroma_location(codec: str, stsd: bytes) -> str:
             return "unknown"
         syntax = NAL_SYNTAX[codec]
         units = syntax.sequence_parameter_sets(parameter_sets(codec, stsd).annex_b)
-        found = {_of_sps(codec, unit[syntax.header_bytes :]) for unit in units}
+        to_vui = h264.skip_to_vui if codec == "h264" else hevc.skip_to_vui
+        found = {stated_colors(unit, syntax.header_bytes, to_vui).location for unit in units}
     except (ValueError, IndexError):
         return "unknown"
-    return found.pop() if len(found) == 1 else "unknown"
+    return location_name(found.pop()) if len(found) == 1 else "unknown"
 
 
-def _of_sps(codec: str, payload: bytes) -> str:
-    bits = BitReader.of_nal(payload)
-    has_vui = (h264 if codec == "h264" else hevc).skip_to_vui(bits)
-    if not has_vui:
-        return "unknown"
-    location = h264.read_chroma_location(bits)
-    return "unknown" if location is None else dict(enumerate(_NAMES)).get(location, "unknown")
+def location_name(number: int | None) -> str:
+    """FFmpeg's name of a chroma_sample_loc_type; "unknown" if there is none."""
+    return "unknown" if number is None else dict(enumerate(_NAMES)).get(number, "unknown")

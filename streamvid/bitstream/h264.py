@@ -19,8 +19,10 @@ from streamvid.bitstream.nal import (
     ParameterSets,
     ShownArea,
     is_broken,
+    read_colors,
     read_units,
     split_packet,
+    stated_colors,
 )
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.mp4.sample_entry import codec_configuration
@@ -43,7 +45,6 @@ _X264_VERSION: Final = re.compile(_X264 + rb"(\d{1,4})")
 _FIXED_444: Final = 151
 """x264 coded 4:4:4 in CABAC wrongly before this version. Decoders read it as it meant it where they have met its SEI
 message, which is in the first packet alone, so they can start nowhere else."""
-_EXTENDED_SAR: Final = 255
 _HEADER_BYTES: Final = 48
 """Bytes of a slice that are enough for its header up to pic_order_cnt_lsb."""
 
@@ -208,27 +209,9 @@ def _skip_to_vui(bits: BitReader, sps: Sps) -> bool:
     return bool(bits.u(1))  # vui_parameters_present_flag
 
 
-def read_chroma_location(bits: BitReader) -> int | None:
-    """Read a VUI up to its chroma location, E.1.1 of H.264 and E.2.1 of H.265 alike, and return
-    chroma_sample_loc_type_top_field; None if it is not there."""
-    if bits.u(1) and bits.u(8) == _EXTENDED_SAR:  # aspect_ratio_info_present_flag, aspect_ratio_idc
-        bits.u(32)  # sar_width, sar_height
-    if bits.u(1):  # overscan_info_present_flag
-        bits.u(1)  # overscan_appropriate_flag
-    if bits.u(1):  # video_signal_type_present_flag
-        bits.u(4)  # video_format, video_full_range_flag
-        if bits.u(1):  # colour_description_present_flag
-            bits.u(24)  # colour_primaries, transfer_characteristics, matrix_coefficients
-    if not bits.u(1):  # chroma_loc_info_present_flag
-        return None
-    top = bits.ue()
-    bits.ue()  # chroma_sample_loc_type_bottom_field
-    return top
-
-
 def _bitstream_restriction(bits: BitReader) -> tuple[int, int] | None:
     """max_num_reorder_frames and max_dec_frame_buffering of the VUI (E.1.1); None if they are not there."""
-    read_chroma_location(bits)
+    read_colors(bits)
     if bits.u(1):  # timing_info_present_flag
         bits.u(65)  # num_units_in_tick, time_scale, fixed_frame_rate_flag
     with_hrd = False
@@ -365,6 +348,7 @@ def classifier(stsd: bytes) -> Classifier:
             disposable=all((first >> 5) & 3 == 0 for first in slices),
             order=order.next_rank(units),
             broken=broken,
+            colors=next((stated_colors(bytes(unit), 1, skip_to_vui) for unit in units if unit[0] & 31 == _SPS), None),
         )
 
     return classify

@@ -22,6 +22,7 @@ from streamvid.bitstream.nal import (
     is_broken,
     read_units,
     split_packet,
+    stated_colors,
 )
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.mp4.sample_entry import codec_configuration
@@ -332,6 +333,10 @@ def classifier(stsd: bytes) -> Classifier:
                     temporal_id=max((unit[1] & 7) - 1, 0),
                     order=order.next_rank(units),
                     broken=is_broken(packet, units, length_size),
+                    colors=next(
+                        (stated_colors(bytes(unit), 2, skip_to_vui) for unit in units if unit[0] >> 1 & 63 == _SPS),
+                        None,
+                    ),
                 )
         return PacketKind(order=None, broken=is_broken(packet, units, length_size))
 

@@ -7,12 +7,15 @@ NVDEC takes Annex B of ITU-T H.264 and H.265: start codes in place of the length
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from streamvid.arrays import Int64, UInt8
+from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.packet_kind import StatedColors
 
 _LEAST_UNIT: Final = 4
 """FFmpeg ignores fewer bytes than these behind the last unit of a packet (h2645_parse.c)."""
@@ -20,6 +23,7 @@ START_CODE: Final = b"\0\0\0\1"
 _PERIOD_BITS: Final = 40
 """Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
 _MIDDLE: Final = 1 << (_PERIOD_BITS - 1)
+_EXTENDED_SAR: Final = 255
 
 
 @dataclass(frozen=True)
@@ -280,3 +284,36 @@ class OutputOrder(ABC):
         elif low > self._previous % size and low - self._previous % size > size // 2:
             high -= size
         return high + low
+
+
+@lru_cache(maxsize=256)
+def stated_colors(unit: bytes, header_bytes: int, skip_to_vui: Callable[[BitReader], bool]) -> StatedColors:
+    """What a sequence parameter set, a NAL unit, says of colours; nothing if it cannot be read.
+
+    Args:
+        header_bytes: of the unit.
+        skip_to_vui: the codec's.
+    """
+    with suppress(ValueError):
+        bits = BitReader.of_nal(unit[header_bytes:])
+        if skip_to_vui(bits):
+            return read_colors(bits)
+    return StatedColors()
+
+
+def read_colors(bits: BitReader) -> StatedColors:
+    """Read a VUI up to its chroma location: E.1.1 of H.264 and E.2.1 of H.265 alike."""
+    primaries, matrix, full_range, location = StatedColors()
+    if bits.u(1) and bits.u(8) == _EXTENDED_SAR:  # aspect_ratio_info_present_flag, aspect_ratio_idc
+        bits.u(32)  # sar_width, sar_height
+    if bits.u(1):  # overscan_info_present_flag
+        bits.u(1)  # overscan_appropriate_flag
+    if bits.u(1):  # video_signal_type_present_flag
+        bits.u(3)  # video_format
+        full_range = bool(bits.u(1))  # video_full_range_flag
+        if bits.u(1):  # colour_description_present_flag
+            primaries, _, matrix = bits.u(8), bits.u(8), bits.u(8)  # transfer_characteristics between them
+    if bits.u(1):  # chroma_loc_info_present_flag
+        location = bits.ue()
+        bits.ue()  # chroma_sample_loc_type_bottom_field
+    return StatedColors(primaries, matrix, full_range, location)

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class StatedColors(NamedTuple):
+    """What a VUI says of colours (annex E of ITU-T H.264 and H.265), by the numbers of ITU-T H.273.
+
+    Attributes:
+        primaries, matrix: 2 where it does not say.
+        full_range: None where it does not say.
+        location: chroma_sample_loc_type_top_field; None where it does not say.
+    """
+
+    primaries: int = 2
+    matrix: int = 2
+    full_range: bool | None = None
+    location: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,7 @@ class PacketKind:
         order: H.264 and HEVC: rank in output order: of two packets, the picture of the one with the lower number is
             output first; None if that is not known, or there is no output. 0 for all other codecs.
         broken: H.264 and HEVC: decoders refuse it, as its NAL units do not fit. MPEG-4: it holds several pictures.
+        colors: H.264 and HEVC: those of a sequence parameter set in it; None if it has none.
     """
 
     random_access: bool = False
@@ -38,6 +55,7 @@ class PacketKind:
     resets_context: bool = False
     order: int | None = 0
     broken: bool = False
+    colors: StatedColors | None = None
 
 
 Classifier = Callable[[memoryview], PacketKind]

@@ -63,18 +63,19 @@ def conversion(color: Color, bits: int) -> Float64:
     ITU-T H.273, 8.3, the equations of MatrixCoefficients and VideoFullRangeFlag. By "gbr" the planes are G, B and R.
     """
     one, peak = 1 << (bits - 8), (1 << bits) - 1
+    chroma = 255 / peak if color.full_range else 255 / (224 * one)
     luma, black = (255 / peak, 0.0) if color.full_range else (255 / (219 * one), 16.0 * one)
     if color.matrix == "gbr":
         factors = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 0]]) * luma
         return np.column_stack([factors, np.full(3, -luma * black)])
     if color.matrix == "ycgco":
-        factors = np.array([[1.0, -1, 1], [1, 1, 0], [1, -1, -1]])
+        factors, chroma = np.array([[1.0, -1, 1], [1, 1, 0], [1, -1, -1]]), luma  # of R, G and B in their range
     else:
         kr, kb = KR_KB[color.matrix]
         of_blue, of_red = 2 * (1 - kb), 2 * (1 - kr)
         green = 1 - kr - kb
         factors = np.array([[1, 0, of_red], [1, -of_blue * kb / green, -of_red * kr / green], [1, of_blue, 0]])
-    factors = factors * [luma, *2 * [255 / peak if color.full_range else 255 / (224 * one)]]
+    factors = factors * [luma, chroma, chroma]
     return np.column_stack([factors, -factors @ [black, 128 * one, 128 * one]])
 
 

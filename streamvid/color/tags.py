@@ -26,7 +26,8 @@ KR_KB: Final[Mapping[Matrix, tuple[float, float]]] = {
 """K_R and K_B of H.273, table 4."""
 MATRICES: Final[Mapping[int, str]] = {
     0: "gbr", 1: "bt709", 4: "fcc", 5: "bt470bg", 6: "smpte170m", 7: "smpte240m", 8: "ycgco", 9: "bt2020nc",
-    10: "bt2020c",
+    10: "bt2020c", 11: "smpte2085", 12: "chroma-derived-nc", 13: "chroma-derived-c", 14: "ictcp", 15: "ipt-c2",
+    16: "ycgco-re", 17: "ycgco-ro",
 }  # fmt: skip
 PRIMARIES: Final[Mapping[int, str]] = {
     1: "bt709", 4: "bt470m", 5: "bt470bg", 6: "smpte170m", 7: "smpte240m", 8: "film", 9: "bt2020", 10: "smpte428",
@@ -42,6 +43,8 @@ _OF_PRIMARIES: Final[Mapping[str, str]] = {
     "bt2020": "bt2020nc",
 }  # fmt: skip
 """By FFmpeg's names."""
+_NO_MATRIX: Final = ("bt2020c", "smpte2085", "chroma-derived-c", "ictcp", "ipt-c2", "ycgco-re", "ycgco-ro")
+"""What becomes RGB by more than a matrix: constant luminance, LMS, and reversible YCgCo in whole numbers."""
 _SITINGS: Final[Mapping[str, tuple[int, int]]] = {
     "left": (1, 0), "center": (0, 0), "topleft": (1, 1), "top": (0, 1), "bottomleft": (1, -1), "bottom": (0, -1),
 }  # fmt: skip
@@ -87,15 +90,29 @@ def settled_tags(
     Without a matrix, that of the tagged primaries; without those, by size as mpv does: BT.709 from 1280 pixels of width
     or more than 576 of height on, BT.601 below. Motion JPEG is BT.601 (JFIF). Without a range, RGB and Motion JPEG are
     in full range, all else in limited range.
+
+    Raises:
+        ValueError: no matrix makes RGB of its samples, or it is that of primaries which have none here.
     """
     if pix_fmt.startswith("gbr"):
         matrix = "gbr"
     elif codec == "mjpeg":
         matrix = "bt470bg"
+    elif matrix in _NO_MATRIX or (matrix == "chroma-derived-nc" and primaries not in _OF_PRIMARIES):
+        by = f" of {primaries} primaries" if matrix == "chroma-derived-nc" else ""
+        raise ValueError(
+            f"its colours are coded as {matrix}{by}, which streamvid does not convert to RGB: convert it to BT.709 or "
+            "BT.2020 (non-constant luminance) first, as by FFmpeg's zscale or libplacebo"
+        )
     elif matrix == "gbr" or matrix not in _OF_MATRIX:  # samples that are no RGB cannot be by that matrix
         matrix = _OF_PRIMARIES.get(primaries) or _by_size(width, height)
     full = pix_fmt.startswith("yuvj") or (color_range == "unknown" and (codec == "mjpeg" or matrix == "gbr"))
     return matrix, "pc" if full or color_range == "pc" else "tv"
+
+
+def mean_alike(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether settled tags mean the same."""
+    return (_OF_MATRIX[one[0]], one[1]) == (_OF_MATRIX[other[0]], other[1])
 
 
 def _by_size(width: int, height: int) -> str:
@@ -111,14 +128,15 @@ def container_tags(stsd: bytes) -> tuple[str, str, str]:
         except ValueError:
             continue
         if name == b"vpcC":
-            return _named(box[9], box[7], box[6] & 1)
+            return tag_names(box[9], box[7], box[6] & 1)
         if box[:4] in (b"nclx", b"nclc"):
             primaries, _, matrix = struct.unpack_from(">3H", box, 4)
-            return _named(matrix, primaries, box[10] >> 7 if box[:4] == b"nclx" and len(box) > 10 else None)
-    return _named(2, 2, None)
+            return tag_names(matrix, primaries, box[10] >> 7 if box[:4] == b"nclx" and len(box) > 10 else None)
+    return tag_names(2, 2, None)
 
 
-def _named(matrix: int, primaries: int, full_range: int | None) -> tuple[str, str, str]:
+def tag_names(matrix: int, primaries: int, full_range: int | None) -> tuple[str, str, str]:
+    """Numbers of H.273 by FFmpeg's names."""
     of_range = {None: "unknown", 0: "tv", 1: "pc"}[full_range]
     return MATRICES.get(matrix, "unknown"), PRIMARIES.get(primaries, "unknown"), of_range
 

@@ -10,9 +10,10 @@ import numpy as np
 
 from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import packet_info
-from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.bitstream.chroma_location import location_name
+from streamvid.bitstream.packet_kind import PacketKind, StatedColors
 from streamvid.checksum import crc32c
-from streamvid.color.tags import container_tags, settled_tags
+from streamvid.color.tags import container_tags, mean_alike, settled_tags, tag_names, usual_siting
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
@@ -123,17 +124,8 @@ def build_clip(
     index = FrameIndex(times.pts, offset, size, flags, np.array(crcs, dtype=np.int64))
     shown = index.frame_pts
     own = (frame_format.color_space, frame_format.color_primaries, frame_format.color_range)
-    # The bitstream's count, the container's where it says nothing.
-    tags = [theirs if mine == "unknown" else mine for mine, theirs in zip(own, container_tags(stsd), strict=True)]
-    matrix, color_range = settled_tags(
-        matrix=tags[0],
-        primaries=tags[1],
-        color_range=tags[2],
-        codec=codec,
-        pix_fmt=frame_format.pix_fmt,
-        width=frame_format.width,
-        height=frame_format.height,
-    )
+    matrix, color_range = _settled(own, codec, frame_format, stsd)
+    _check_colors_stay((matrix, color_range), kinds, codec, frame_format, stsd)
     return StoredClip(
         mp4=file,
         index=replace(index, pts=times.pts - shown[0]),
@@ -150,6 +142,44 @@ def build_clip(
         duration=int(shown[-1] - shown[0]) + times.last_frame,
         stsd=stsd,
     )
+
+
+def _settled(own: tuple[str, str, str], codec: str, frame_format: FrameFormat, stsd: bytes) -> tuple[str, str]:
+    """Settled matrix and range: the bitstream's count (`own`: matrix, primaries, range), and the container's where it
+    says nothing."""
+    tags = [theirs if mine == "unknown" else mine for mine, theirs in zip(own, container_tags(stsd), strict=True)]
+    return settled_tags(
+        matrix=tags[0],
+        primaries=tags[1],
+        color_range=tags[2],
+        codec=codec,
+        pix_fmt=frame_format.pix_fmt,
+        width=frame_format.width,
+        height=frame_format.height,
+    )
+
+
+def _check_colors_stay(
+    settled: tuple[str, str], kinds: list[PacketKind], codec: str, frame_format: FrameFormat, stsd: bytes
+) -> None:
+    """Refuse a clip whose parameter sets in band mean other colours than the first, as a row has one meaning for all.
+
+    Raises:
+        CannotCopyError: there are such. Each frame is converted by its own tags when it is transcoded.
+    """
+    found: dict[StatedColors, int] = {}
+    for number, kind in enumerate(kinds):
+        if kind.colors is not None:
+            found.setdefault(kind.colors, number)
+    plain = replace(frame_format, pix_fmt=frame_format.pix_fmt.replace("yuvj", "yuv"))
+    for colors, number in found.items():
+        stated = _settled(tag_names(colors.matrix, colors.primaries, colors.full_range), codec, plain, stsd)
+        if not mean_alike(stated, settled):
+            change = f"{' '.join(settled)} to {' '.join(stated)}"
+            raise CannotCopyError(f"its colours change from {change} in packet {number}")
+    usual = usual_siting(codec)
+    if len(places := {location_name(one.location).replace("unknown", usual) for one in found}) > 1:
+        raise CannotCopyError(f"its chroma changes between {' and '.join(sorted(places))}")
 
 
 def before_first_decodable(target: Path, pts: Int64) -> Bool:

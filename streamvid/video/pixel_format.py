@@ -71,25 +71,13 @@ class EncoderFormat:
         depth = max(component.bits for component in first.format.components)
         is_10_bit = depth > 8 and max(ENCODERS[codec].bit_depths) > 8
         self._format = "yuv420p10le" if is_10_bit else "yuv420p"
-        rgb = first.format.is_rgb or int(first.colorspace) == 0
-        name = first.format.name
-        own_range = int(first.color_range) or (_FULL if name.startswith(("gray", "ya", "pal", "mono")) else _LIMITED)
-        matrix, color_range = tags or settled_tags(
-            matrix=MATRICES.get(int(first.colorspace), "unknown"),
-            primaries=PRIMARIES.get(int(first.color_primaries), "unknown"),
-            color_range="pc" if own_range == _FULL else "tv",
-            codec="",
-            pix_fmt=name,
-            width=first.width,
-            height=first.height,
-        )
-        full = rgb or color_range == "pc"
-        number = {known: number for number, known in MATRICES.items()}[matrix]
-        self._from_range = ColorRange.JPEG if full else ColorRange.MPEG
-        self._from_matrix = Colorspace.ITU601 if rgb else _SWSCALE.get(number, Colorspace.ITU601)
+        self._given = tags
+        rgb = _is_rgb(first)
+        number, from_matrix, from_range = self._meaning(first)
         jpeg = codec == "mjpeg"
+        full = from_range == ColorRange.JPEG
         self._to_range = ColorRange.JPEG if jpeg or (full and not rgb) else ColorRange.MPEG
-        self._to_matrix = Colorspace.ITU601 if jpeg else self._from_matrix
+        self._to_matrix = Colorspace.ITU601 if jpeg else from_matrix
         self._tags = (
             _BT601 if rgb or jpeg else number,
             _UNSPECIFIED if jpeg else int(first.color_primaries),
@@ -97,6 +85,26 @@ class EncoderFormat:
             int(self._to_range),
         )
         self._reformatter = VideoReformatter()
+
+    def _meaning(self, frame: VideoFrame) -> tuple[int, Colorspace, ColorRange]:
+        """A frame's matrix, by H.273 and for swscale, and its range. A stream may change them midway."""
+        rgb, name = _is_rgb(frame), frame.format.name
+        own_range = int(frame.color_range) or (_FULL if name.startswith(("gray", "ya", "pal", "mono")) else _LIMITED)
+        try:
+            matrix, color_range = self._given or settled_tags(
+                matrix=MATRICES.get(int(frame.colorspace), "unknown"),
+                primaries=PRIMARIES.get(int(frame.color_primaries), "unknown"),
+                color_range="pc" if own_range == _FULL else "tv",
+                codec="",
+                pix_fmt=name,
+                width=frame.width,
+                height=frame.height,
+            )
+        except ValueError as error:
+            raise VideoError(str(error)) from error
+        number = {known: number for number, known in MATRICES.items()}[matrix]
+        swscale = Colorspace.ITU601 if rgb else _SWSCALE.get(number, Colorspace.ITU601)
+        return number, swscale, ColorRange.JPEG if rgb or color_range == "pc" else ColorRange.MPEG
 
     def configure(self, context: VideoCodecContext) -> None:
         """Set size, pixel format and colour tags of an encoder."""
@@ -110,15 +118,16 @@ class EncoderFormat:
         Raises:
             VideoError: swscale cannot convert it.
         """
+        _, from_matrix, from_range = self._meaning(frame)
         try:
             return self._reformatter.reformat(
                 frame,
                 width=self.size[0],
                 height=self.size[1],
                 format=self._format,
-                src_colorspace=self._from_matrix,
+                src_colorspace=from_matrix,
                 dst_colorspace=self._to_matrix,
-                src_color_range=self._from_range,
+                src_color_range=from_range,
                 dst_color_range=self._to_range,
                 # The same pixels on every machine, whatever its instruction set.
                 interpolation=Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT,
@@ -126,3 +135,7 @@ class EncoderFormat:
             )
         except ValueError as error:
             raise VideoError(f"its pictures of {frame.format.name} cannot be converted: {error}") from error
+
+
+def _is_rgb(frame: VideoFrame) -> bool:
+    return frame.format.is_rgb or int(frame.colorspace) == 0

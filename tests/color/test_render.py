@@ -57,6 +57,21 @@ def test_levels_are_those_of_the_definition(data: st.DataObject) -> None:
         assert np.abs(one - expected).max() < 0.51
 
 
+@pytest.mark.parametrize("full_range", [True, False])
+@pytest.mark.parametrize("bits", [8, 10])
+def test_ycgco_is_of_rgb_in_its_range(bits: int, full_range: bool, way: str) -> None:
+    """Equations 47 to 49 of ITU-T H.273, which are of R, G and B as they are quantised: not those of chroma."""
+    rgb = np.random.default_rng(1).integers(0, 256, (3, 12, 16)) / 255
+    one, peak = 1 << (bits - 8), (1 << bits) - 1
+    red, green, blue = np.rint(rgb * peak) if full_range else np.rint(one * (219 * rgb + 16))
+    luma, half = np.rint(0.5 * green + 0.25 * (red + blue)), 1 << (bits - 1)
+    planes = np.stack([luma, np.rint(0.5 * green - 0.25 * (red + blue)) + half, np.rint(0.5 * (red - blue)) + half])
+    made = np.zeros((3, 12, 16), dtype=np.uint8)
+    color, samples = Color("ycgco", full_range, (0, 0)), planes.astype(np.uint16 if bits > 8 else np.uint8)
+    PlaneRenderer(PlaneFormat(12, 16, (1, 1), bits), color, start=(0, 0), end=(12, 16), size=(12, 16))(samples, made)
+    assert np.abs(made - 255 * rgb).max() <= 2.2 / one
+
+
 @pytest.mark.parametrize("size", [(9, 11), (20, 70), (33, 34), (1, 1), (41, 3)])
 def test_the_filter_is_that_of_torchvision_and_pillow(size: tuple[int, int], way: str) -> None:
     """At the edges, too, whole and of a part; chroma by the part's place among its samples."""

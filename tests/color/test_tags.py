@@ -15,7 +15,9 @@ from streamvid.color.full_size import FullSizeConverter
 from streamvid.color.picture import picture_of
 from streamvid.color.tags import AS_DALI, Color, clip_color, container_tags, settled_tags
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.video.remux import store_clip
+from streamvid.errors import VideoError
+from streamvid.video.probe import CannotCopyError, VideoFile
+from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
 from tests.support.reference import whole
@@ -37,7 +39,7 @@ def settled(size: tuple[int, int] = SD, **tags: str) -> tuple[str, str]:
 
 def test_a_matrix_that_is_tagged() -> None:
     for size in (SD, HD):
-        for name in ("bt709", "smpte170m", "bt470bg", "bt2020nc", "bt2020c", "smpte240m", "fcc", "ycgco"):
+        for name in ("bt709", "smpte170m", "bt470bg", "bt2020nc", "smpte240m", "fcc", "ycgco"):
             assert settled(size, matrix=name, primaries="bt709") == (name, "tv")
 
 
@@ -54,6 +56,64 @@ def test_without_tags_by_size() -> None:
                          (720, 577): "bt709", (1920, 1080): "bt709", (608, 1080): "bt709"}.items():  # fmt: skip
         assert settled(size) == settled(size, primaries="smpte432") == (matrix, "tv")
         assert settled(size, codec="mjpeg", pix_fmt="yuvj420p") == ("bt470bg", "pc")
+
+
+def test_what_no_matrix_makes_rgb_is_refused() -> None:
+    for name in ("ictcp", "bt2020c", "chroma-derived-c", "ipt-c2", "smpte2085", "ycgco-re"):
+        with pytest.raises(ValueError, match=f"coded as {name}.*convert it to BT.709"):
+            settled(matrix=name, primaries="bt2020")
+    # By primaries: theirs where there is one.
+    assert settled(matrix="chroma-derived-nc", primaries="bt2020") == ("bt2020nc", "tv")
+    with pytest.raises(ValueError, match="of smpte432 primaries"):
+        settled(matrix="chroma-derived-nc", primaries="smpte432")
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_a_clip_in_ictcp_is_refused(codec: Any, tmp_path: Path) -> None:
+    plain = write(Recipe(codec=codec, width=160, height=144, frames=4), tmp_path / "plain.mp4")
+    with pytest.raises(VideoError, match="coded as ictcp"):
+        stored(filtered(plain, f"{codec}_metadata=matrix_coefficients=14", tmp_path / "a.mp4"))
+
+
+def filtered(path: Path, by: str, target: Path) -> Path:
+    """The same packets through a bitstream filter of FFmpeg."""
+    with av.open(str(path)) as source, av.open(str(target), "w") as output:
+        stream = source.streams.video[0]
+        track = output.add_stream_from_template(stream)
+        context = av.BitStreamFilterContext(by, stream, track)
+        for packet in source.demux(stream):
+            for one in context.filter(packet if packet.size else None):
+                one.stream = track
+                output.mux(one)
+    return target
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+@pytest.mark.parametrize("change", ["matrix", "range", "chroma"])
+def test_colours_that_change_midway_are_not_copied(change: str, codec: Any, tmp_path: Path) -> None:
+    """A row has one meaning. Transcoded, each frame is converted by its own tags."""
+    recipe = Recipe(codec=codec, width=160, height=144, frames=6, b_frames=0, crf=5, container="ts", number=False)
+    second = {"matrix": replace(recipe, colour="bt601"), "range": replace(recipe, full_range=True)}.get(change, recipe)
+    parts = [write(one, tmp_path / f"{n}.ts") for n, one in enumerate((recipe, second))]
+    if change == "chroma":
+        parts[1] = filtered(parts[1], f"{codec}_metadata=chroma_sample_loc_type=2", tmp_path / "moved.ts")
+    raw = tmp_path / f"a.{codec}"
+    with raw.open("wb") as file:
+        for part in parts:
+            with av.open(str(part)) as source:
+                file.writelines(bytes(packet) for packet in source.demux(video=0) if packet.size)
+    video = VideoFile(raw, fps=Fraction(25))
+    with pytest.raises(CannotCopyError, match="change"):
+        remux_with_ffmpeg(video, tmp_path)
+    if change == "chroma":
+        return
+    transcode(video, tmp_path / "encoded.mp4", TranscodeOptions("h264", crf=5))
+    clip = stored(tmp_path / "encoded.mp4")
+    assert (clip.color_space, clip.color_range) == ("bt709", "tv")
+    made = decode_with_pyav(whole(clip), color="auto").astype(float)
+    expected = [decode_with_pyav(whole(stored(part)), color="auto") for part in parts]
+    far = np.abs(made - np.concatenate(expected)).mean(axis=(1, 2, 3))
+    assert far.max() < 2, far  # not converted it would be 6 and more
 
 
 def test_ranges() -> None:
