@@ -48,6 +48,9 @@ ENGINES: Final = 7
 WINDOW: Final = 16
 OF_LIMIT: Final = 0.95
 BEYOND: Final = 1.03
+BATCHES: Final = 32
+"""Of an epoch of the loop, of which the first and the last `ENDS` do not count."""
+ENDS: Final = 4
 SIZES: Final = 132
 AREA: Final = 640 * 360
 PYNV, NATIVE = "PyNvVideoCodec/s", "native/s"
@@ -198,25 +201,31 @@ def rate(
     return found
 
 
-def loop(source: Path, folder: Path, batch: int) -> tuple[float, float]:
-    """Seconds of an epoch of a loop that sums each batch, and of decoding the same packets."""
-    import torch
-
+def loop(source: Path, folder: Path, batch: int, threads: int | None) -> tuple[float, float, float]:
+    """Pictures decoded a second, in the midst of an epoch: with a loop that sums each batch, with one that does
+    nothing, and without a loader."""
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        dataset = make_dataset(Path(work), "set", [source], 24 * batch)
-        loader = sv.StreamLoader(dataset, batch_size=batch, sampling=sv.Window(WINDOW), transform=BARE, device="cuda")
+        dataset = make_dataset(Path(work), "set", [source], BATCHES * batch)
+        loader = sv.StreamLoader(
+            dataset, batch_size=batch, sampling=sv.Window(WINDOW), transform=BARE, device="cuda", num_threads=threads
+        )
         slices = epoch_slices(loader.dataset, sv.Window(WINDOW), batch, 0)
-        packets = sum(len(one.sizes) for batch in slices for one in batch)
-        times = []
-        for _ in range(3):
-            began = time.perf_counter()
+        packets = sum(len(one.sizes) for batch in slices for one in batch) / len(slices)
+
+        def epoch(*, summed: bool) -> float:
+            ends = []
             for found in loader:
-                found["video"].sum()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - began)
+                if summed:
+                    found["video"].sum().item()
+                ends.append(time.perf_counter())
+            return (ends[-ENDS] - ends[ENDS - 1]) / (len(ends) - 2 * ENDS + 1)
+
+        epoch(summed=True)
+        both = [(epoch(summed=True), epoch(summed=False)) for _ in range(2)]
         loader.close()
-        (alone,) = rate(native_library(), [slices], 2)
-    return statistics.median(times[1:]), packets / alone
+        (alone,) = rate(native_library(), [slices], 2, 2)
+    summed, bare = (statistics.mean(some) for some in zip(*both, strict=True))
+    return packets / summed, packets / bare, alone
 
 
 def sizes(folder: Path, made: int, batches: int) -> tuple[list[list[EncodedSlice]], list[list[list[EncodedSlice]]]]:
@@ -273,11 +282,12 @@ class Bench:
                 text = f"of the limit, {sessions} sessions, {name}, batch {batch}"
                 self.checks.append(Check.at_least(text, native / limit, OF_LIMIT))
 
-    def loop(self, name: str, source: Path) -> None:
-        """One row, at a batch of 32."""
-        summed, alone = loop(source, self._folder, 32)
-        self._add("loop", f"{name}, s of an epoch: summed, decoded", 32, (summed, alone), alone / summed)
-        self.checks.append(Check.at_most(f"of decoding, a loop that sums, {name}", summed / alone, BEYOND))
+    def loop(self, name: str, source: Path, threads: int | None) -> None:
+        """Three rows, at a batch of 32."""
+        found = loop(source, self._folder, 32, threads)
+        for what, each in zip(("summed", "bare", "decoded alone"), found, strict=True):
+            self._add(f"loop, {what}", name, 32, (math.nan, each), each / found[2])
+        self.checks.append(Check.at_most(f"of decoding, a loop that sums, {name}", found[2] / found[0], BEYOND))
 
     def sizes(self, *, quick: bool) -> None:
         """Two rows."""
@@ -299,6 +309,7 @@ def main() -> int:
     parser.add_argument("--parts", default="check,raw,pool,loop,sizes")
     parser.add_argument("--only", default="", help='clips whose names hold one of these: "720p GOP 15;hevc"')
     parser.add_argument("--batches", default="16,64,256")
+    parser.add_argument("--threads", type=int, help="cores of the loop's loader; default: as it chooses")
     parser.add_argument("--sessions", default="2", help="for each engine, of the native module")
     parser.add_argument("--clips", type=Path, help="keep the clips there, and take those that are there")
     parser.add_argument("--module", type=Path, help="the native module; default: the one that was installed")
@@ -327,7 +338,7 @@ def main() -> int:
             if "pool" in parts:
                 bench.pool(name, clip, [int(n) for n in options.batches.split(",")], limit, quick=options.quick)
             if "loop" in parts:
-                bench.loop(name, places[name] / "source.mp4")
+                bench.loop(name, places[name] / "source.mp4", options.threads)
     if "sizes" in parts:
         bench.sizes(quick=options.quick)
     report = Report("nvdec", bench.rows or [{"part": "check"}], bench.checks)
