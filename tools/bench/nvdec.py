@@ -4,8 +4,7 @@
                                 [--sessions 1,2]
 
 - check: random frames of clips of many sizes and formats in random batches, by both: the same, bit for bit;
-- raw: pictures a second of the sessions alone, a thread for each engine, with no picture wanted and with all; the
-  better with none is the limit;
+- raw: pictures a second of the sessions alone, a thread for each engine, with no picture wanted; the better is the limit;
 - pool: `NvdecSessionPool`, batch after batch, as a loader runs it: pictures decoded a second, none by cores; also with
   PyNvVideoCodec unless --quick;
 - loop: a `StreamLoader` whose loop sums each batch, against a pool that decodes the same packets;
@@ -21,30 +20,26 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 import streamvid as sv
-from streamvid.decode.decode_job import GopJob, split_at_idr
-from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest, native_library
+from streamvid.decode.native_session import NvdecLibrary, native_library
 from streamvid.decode.nvdec import NvdecSessionPool
-from streamvid.decode.pynv_session import PynvSession, open_decoder
-from streamvid.decode.surface_queue import CudaCopies
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.reference import slice_of, whole
+from tools.bench.engines import ENGINES, Engines
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.bench.stream import BARE, epoch_slices, make_dataset
 from tools.clips import Recipe, write
 
-ENGINES: Final = 7
 WINDOW: Final = 16
 OF_LIMIT: Final = 0.95
 BEYOND: Final = 1.03
@@ -137,46 +132,13 @@ def windows(clip: StoredClip, batches: int, batch: int) -> list[list[EncodedSlic
     return [[slice_of(clip, start + np.arange(WINDOW)) for start in row] for row in starts.tolist()]
 
 
-def raw(library: NvdecLibrary | None, work: Sequence[EncodedSlice], *, wanted: bool) -> float:
+def raw(library: NvdecLibrary | None, work: Sequence[EncodedSlice]) -> float:
     """Pictures a second of the sessions alone."""
-    import torch
-
-    nowhere: Any = None
-    jobs = split_at_idr(work, [nowhere] * len(work))
-    sessions: list[Any] = []
-    key = jobs[0].key
-    given: Any = {"take": lambda *_: None, "launch": lambda: None}
-    for _ in range(ENGINES):
-        stream = torch.cuda.Stream(0)  # type: ignore[no-untyped-call]
-        if library is None:
-            decoder = open_decoder(key, device_id=0, stream=stream.cuda_stream)
-            given |= {"copies": CudaCopies(stream.cuda_stream), "device": stream.device}
-            sessions.append(PynvSession(decoder, key, 16, **given))
-        else:
-            given |= {"device_id": 0, "key": largest(key, ()), "stream": stream.cuda_stream}
-            sessions.append(NativeSession(library, **given))
-    jobs = [job if wanted else replace(job, dst_rows={}) for job in jobs]
-    numbers = count(1)
-
-    def run(session: Any, left: Iterator[GopJob]) -> int:
-        pictures = 0
-        with torch.cuda.device(0):
-            for job in left:
-                session.decode(next(numbers), job)
-                pictures += len(job.packets)
-            session.flush()
-        return pictures
-
-    with ThreadPoolExecutor(ENGINES) as pool:
-        list(pool.map(run, sessions, [iter(jobs[:2]) for _ in sessions]))
-        # Who is free takes the next.
-        left = iter(jobs)
-        began = time.perf_counter()
-        pictures = sum(pool.map(run, sessions, [left] * ENGINES))
-        seconds = time.perf_counter() - began
-    for session in sessions:
-        session.close()
-    return pictures / seconds
+    engines = Engines(library, work[0])
+    engines.decode(work[:14])
+    found = engines.decode(work)
+    engines.close()
+    return found
 
 
 def rate(
@@ -267,9 +229,8 @@ class Bench:
     def limit(self, name: str, clip: StoredClip) -> float:
         """The `raw` rows."""
         (work,) = windows(clip, 1, 224)
-        for wanted in (True, False):
-            both = [raw(one, work, wanted=wanted) for one in (None, self._library)]
-            self._add("raw", f"{name}, {'all' if wanted else 'none'} wanted", len(work), both, 1.0)
+        both = [raw(one, work) for one in (None, self._library)]
+        self._add("raw", name, len(work), both, 1.0)
         return max(both)
 
     def pool(self, name: str, clip: StoredClip, batches: Sequence[int], limit: float, *, quick: bool) -> None:
