@@ -4,7 +4,8 @@
                                 [--sessions 1,2]
 
 - check: random frames of clips of many sizes and formats in random batches, by both: the same, bit for bit;
-- raw: pictures a second of the sessions alone, a thread for each engine, with no picture wanted; the better is the limit;
+- raw: pictures a second of the sessions alone, a thread for each engine, with no picture wanted; the better is
+  the limit;
 - pool: `NvdecSessionPool`, batch after batch, as a loader runs it: pictures decoded a second, none by cores; also with
   PyNvVideoCodec unless --quick;
 - loop: a `StreamLoader` whose loop sums each batch, against a pool that decodes the same packets;
@@ -24,7 +25,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
