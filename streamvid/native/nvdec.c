@@ -1,7 +1,7 @@
 /* Decode sessions of NVDEC: packets of whole jobs in, wanted pictures out where the decoder has them, no
  * interpreter between.
  *
- * streamvid/decode/nvdec_native.py calls it through ctypes, which lets go of the GIL. The driver's libraries are opened
+ * streamvid/decode/native_session.py calls it through ctypes, which lets go of the GIL. The driver's libraries are opened
  * at run time. A session belongs to one thread at a time; only `nvdec_stop` may be called by another. Each packet has a
  * timestamp of ours, by which the pictures are known that come out: none is taken for another, and one that is lost or
  * comes twice is noticed. Timestamps count in the order of presentation: NVIDIA's parser takes those that rise from
