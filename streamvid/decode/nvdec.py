@@ -68,8 +68,10 @@ def missing_packages() -> list[str]:
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
+@cache
 def decoder_caps(device_id: int, codec: str) -> Caps:
-    """What NVDEC decodes of a codec, of 8 bits and 4:2:0.
+    """What NVDEC decodes of a codec, of 8 bits and 4:2:0. The driver is asked once: PyNvVideoCodec has crashed in it
+    behind a session that stood still.
 
     Raises:
         Exception: neither the native module nor PyNvVideoCodec can say it.

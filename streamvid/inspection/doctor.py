@@ -192,9 +192,9 @@ def _sessions() -> Iterator[Finding]:
         return
     for codec in CODECS:
         try:
-            yield _codec(codec, decoder_caps(0, codec))
+            yield _codec(codec.upper(), decoder_caps(0, codec))
         except (RuntimeError, AttributeError) as error:
-            yield Finding(f"NVDEC {codec}", f"does not say ({error})", "note")
+            yield Finding(f"NVDEC {codec.upper()}", f"does not say ({error})", "note")
     pool = open_session_pool(0)
     if pool is None:
         yield Finding("decode sessions", "do not open", "problem", "the log above says why; Triton needs a C compiler")
