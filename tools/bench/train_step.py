@@ -117,6 +117,8 @@ class Step:
         for _ in range(3):
             one()
         if graph:
+            # MViT indexes by tensors that it makes on the default device.
+            torch.set_default_device("cuda")
             side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -126,6 +128,7 @@ class Step:
             captured = torch.cuda.CUDAGraph()
             with torch.cuda.graph(captured):
                 one()
+            torch.set_default_device(None)
             self._pass = captured.replay
             self._captured_of = one  # whose model and target the graph works on
 
