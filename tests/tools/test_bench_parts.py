@@ -219,7 +219,7 @@ def test_clips_of_decoding_are_made_once(tmp_path: Path, monkeypatch: pytest.Mon
 def test_tables_go_to_their_places(tmp_path: Path) -> None:
     """Of every machine, with the bars that were missed; the rest of the document stays."""
     program = {
-        "rows": [{"clips": "x", "of limit": 0.9}], "seconds": 3.2,
+        "rows": [{"clips": "x", "of limit": 0.9}], "seconds": 3.2, "notes": ["a kernel"],
         "checks": [{"name": "of the limit, x", "value": 0.9, "bar": 0.95, "pass": False}],
     }  # fmt: skip
     about = {"driver": "580", "cores": 16, "cpu": "Xeon", "python": "3.12", "versions": {"torch": "2.11"}}
@@ -236,7 +236,12 @@ def test_tables_go_to_their_places(tmp_path: Path) -> None:
         assert text.startswith("a\n")
         assert text.endswith("<!-- end -->\nc\n")
         assert "old" not in text
-        assert text.count("| x | 0.9 |") == text.count("of the limit, x: 0.9 (bar 0.95)") == 2
+        assert (
+            text.count("\n    a kernel\n")
+            == text.count("| x | 0.9 |")
+            == text.count("of the limit, x: 0.9 (bar 0.95)")
+            == 2
+        )
         assert text.index("- H100: driver 580, 16 cores") < text.index("H200, 3 s:")
 
 

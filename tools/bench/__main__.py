@@ -91,7 +91,7 @@ def machines(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def tables(name: str, found: Sequence[Mapping[str, Any]]) -> str:
-    """A program's rows, a table for each machine, and the bars that it missed."""
+    """A program's rows, a table for each machine, the bars that it missed, and its notes."""
     parts = []
     for one in found:
         made = one["programs"].get(name)
@@ -101,6 +101,8 @@ def tables(name: str, found: Sequence[Mapping[str, Any]]) -> str:
         parts += [f"{one['machine']['gpu']}, {made['seconds']:.0f} s:", markdown(made["rows"])]
         if missed:
             parts.append(f"Of {len(made['checks'])} bars it misses {len(missed)}: {'; '.join(missed)}.")
+        if made["notes"]:
+            parts.append("\n".join(f"    {line}" for line in made["notes"]))
     return "\n\n".join(parts)
 
 
