@@ -9,9 +9,12 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
+from streamvid.bitstream.session_fault import needs_packets, session_fault
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.decode.clip_groups import ClipGroup, group_clips
+from streamvid.decode.clip_groups import ClipGroup, group_clips, header_faults
 from streamvid.decode.dali_cache_guard import mixed_up
+from streamvid.decode.decode_job import stream_header
 from streamvid.errors import InputError
 from streamvid.video.gpu_support import Route
 
@@ -50,6 +53,10 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
             decodable.append(members)
     if device_id is not None and decodable:
         left = np.concatenate(decodable)
+        for reason, members in header_faults(dataset, left, _header_fault).items():
+            for group, some in group_clips(dataset, members).items():
+                problems.append(group.describe(dataset, some, reason))
+            left = np.setdiff1d(left, members)
         mixed = left[mixed_up(dataset, left, device_id)]
         for group, members in group_clips(dataset, mixed).items():
             reason = "DALI's decoder cache mixes them up with clips of another height that are coded alike"
@@ -59,6 +66,18 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
             f'engine="dali" cannot decode {"; ".join(problems)}: give engine="default", leave them out, '
             "or pack them with --codec vp9"
         )
+
+
+def _header_fault(codec: str, stsd: bytes, width: int, height: int) -> str:
+    """What DALI's decoder on a GPU gets wrong of a stream, by its headers."""
+    if needs_packets(codec, stsd, native=False) and codec == "h264":
+        return "it may be coded in fields, which DALI garbles"
+    try:
+        headers = parameter_sets(codec, stsd).annex_b if codec in NAL_SYNTAX else stream_header(codec, stsd)
+        fault = session_fault(codec, headers, width, height, native=True)
+    except ValueError:
+        return "its sample description is damaged"
+    return fault.replace("decode sessions", "DALI's decoder")
 
 
 def _problem(group: ClipGroup, *, on_gpu: bool) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,3 +62,26 @@ def group_clips(dataset: ClipSource, rows: Int64 | None = None) -> dict[ClipGrou
         group = ClipGroup(codec, profile, pix_fmt, all_intra, traits, row)
         group_of[n] = numbers.setdefault(group, len(numbers))
     return {group: rows[group_of[which] == n] for group, n in numbers.items()}
+
+
+def header_faults(
+    dataset: ClipSource, rows: Int64, fault: Callable[[str, bytes, int, int], str], *, most: float = math.inf
+) -> dict[str, Int64]:
+    """Which clips a decoder would decode wrongly, as their sample descriptions say.
+
+    Args:
+        rows: int64 [clips].
+        fault: codec, sample description, width and height of decoded frames → what is wrong, or "".
+        most: of more different clips than these none is looked at.
+
+    Returns:
+        int64 [clips], the rows by what is wrong.
+    """
+    clips = dataset.clips
+    first, which = unique_rows(clips.stsd_id[rows], clips.width[rows], clips.height[rows])
+    found: dict[str, list[int]] = {}
+    for number, row in enumerate(rows[first].tolist() if len(first) <= most else []):
+        stsd, width, height = clips.stsds[int(clips.stsd_id[row])], int(clips.width[row]), int(clips.height[row])
+        if reason := fault(clips.codec[row], stsd, width, height):
+            found.setdefault(reason, []).append(number)
+    return {reason: rows[np.isin(which, numbers)] for reason, numbers in found.items()}

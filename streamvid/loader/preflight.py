@@ -12,10 +12,10 @@ from typing import Final, Literal
 
 import numpy as np
 
-from streamvid.arrays import Bool, Int64, unique_rows
+from streamvid.arrays import Bool, Int64
 from streamvid.color.tags import ColorOption
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.decode.clip_groups import ClipGroup, group_clips
+from streamvid.decode.clip_groups import ClipGroup, group_clips, header_faults
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_cache_guard import mixed_up
 from streamvid.decode.gpu import GpuDecoder, decode_support
@@ -228,15 +228,12 @@ def _refused_by_gpu(
 def _session_faults(dataset: ClipSource, rows: Int64, *, native: bool) -> dict[str, Int64]:
     """Which clips decode sessions would decode wrongly, int64 [clips], by the reason, as their sample descriptions say.
     Of very many sample descriptions none is looked at, which `GpuDecoder` does as they come."""
-    clips = dataset.clips
-    first, which = unique_rows(clips.stsd_id[rows], clips.width[rows], clips.height[rows])
-    reasons: dict[str, list[int]] = {}
-    for number, row in enumerate(rows[first].tolist() if len(first) <= _LOOKED_AT else []):
-        stsd, width, height = clips.stsds[int(clips.stsd_id[row])], int(clips.width[row]), int(clips.height[row])
-        found = decode_support(clips.codec[row], stsd, width, height, native=native)
-        if found.route is Route.CPU:
-            reasons.setdefault(found.reason, []).append(number)
-    return {reason: rows[np.isin(which, numbers)] for reason, numbers in reasons.items()}
+
+    def fault(codec: str, stsd: bytes, width: int, height: int) -> str:
+        found = decode_support(codec, stsd, width, height, native=native)
+        return found.reason if found.route is Route.CPU else ""
+
+    return header_faults(dataset, rows, fault, most=_LOOKED_AT)
 
 
 def _readable(probe: Callable[[int], EncodedSlice], row: int) -> EncodedSlice | None:

@@ -35,6 +35,9 @@ RECIPES = {
     "vp9_hidden": replace(VP9, frames=96, gop=96, options=_ALT_REF),
     "vp8_hidden": replace(VP9, codec="vp8", frames=20, hidden=7),
     "mjpeg": replace(VP9, codec="mjpeg", container="avi"),
+    # DALI's pixels of these are wrong on a GPU, without an error.
+    "h264_fields": replace(H264, params=(("tff", "1"),)),
+    "h264_cropped": replace(H264, params=(("crop-rect", "64,16,0,0"),)),
 }
 ON_CPU = {"vp9", "vp9_odd", "vp9_hidden", "vp8", "mjpeg"}
 ON_GPU = {"h264", "h264_2", "hevc", "hevc_10bit", "vp9", "vp8"}
