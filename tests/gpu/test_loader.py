@@ -131,8 +131,8 @@ CPU_DECODED = [
 def test_what_the_gpu_cannot_decode_is_decoded_by_cores_or_refused_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """AV1, which an H100 and an H200 lack, is found out by trying: the table knows no chip. The native module takes what
-    PyNvVideoCodec would deinterlace."""
+    """AV1, which an H100 and an H200 lack, is found out by trying: the table knows no chip. The native module takes
+    what PyNvVideoCodec would deinterlace."""
     on_cores = [name for name in CPU_DECODED if name != "h264_interlaced" or native_library() is None]
     dataset = packed(["h264", *CPU_DECODED], tmp_path)
     size = sv.Transform(resize=(64, 64))
