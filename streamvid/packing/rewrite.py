@@ -26,6 +26,7 @@ from streamvid.dataset.grants import grant
 from streamvid.dataset.members import MEMBERS
 from streamvid.dataset.meta_columns import as_stored
 from streamvid.errors import DatasetError, InputError
+from streamvid.packing.clip_rows import place_of_clip
 from streamvid.packing.destination import base_name
 from streamvid.packing.fingerprints import fingerprint, source_details, versions
 from streamvid.packing.inputs import SourceVideo
@@ -36,7 +37,7 @@ from streamvid.packing.pack import JobRun, run_job
 from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import root_name
 from streamvid.packing.report import PackReport
-from streamvid.packing.row_writer import MOST_INDEXED, place_of_clip
+from streamvid.packing.shard_writer import MOST_INDEXED
 from streamvid.packing.stored_clips import ClipRun
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.storage.byte_range import FileVersion

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from streamvid.errors import DatasetError
+from streamvid.packing.clip_rows import place_columns
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import Journal, Notice, Record, Rejected, merged
 from streamvid.packing.keys import clip_key
 from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import Outcome, process_source, process_sources
-from streamvid.packing.row_writer import PlaceWriter, place_columns
 from streamvid.packing.shard_writer import ShardWriter
 from streamvid.storage.client import in_s3
 from streamvid.storage.url import is_local
@@ -79,7 +79,7 @@ class _GroupWriter:
         self._destination, self._folder = destination, folder
         self._part = task.cursor.part
         self._roots = {root: number for number, root in enumerate(job.roots)}
-        self._writer: ShardWriter | PlaceWriter | None = None
+        self._writer: ShardWriter | None = None
         self._seconds = 0.0
         self._rejected: list[Rejected] = []
         self._notices: list[Notice] = []
@@ -107,16 +107,18 @@ class _GroupWriter:
             if self._writer and not last and self._writer.is_full(key, name, prepared, self._job.shard_size):
                 yield self.commit((number, clip))
             if self._writer is None:
-                self._writer = self._begin(self._task.group.first + self._part)
+                number_here = self._task.group.first + self._part
+                self._writer = ShardWriter(
+                    number_here,
+                    self._folder,
+                    metadata=self._task.metadata,
+                    upload=partial(self._journal.upload, number_here) if in_s3(self._destination) else None,
+                    in_place=bool(self._job.options.in_place),
+                )
             self._writer.add(key, name, prepared)
             if clip == first:
                 self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.left_out)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
-
-    def _begin(self, number: int) -> ShardWriter | PlaceWriter:
-        upload = partial(self._journal.upload, number) if in_s3(self._destination) else None
-        writer = PlaceWriter if self._job.options.in_place else ShardWriter
-        return writer(number, self._folder, metadata=self._task.metadata, upload=upload)
 
     def commit(self, next_start: tuple[int, int] | None) -> Record:
         """Finish the shard, if it has a clip; returns its record.

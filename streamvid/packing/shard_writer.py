@@ -1,4 +1,8 @@
-"""Writes shards: clips → tar, DALI index (idx), frame indexes (packets) and Parquet. docs/format.md specifies all."""
+"""Writes shards: tar, DALI index (idx), frame indexes (packets) and Parquet. docs/format.md specifies all.
+
+`NewShard` is what every shard is written by: of videos, of clips that stay where they are, and of the clips of an older
+shard (`streamvid.revising.rewrite`). `ShardWriter` writes what packing has prepared.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +10,32 @@ import hashlib
 import io
 import math
 import tarfile
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-import numpy as np
+import pyarrow as pa
 from webdataset.writer import TarWriter
 
-from streamvid.dataset.manifest import ShardEntry
-from streamvid.dataset.schema import (
-    BLOCK,
-    EXTENSIONS,
-    KINDS,
-    MAX_FILE_BYTES,
-    idx_text,
-)
+from streamvid.checksum import file_sha256
+from streamvid.dataset.manifest import SHARD_FOLDER, ShardEntry
+from streamvid.dataset.schema import BLOCK, EXTENSIONS, MAX_FILE_BYTES, PLACE_SCHEMA, SCHEMA, idx_text
+from streamvid.errors import DatasetError
+from streamvid.packing.clip_rows import Row, clip_columns, write_parquet
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import PreparedClip
-from streamvid.packing.row_writer import HashingFile, Row, RowWriter, StartUpload
 from streamvid.packing.typed_columns import dump_json
+from streamvid.storage import filesystem
 from streamvid.storage.upload import Upload
-from streamvid.video.stored_clip import StoredClip
+from streamvid.storage.url import join
+from streamvid.video.index_file import encode_index
 
 _OWNER: Final = "streamvid"
 _MODE: Final = 0o444
+_CHUNK: Final = 1 << 20
+MOST_INDEXED: Final = 4096
+"""Clips of a shard that holds none of their bytes."""
 
 
 def _clip_json(key: str, source: str, label: int | str | None, meta: str) -> bytes:
@@ -43,12 +49,12 @@ def member_bytes(size: int) -> int:
     return BLOCK + math.ceil(size / BLOCK) * BLOCK
 
 
-def tar_size(content: int) -> int:
+def _tar_size(content: int) -> int:
     """Bytes of a tar: its members, two zero blocks, and padding to whole records (POSIX.1-2001, pax, ustar)."""
     return math.ceil((content + 2 * BLOCK) / tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
-def video_header(key: str, size: int) -> bytes:
+def _video_header(key: str, size: int) -> bytes:
     """The header block of a clip's MP4 in a tar."""
     header = tarfile.TarInfo(f"{key}.{EXTENSIONS[0]}")
     header.size, header.mode, header.mtime = size, _MODE, 0
@@ -61,32 +67,168 @@ def _json_member(key: str, data: bytes) -> bytes:
     tar = io.BytesIO()
     with TarWriter(tar, user=_OWNER, group=_OWNER, mode=_MODE, encoder=False, mtime=0) as writer:
         writer.write({"__key__": key, EXTENSIONS[1]: data})
-    if len(tar.getbuffer()) != tar_size(member_bytes(len(data))):
+    if len(tar.getbuffer()) != _tar_size(member_bytes(len(data))):
         raise AssertionError("a tar header of more than one block: not USTAR")
     return tar.getvalue()[: member_bytes(len(data))]
 
 
-class ShardWriter(RowWriter):
+class HashingFile:
+    """A file that counts the bytes written and computes their SHA-256."""
+
+    def __init__(self, file: BinaryIO | Upload) -> None:
+        self.file = file
+        self._sha256 = hashlib.sha256()
+        self.written = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes."""
+        self.file.write(data)
+        self._sha256.update(data)
+        self.written += len(data)
+
+    def hexdigest(self) -> str:
+        """SHA-256 of all that was written."""
+        return self._sha256.hexdigest()
+
+
+class NewShard:
+    """The files of a shard while they are written. A context manager, which closes them.
+
+    Args:
+        name: of the shard.
+        folder: an existing local folder for its files.
+        tar: where the tar goes, an upload or the file in the folder; None: the shard has none.
+
+    Attributes:
+        rows: of the clips that were added.
+    """
+
+    def __init__(self, name: str, folder: Path, tar: BinaryIO | Upload | None) -> None:
+        self.name, self._folder = name, folder
+        self.rows: list[Row] = []
+        self._tar = None if tar is None else HashingFile(tar)
+        self._packets = HashingFile(self.path("packets").open("wb", buffering=_CHUNK))
+
+    def path(self, extension: str) -> Path:
+        """One of its files in the folder."""
+        return self._folder / f"{self.name}.{extension}"
+
+    def tar_with(self, *sizes: int) -> int:
+        """Bytes of the tar if it ended with files of these sizes."""
+        assert self._tar is not None
+        return _tar_size(self._tar.written + sum(map(member_bytes, sizes)))
+
+    def add(
+        self,
+        row: Row,
+        index: Iterable[bytes] = (),
+        mp4: Iterable[bytes | memoryview] = (),
+        json_member: Iterable[bytes] = (),
+    ) -> None:
+        """Append a clip and its row, which gets the places of its bytes.
+
+        Args:
+            row: its columns; what is of no size (`mp4_size`), as a purged clip, has nothing in the tar.
+            index: its frame index.
+            mp4: its MP4 in chunks, so that memory does not grow with its size.
+            json_member: its JSON as a member of a tar.
+
+        Raises:
+            DatasetError: the MP4 is not as large as the row says.
+        """
+        row["index_offset"] = self._packets.written
+        for block in index:
+            self._packets.write(block)
+        if self._tar is not None and row["mp4_size"]:
+            start = self._tar.written
+            self._tar.write(_video_header(row["key"], row["mp4_size"]))
+            for chunk in mp4:
+                self._tar.write(chunk)
+            self._tar.write(bytes(-row["mp4_size"] % BLOCK))
+            row |= {"mp4_offset": start + BLOCK, "json_offset": self._tar.written + BLOCK}
+            if self._tar.written != start + member_bytes(row["mp4_size"]):
+                raise DatasetError(f"clip {row['key']!r}: its video is not as long as its row says")
+            for block in json_member:
+                self._tar.write(block)
+        self.rows.append(row)
+
+    def finish(self, fields: pa.Table, schema: pa.Schema) -> ShardEntry:
+        """Complete the files.
+
+        Args:
+            fields: the metadata columns of the rows.
+            schema: of all other columns.
+
+        Returns:
+            the shard's entry for dataset.json.
+        """
+        size, tar, idx = 0, "", ""
+        if self._tar is not None:
+            self._tar.write(bytes(self.tar_with() - self._tar.written))
+            if isinstance(self._tar.file, Upload):
+                self._tar.file.finish()
+            self.path("idx").write_bytes(idx_text([row for row in self.rows if row["mp4_size"]]).encode())
+            size, tar, idx = self._tar.written, self._tar.hexdigest(), file_sha256(self.path("idx"))
+        self.close()
+        write_parquet(self.rows, self.path("parquet"), fields, schema)
+        frames, packets = sum(row["frames"] for row in self.rows), self._packets
+        parquet = file_sha256(self.path("parquet"))
+        return ShardEntry(
+            self.name, len(self.rows), frames, size, tar, idx, packets.written, packets.hexdigest(), parquet
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        for one in (self._tar, self._packets):
+            if one is not None:
+                one.file.close()
+
+    def __enter__(self) -> NewShard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ShardWriter:
     """Writes one shard to a local folder, or its tar to an upload; `commit` makes it a part of the dataset. A context
     manager.
 
-    MP4s are copied in chunks, so that memory does not grow with their size. Arguments as of `RowWriter`.
+    Args:
+        number: its number in the dataset.
+        folder: an existing local folder for its files until `commit`.
+        metadata: the rows of the clips, with all columns of the pack, also those that no clip of this shard has.
+        upload: begins the upload of a file with this extension; None: files are moved to the dataset.
+        in_place: the clips stay where they are, each with a `place`: there is no tar.
     """
 
-    def __init__(self, number: int, folder: Path, *, metadata: Metadata, upload: StartUpload | None = None) -> None:
-        super().__init__(number, folder, metadata=metadata, upload=upload)
-        self._tar = self._path("tar").open("wb", buffering=1 << 20) if upload is None else upload("tar")
-        self._hashed = HashingFile(self._tar)
-        self._content = 0
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        *,
+        metadata: Metadata,
+        upload: Callable[[str], Upload] | None = None,
+        in_place: bool = False,
+    ) -> None:
+        self._metadata, self._upload, self._in_place = metadata, upload, in_place
+        self._metadata_of: list[tuple[Sequence[int], Mapping[str, float | int]]] = []
+        name = f"{number:08d}"
+        tar: BinaryIO | Upload | None = None
+        if not in_place:
+            tar = upload("tar") if upload else (folder / f"{name}.tar").open("wb", buffering=_CHUNK)
+        self._shard = NewShard(name, folder, tar)
 
     def is_full(self, key: str, source: str, prepared: PreparedClip, shard_size: int) -> bool:
-        """Whether this clip is for the next shard, as the tar would be larger with it."""
+        """Whether this clip is for the next shard: the tar would be larger with it, or there are many clips without."""
+        if self._in_place:
+            return len(self._shard.rows) >= MOST_INDEXED
         return self.size_with(key, source, prepared) > shard_size
 
     def size_with(self, key: str, source: str, prepared: PreparedClip) -> int:
         """Bytes of the tar if it ended with this clip; arguments as of `add`."""
         text = _clip_json(key, source, prepared.label, self._metadata.json(prepared.rows, prepared.span))
-        return tar_size(self._content + sum(map(member_bytes, (prepared.clip.mp4_bytes, len(text)))))
+        return self._shard.tar_with(prepared.clip.mp4_bytes, len(text))
 
     def add(self, key: str, source: str, prepared: PreparedClip) -> None:
         """Append a clip.
@@ -97,38 +239,28 @@ class ShardWriter(RowWriter):
         Raises:
             ValueError: it is too large for a tar; nothing of it was written.
         """
-        clip = prepared.clip
-        if clip.mp4_bytes > MAX_FILE_BYTES:
-            raise ValueError("the mp4 is larger than a tar can hold")
+        clip, index = prepared.clip, encode_index(prepared.clip.index)
         meta = self._metadata.json(prepared.rows, prepared.span)
-        text = _clip_json(key, source, prepared.label, meta)
-        sizes = [clip.mp4_bytes, len(text)]
-        ends = self._content + np.cumsum([member_bytes(size) for size in sizes])
-        offsets = [int(end) - member_bytes(size) + BLOCK for end, size in zip(ends, sizes, strict=True)]
-        sha256 = self._add_video(clip, key, offsets[0])
-        if self._hashed.written + BLOCK != offsets[1]:
-            raise AssertionError("the tar's files are not where its index says")
-        self._hashed.write(_json_member(key, text))
-        self._content = int(ends[-1])
-        place: Row = {"sha256": sha256}
-        for kind, offset, size in zip(KINDS, offsets, sizes, strict=True):
-            place |= {f"{kind}_offset": offset, f"{kind}_size": size}
-        self._add_row(key, source, prepared, place)
+        label = prepared.label if isinstance(prepared.label, int) else None
+        row: Row = {"key": key, "source": source, "label": label, "meta": meta, **clip_columns(clip, index)}
+        if self._in_place:
+            assert prepared.place is not None
+            self._shard.add({**row, **prepared.place}, [index.data])
+        else:
+            if clip.mp4_bytes > MAX_FILE_BYTES:
+                raise ValueError("the mp4 is larger than a tar can hold")
+            text, checksum = _clip_json(key, source, prepared.label, meta), hashlib.sha256()
+            row |= {"mp4_size": clip.mp4_bytes, "json_size": len(text), "sha256": clip.sha256}
 
-    def _add_video(self, clip: StoredClip, key: str, offset: int) -> str:
-        """Append a clip's MP4 at an offset, in chunks, where TarWriter takes a file as a whole; returns its SHA-256."""
-        self._hashed.write(video_header(key, clip.mp4_bytes))
-        if self._hashed.written != offset:
-            raise AssertionError("the tar's files are not where its index says")
-        checksum = hashlib.sha256()
-        for chunk in clip.read_mp4():
-            self._hashed.write(chunk)
-            if not clip.sha256:
-                checksum.update(chunk)
-        self._hashed.write(bytes(-clip.mp4_bytes % BLOCK))
-        if self._hashed.written != offset - BLOCK + member_bytes(clip.mp4_bytes):
-            raise AssertionError("the mp4 is not as large as it was")
-        return clip.sha256 or checksum.hexdigest()
+            def chunks() -> Iterator[bytes | memoryview]:
+                for chunk in clip.read_mp4():
+                    if not clip.sha256:
+                        checksum.update(chunk)
+                    yield chunk
+
+            self._shard.add(row, [index.data], chunks(), [_json_member(key, text)])
+            row["sha256"] = clip.sha256 or checksum.hexdigest()
+        self._metadata_of.append((prepared.rows, prepared.span))
 
     def commit(self, destination: str) -> ShardEntry:
         """Finish the shard and move its files to `destination`, in the order of `SHARD_EXTENSIONS`, each atomically.
@@ -136,17 +268,26 @@ class ShardWriter(RowWriter):
         Raises:
             StreamvidError: the destination cannot be written.
         """
-        self._hashed.write(bytes(tar_size(self._content) - self._content))
-        here = ["tar"]
-        if isinstance(self._tar, Upload):
-            self._tar.finish()
-            here = []
-        index = idx_text([{k: v for k, v in row.items() if isinstance(v, int | str)} for row in self._rows])
-        self._path("idx").write_bytes(index.encode())
-        sums, entry = self._commit(destination, (*here, "idx"))
-        return replace(entry, bytes=self._hashed.written, sha256=self._hashed.hexdigest(), idx_sha256=sums["idx"])
+        schema = pa.schema([*SCHEMA, *PLACE_SCHEMA]) if self._in_place else SCHEMA
+        entry = self._shard.finish(self._metadata.columns(self._metadata_of), schema)
+        for kind in entry.checksums:
+            path = self._shard.path(kind)
+            if self._upload is None:
+                filesystem.move_file(path, join(destination, SHARD_FOLDER, path.name))
+            elif kind != "tar":
+                with closing(self._upload(kind)) as upload, path.open("rb") as file:
+                    while chunk := file.read(_CHUNK):
+                        upload.write(chunk)
+                    upload.finish()
+                path.unlink()
+        return entry
 
     def close(self) -> None:
         """Close the files."""
-        self._hashed.close()
-        super().close()
+        self._shard.close()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -15,6 +15,7 @@ from streamvid.dataset.grants import grant
 from streamvid.dataset.revisions import change
 from streamvid.errors import InputError, StreamvidError
 from streamvid.inspection.chosen import quarantined
+from streamvid.packing.clip_rows import clip_columns, place_columns
 from streamvid.packing.destination import work_folder
 from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.job_spec import with_details
@@ -23,7 +24,6 @@ from streamvid.packing.options import Cut, PackOptions, PreparedClip
 from streamvid.packing.places import Places, root_name
 from streamvid.packing.process_source import process_source
 from streamvid.packing.revise import RewrittenShards, opened_to_change
-from streamvid.packing.row_writer import clip_columns, place_columns
 from streamvid.progress import Progress
 from streamvid.revising.rewrite import Clip, rewrite_shard
 from streamvid.storage.url import AnyPath, given_paths

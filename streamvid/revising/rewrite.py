@@ -6,21 +6,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from streamvid.checksum import file_sha256
 from streamvid.dataset.forgotten import purged_name
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.revisions import Base
 from streamvid.dataset.roots import Bounds, resolve_roots
-from streamvid.dataset.schema import BLOCK, FIELD_PREFIX, idx_text
+from streamvid.dataset.schema import BLOCK, FIELD_PREFIX
 from streamvid.errors import DatasetError
 from streamvid.inspection.verify import ShardTask, check_shard
-from streamvid.packing.row_writer import HashingFile
-from streamvid.packing.shard_writer import member_bytes, tar_size, video_header
+from streamvid.packing.clip_rows import Row
+from streamvid.packing.shard_writer import NewShard, member_bytes
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.url import is_local, join, local_path, redact
@@ -32,7 +31,6 @@ _KEPT: Final = (
 )
 """Columns of a purged clip that stay: of these the order of a run is made, and so the place of all others in it."""
 
-Row = dict[str, Any]
 Clip = tuple[Row, Callable[[], Iterator[bytes]], bytes]
 """The columns of a clip that take the place of another's, its MP4 in chunks, and its frame index."""
 
@@ -66,67 +64,33 @@ def rewrite_shard(
         for extension in entry.checksums
     }
     table = read_parquet(os.fspath(old["parquet"]), least=1 << 30)
-    name = f"{number:08d}"
-    new = {extension: work / f"{name}.{extension}" for extension in entry.checksums}
     rows: list[Row] = table.select([one for one in table.column_names if not one.startswith(FIELD_PREFIX)]).to_pylist()
-    tar = HashingFile(new["tar"].open("wb", buffering=_COPY_BYTES)) if "tar" in new else None
-    packets = HashingFile(new["packets"].open("wb", buffering=_COPY_BYTES))
-    for number_here, row in enumerate(rows):
-        given = clips.get(number_here, ())
-        if given is None or not row["mp4_size"]:  # now, or purged before
-            rows[number_here] = row = _emptied(row, has_tar=entry.has_tar) if row["mp4_size"] else row
-            row["index_offset"] = packets.written
-            continue
-        index = _range(old["packets"], row["index_offset"], row["index_size"])
-        mp4 = [] if tar is None else [_range(old["tar"], row["mp4_offset"], row["mp4_size"])]
-        mp4_of: Callable[[], Iterator[bytes]] | None = None
-        if given:
-            columns, mp4_of, stored = given
-            rows[number_here] = row = {**row, **columns}
-            index = iter([stored])
-        row["index_offset"] = packets.written
-        for block in index:
-            packets.write(block)
-        if tar is not None:
-            row |= _add(tar, row, mp4_of() if mp4_of else mp4[0], old["tar"])
-    if tar is not None:
-        tar.write(bytes(tar_size(tar.written) - tar.written))
-        tar.close()
-        new["idx"].write_text(idx_text([row for row in rows if row["mp4_size"]]))
-    packets.close()
-    _write_rows(table, rows, {n for n, one in clips.items() if one is None}, new["parquet"])
-    sums = {extension: file_sha256(path) for extension, path in new.items()}
-    made = replace(
-        entry,
-        name=name,
-        frames=sum(row["frames"] for row in rows),
-        bytes=0 if tar is None else tar.written,
-        sha256=sums.get("tar", ""),
-        idx_sha256=sums.get("idx", ""),
-        packets_bytes=packets.written,
-        packets_sha256=sums["packets"],
-        parquet_sha256=sums["parquet"],
-        origin=entry.identity,
-    )
-    for extension, path in new.items():
-        filesystem.move_file(path, join(base.path, made.file(extension)))
+    name = f"{number:08d}"
+    tar = (work / f"{name}.tar").open("wb", buffering=_COPY_BYTES) if entry.has_tar else None
+    with NewShard(name, work, tar) as new:
+        for number_here, row in enumerate(rows):
+            given = clips.get(number_here, ())
+            if given is None or not row["mp4_size"]:  # now, or purged before
+                new.add(_emptied(row, has_tar=entry.has_tar) if row["mp4_size"] else row)
+                continue
+            index = _range(old["packets"], row["index_offset"], row["index_size"])
+            mp4 = json_member = iter([b""])
+            if tar is not None:  # its JSON stays what it is
+                mp4 = _range(old["tar"], row["mp4_offset"], row["mp4_size"])
+                json_member = _range(old["tar"], row["json_offset"] - BLOCK, member_bytes(row["json_size"]))
+            if given:
+                columns, mp4_of, stored = given
+                row, mp4, index = {**row, **columns}, mp4_of(), iter([stored])
+            new.add(row, index, mp4, json_member)
+        empty = {n for n, one in clips.items() if one is None}
+        places = pa.array([None if n in empty else n for n in range(len(rows))], pa.int64())
+        fields = table.select([one for one in table.column_names if one.startswith(FIELD_PREFIX)]).take(places)
+        made = new.finish(fields, pa.schema([one for one in table.schema if not one.name.startswith(FIELD_PREFIX)]))
+    made = replace(made, origin=entry.identity)
+    for extension in made.checksums:
+        filesystem.move_file(new.path(extension), join(base.path, made.file(extension)))
     _verify(base, made, base.manifest.roots if roots is None else roots)
     return made
-
-
-def _add(tar: HashingFile, row: Row, mp4: Iterator[bytes], old: Path) -> Row:
-    """Append a clip to the tar; its JSON is that of the old one. Gives its places."""
-    start = tar.written
-    tar.write(video_header(row["key"], row["mp4_size"]))
-    for block in mp4:
-        tar.write(block)
-    tar.write(bytes(-row["mp4_size"] % BLOCK))
-    if tar.written != start + member_bytes(row["mp4_size"]):
-        raise DatasetError(f"clip {row['key']!r}: its video is not as long as its row says")
-    json_at = tar.written
-    for block in _range(old, row["json_offset"] - BLOCK, member_bytes(row["json_size"])):
-        tar.write(block)
-    return {"mp4_offset": start + BLOCK, "json_offset": json_at + BLOCK}
 
 
 def _emptied(row: Row, *, has_tar: bool) -> Row:
@@ -136,18 +100,6 @@ def _emptied(row: Row, *, has_tar: bool) -> Row:
     zeros = ("mp4_offset", "mp4_size", "json_offset", "json_size", "index_size", "index_blocks", "index_crc32c")
     empty |= dict.fromkeys(zeros, 0)
     return empty if has_tar else empty | {"root": 0, "file": "purged", "file_size": 0}
-
-
-def _write_rows(table: pa.Table, rows: list[Row], empty: set[int], path: Path) -> None:
-    """The Parquet file of a shard with these rows; metadata are those of the table, but for the empty ones."""
-    places = pa.array([None if n in empty else n for n in range(len(rows))], pa.int64())
-    columns = [
-        table[one.name].take(places)
-        if one.name.startswith(FIELD_PREFIX)
-        else pa.array([row[one.name] for row in rows], one.type)
-        for one in table.schema
-    ]
-    pq.write_table(pa.table(columns, schema=table.schema), path, compression="zstd", row_group_size=max(1, len(rows)))
 
 
 def _local(dataset: str, entry: ShardEntry, extension: str, work: Path, *, checked: bool) -> Path:

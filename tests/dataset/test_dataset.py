@@ -24,8 +24,8 @@ from streamvid.dataset.frame_indexes import memory_of
 from streamvid.dataset.schema import SCHEMA
 from streamvid.dataset.selection import select_rows
 from streamvid.errors import DatasetError, InputError
+from streamvid.packing.clip_rows import write_parquet
 from streamvid.packing.pack import pack
-from streamvid.packing.row_writer import write_parquet
 from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.range_reader import RangeReader
 from tests.support.packed import edit_parquet, make_videos

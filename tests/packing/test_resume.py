@@ -22,7 +22,7 @@ from streamvid.packing import journal, run_local
 from streamvid.packing.journal import Journal, Record
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
-from streamvid.packing.row_writer import HashingFile
+from streamvid.packing.shard_writer import HashingFile
 from streamvid.progress import PackProgress
 from streamvid.storage import filesystem
 from streamvid.video.encoders import Target
