@@ -8,17 +8,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from streamvid.cli.output import (
-    FAILED,
-    Commands,
-    add_command,
-    add_common,
-    add_options,
-    call,
-    console,
-    open_dataset,
-    print_some,
-)
+from streamvid.cli.output import FAILED, Commands, add_command, call, common, console, open_dataset, print_some
 from streamvid.errors import InputError
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
@@ -28,45 +18,26 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
-    _add_ls(commands)
-    _add_extract(commands)
-    _add_diff(commands)
-
-
-def _add_ls(commands: Commands) -> None:
-    description = "List the clips of a dataset, a line each, with tabs between the columns."
-    command = add_command(commands, "ls", _ls, "list the clips of a dataset", description)
-    add_common(command, "dataset where keys roots revision")
     columns = "key, mp4_size (bytes), seconds, frames, fps, width, height, codec, and class or label"
-    add_options(command, {
+    chosen = common("dataset where keys roots revision")
+    add_command(commands, "ls", _ls, "list the clips of a dataset", chosen | {
         "--columns NAME,…": f"default: {columns}",
         "--limit N": "at most N clips",
         "--json": "a JSON object per line",
-    })  # fmt: skip
-
-
-def _add_extract(commands: Commands) -> None:
+    }, description="List the clips of a dataset, a line each, with tabs between the columns.")  # fmt: skip
     what = "write clips as MP4 files, with their metadata as JSON beside them"
-    command = add_command(commands, "extract", _extract, what)
-    add_common(command, "dataset where keys roots revision")
-    options = {
+    add_command(commands, "extract", _extract, what, chosen | {
         "folder FOLDER": "for KEY.mp4 and KEY.json",
         "key KEY": "of a clip; default: all clips",
         "--overwrite": "replace files of these names",
         "--workers N": "clips read at the same time; default 8",
-    }
-    add_options(command, options, key={"nargs": "*", "default": ()})
-
-
-def _add_diff(commands: Commands) -> None:
-    command = add_command(commands, "diff", _diff, "compare two datasets by key; exit code 1 if they differ")
-    options = {
+    }, {"key": {"nargs": "*", "default": ()}})  # fmt: skip
+    add_command(commands, "diff", _diff, "compare two datasets by key; exit code 1 if they differ", {
         "first DATASET": "folder or URL",
         "second OTHER": "folder or URL; default: the same, other revisions",
         "--revision N...": "of the first, then of the second; default: the newest",
-    }
-    add_options(command, options, second={"nargs": "?"})
-    add_common(command, "json roots")
+        **common("json roots"),
+    }, {"second": {"nargs": "?"}})  # fmt: skip
 
 
 def _ls(arguments: argparse.Namespace) -> int:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
-from streamvid.cli.output import Commands, add_command, add_options, call, console
+from streamvid.cli.output import Commands, add_command, call, console
 from streamvid.loader.calls import transform_of
 from streamvid.text import printable
 
 
 def add_parser(commands: Commands) -> None:
     """Add the command and its options."""
-    what = "write a transform as a model for Triton's DALI backend"
+    needed: Mapping[str, Any] = {"required": True}
     description = "Write a model repository for Triton's DALI backend: encoded videos in, a model's tensors out."
-    command = add_command(commands, "export", _run, what, description)
-    needed = {"required": True}
-    options = {
+    add_command(commands, "export", _run, "write a transform as a model for Triton's DALI backend", {
         "--triton DIR": "the model repository",
         "--transform TRANSFORM":
             "as a loader is given it: 'Transform(resize=256, crop=224)'; its randomness is left out",
@@ -27,11 +27,10 @@ def add_parser(commands: Commands) -> None:
         "--threads N=4": "CPU threads of the server; default 4",
         "--color MATRIX":
             "of YUV, for all videos: 'bt709', 'bt601', 'bt2020', or 'auto', BT.709; default: the transform's",
-    }  # fmt: skip
-    add_options(
-        command, options, triton={**needed, "dest": "directory"}, transform=needed, frames=needed,
-        threads={"dest": "num_threads"},
-    )  # fmt: skip
+    }, {
+        "triton": {**needed, "dest": "directory"}, "transform": needed, "frames": needed,
+        "threads": {"dest": "num_threads"},
+    }, description=description)  # fmt: skip
 
 
 def _run(arguments: argparse.Namespace) -> int:

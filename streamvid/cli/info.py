@@ -1,4 +1,4 @@
-"""`streamvid info`."""
+"""`streamvid info` and `preview`: what is in a dataset, as text and as a web page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Group
 from rich.table import Table
 
-from streamvid.cli.output import SHOWN, Commands, add_command, add_common, add_options, console, open_dataset
+from streamvid.cli.output import SHOWN, Commands, add_command, call, common, console, open_dataset
 from streamvid.errors import InputError
-from streamvid.loader.calls import sampler_of
+from streamvid.loader.calls import sampler_of, transform_of
 from streamvid.storage.url import redact
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
@@ -35,10 +35,8 @@ _NAMES: Final = 25
 
 
 def add_parser(commands: Commands) -> None:
-    """Add the command and its options."""
-    command = add_command(commands, "info", _run, "show what is in a dataset")
-    add_common(command, "dataset")
-    options = {
+    """Add the commands and their options."""
+    add_command(commands, "info", _info, "show what is in a dataset", common("dataset") | {
         "--sampling SAMPLER": "estimate the cost of a sampling, such as 'Window(16, fps=8)'",
         "--cost PRICE": "with --sampling or --frames: what an epoch asks of a bucket; with two prices, of a gigabyte "
         "and of a thousand requests, what that costs",
@@ -46,15 +44,24 @@ def add_parser(commands: Commands) -> None:
         "--stride N": "with --frames: take every N-th frame",
         "--fps RATE": "with --frames: take RATE frames per second",
         "--duplicates": "find clips that hold the same video",
-    }
-    add_options(command, options, cost={"nargs": "*"}, fps={"type": float})
-    add_common(command, "json roots revision")
+        **common("json roots revision"),
+    }, {"cost": {"nargs": "*"}, "fps": {"type": float}})  # fmt: skip
+    chosen = common("dataset where keys revision roots")
+    add_command(commands, "preview", _preview, "show a dataset as a web page", chosen | {
+        "--out FILE=preview.html": "default: %(default)s",
+        "--clips N=48": "clips whose frames are shown; default 48",
+        "--sampling SAMPLER=Uniform(8)":
+            "which frames, as a loader is given it: 'Window(16, fps=8)'; default: %(default)s",
+        "--transform TRANSFORM": "what is done to them, likewise: 'Transform(resize=256, crop=224)'",
+        "--seed N=0": "of the choice of clips, frames and augmentation",
+    }, description="Write an HTML file that shows a dataset: frames of some clips, histograms, a table to filter."
+    )  # fmt: skip
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _info(arguments: argparse.Namespace) -> int:
     window = _sampling(arguments)
     prices = _prices(arguments)
     from streamvid.inspection.describe import describe
@@ -231,3 +238,19 @@ def _listed(counts: Counts) -> str:
 
 def _spread(spread: Spread) -> str:
     return f"{spread.least:.4g} to {spread.greatest:.4g}, median {spread.median:.4g}"
+
+
+def _preview(arguments: argparse.Namespace) -> int:
+    sampling = sampler_of(arguments.sampling)
+    transform = None if arguments.transform is None else transform_of(arguments.transform)
+    from streamvid.inspection.preview.preview import preview
+
+    dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
+    report = call(preview, arguments, dataset=dataset, sampling=sampling, transform=transform, progress=True)
+    bad = f", {report.bad:,} of them bad" if report.bad else ""
+    full = "; more would make it too large" if report.full else ""
+    console().print(
+        f"wrote {printable(arguments.out)} ({format_bytes(report.bytes)}): frames of {report.strips:,} "
+        f"of {format_count(report.clips, 'clip')}{bad}{full}"
+    )
+    return 0

@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 
 from streamvid import __version__
 from streamvid.checks import did_you_mean
-from streamvid.cli import clips, doctor, export, info, pack, preview, reshape, revising, verify
+from streamvid.cli import clips, export, info, pack, reshape, revising, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, fail
 from streamvid.errors import StreamvidError
 
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="streamvid", description="Video datasets for training, in WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"streamvid {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (pack, info, preview, clips, reshape, revising, verify, doctor, export):
+    for command in (pack, info, clips, reshape, revising, verify, export):
         command.add_parser(commands)
     for subparser in commands.choices.values():
         subparser.add_argument("--verbose", action="store_true", help="log details on stderr")

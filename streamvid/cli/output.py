@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from rich.console import Console
@@ -80,31 +81,47 @@ _COMMON: Final = {
 """Arguments that several commands have."""
 
 
+def common(names: str) -> dict[str, str]:
+    """Arguments that several commands have, as of `add_options`."""
+    return dict(_COMMON[name] for name in names.split())
+
+
+Options = Mapping[str, str | Mapping[str, str]]
+
+
 def add_command(
-    commands: Commands, name: str, run: Callable[[argparse.Namespace], int], what: str, description: str = ""
-) -> argparse.ArgumentParser:
-    """Add a subcommand: what it does in few words, and for its own help at more length."""
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    what: str,
+    options: Options,
+    details: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    *,
+    description: str = "",
+) -> None:
+    """Add a subcommand: what it does in few words, and for its own help at more length. Its arguments as of
+    `add_options`."""
     command = commands.add_parser(name, help=what, description=description or f"{what.capitalize()}.")
     command.set_defaults(run=run)
-    return command
+    add_options(command, options, details)
 
 
-def add_common(command: argparse.ArgumentParser, names: str) -> None:
-    """Add arguments that several commands have."""
-    add_options(command, dict(_COMMON[name] for name in names.split()))
-
-
-def add_options(command: argparse._ActionsContainer, options: Mapping[str, str], **details: Mapping[str, Any]) -> None:
+def add_options(
+    command: argparse._ActionsContainer, options: Options, details: Mapping[str, Mapping[str, Any]]
+) -> None:
     """Add arguments, each as a usage line has it, with its help.
 
     ``--flag`` takes no value, ``--name VALUE`` one, ``--name VALUE=8`` has a default, ``--name VALUE...`` is
     repeatable, ``--name this|that`` is one of these words, and ``name VALUE`` is positional.
 
     Args:
-        options: help by usage.
+        options: help by usage; or arguments of which one is given, ``one of``, or one at most, ``at most one of``.
         details: further arguments of argparse's `add_argument`, by the name of the option.
     """
     for usage, text in options.items():
+        if not isinstance(text, str):
+            add_options(command.add_mutually_exclusive_group(required=usage == "one of"), text, details)
+            continue
         name, _, form = usage.partition(" ")
         form, _, default = form.partition("=")
         value = form.removesuffix("...")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamvid.checks import fraction
-from streamvid.cli.output import Commands, add_command, add_common, add_options, call, console, print_some
+from streamvid.cli.output import Commands, Options, add_command, call, common, console, print_some
 from streamvid.errors import InputError
 from streamvid.text import format_bytes, format_count, format_duration, printable
 
@@ -29,21 +30,36 @@ _TRANSCODE_OPTIONS: Final = ("codec", "short_side", "max_fps", "gop", "crf")
 
 def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
-    _add_pack(commands)
-    _add_index(commands)
-
-
-def _add_pack(commands: Commands) -> None:
-    command = add_command(commands, "pack", _pack, "pack videos into a dataset")
-    options = {
+    rate: Mapping[str, Any] = {"type": parse_rate}
+    lengths = {name: {"type": parse_length} for name in ("clip", "shortest_scene")}
+    shared: Options = {
+        "--images": "each image is a clip, beside videos and in numbered folders, too",
+        "--labels LIST":
+            "a .csv, .jsonl or .parquet with columns path and label; or folders: a video's folder is its class",
+        "--metadata LIST...": "a list with a column path and any others; repeatable",
+        "--name NAME": "name of the dataset; default: its folder's",
+        "--engine local|ray=local": "processes on this machine (local, the default) or tasks on a Ray cluster",
+        "--address HOST:PORT": "of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine",
+        "--retry-for SECONDS=600": "how long a bucket that does not answer is asked again; default 600",
+        "--decode none|first|all=first": "frames that must decode for a clip to be accepted: the first 64 and the "
+        "middle 64 (first, the default), all, or none",
+        **common("workers overwrite"),
+        "at most one of": {
+            "--clip LENGTH": "cut videos into clips: 10s, 500ms, 2m, or 64f (frames)",
+            "--scenes": "cut videos at scene changes",
+            "--cuts LIST": "a .csv, .jsonl or .parquet of clips: columns path, start and end (seconds), or start_frame "
+            "and end_frame",
+        },
+        "--tail keep|drop|merge=keep":
+            "with --clip: keep a short last clip (default), drop it, or merge it into the clip before",
+        "--shortest-scene LENGTH": "with --scenes: length of the shortest scene; default 0.6s",
+    }  # fmt: skip
+    add_command(commands, "pack", _pack, "pack videos into a dataset", {
         "inputs INPUT": "file, folder, 'glob', or list (.csv, .jsonl, .parquet)",
         "destination DATASET": "folder or s3://bucket/prefix to pack into",
         "--shard-size SIZE=256MiB": "default 256MiB",
         "--append": "add new videos to an existing dataset",
-    }
-    add_options(command, options, inputs={"nargs": "+"})
-    _add_shared_options(command)
-    options = {
+        **shared,
         "--exact-cuts hidden|reencode=hidden": "if a clip does not begin at a key frame: store the packets that it "
         "depends on, not displayed (hidden, the default), or re-encode",
         "--for gpu|gpu-no-av1|any=gpu": "gpu (default): transcode what NVDEC behind DALI does not decode, and nothing "
@@ -56,14 +72,9 @@ def _add_pack(commands: Commands) -> None:
         "--fps RATE": "frame rate of image folders without a file of timestamps, and of raw streams without one in "
         "their header",
         "--track N": "pack this video track of each file, counted from 0; default: the one that FFmpeg takes",
-    }
-    rate = {"type": parse_rate}
-    add_options(command, options, max_fps=rate, fps=rate, **{"for": {"dest": "compatible_with"}})
-
-
-def _add_index(commands: Commands) -> None:
-    command = add_command(commands, "index", _index, "index videos where they lie, and copy none")
-    options = {
+    }, lengths | {"inputs": {"nargs": "+"}, "max_fps": rate, "fps": rate, "for": {"dest": "compatible_with"}}
+    )  # fmt: skip
+    add_command(commands, "index", _index, "index videos where they lie, and copy none", {
         "places PLACE": "folder, file, 'glob' or list of videos or of tars that hold them, or a LeRobot dataset",
         "destination DATASET": "folder or s3://bucket/prefix for the dataset",
         "--fast": "take what is known of an MP4 or MOV from its tables, with a few reads",
@@ -71,38 +82,8 @@ def _add_index(commands: Commands) -> None:
         "--roots PLACE...": "a folder or URL to which links and lists may lead, too; repeatable",
         "--update": "look at what is new or changed in PLACE, and add it",
         "--copy-others": "pack what cannot be read where it lies",
-    }
-    add_options(command, options, places={"nargs": "+"})
-    _add_shared_options(command)
-
-
-def _add_shared_options(command: argparse.ArgumentParser) -> None:
-    add_options(command, {
-        "--images": "each image is a clip, beside videos and in numbered folders, too",
-        "--labels LIST":
-            "a .csv, .jsonl or .parquet with columns path and label; or folders: a video's folder is its class",
-        "--metadata LIST...": "a list with a column path and any others; repeatable",
-        "--name NAME": "name of the dataset; default: its folder's",
-        "--engine local|ray=local": "processes on this machine (local, the default) or tasks on a Ray cluster",
-        "--address HOST:PORT": "of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine",
-        "--retry-for SECONDS=600": "how long a bucket that does not answer is asked again; default 600",
-        "--decode none|first|all=first": "frames that must decode for a clip to be accepted: the first 64 and the "
-        "middle 64 (first, the default), all, or none",
-    })  # fmt: skip
-    add_common(command, "workers overwrite")
-    how = command.add_mutually_exclusive_group()
-    length = {"type": parse_length}
-    add_options(how, {
-        "--clip LENGTH": "cut videos into clips: 10s, 500ms, 2m, or 64f (frames)",
-        "--scenes": "cut videos at scene changes",
-        "--cuts LIST":
-            "a .csv, .jsonl or .parquet of clips: columns path, start and end (seconds), or start_frame and end_frame",
-    }, clip=length)  # fmt: skip
-    add_options(command, {
-        "--tail keep|drop|merge=keep":
-            "with --clip: keep a short last clip (default), drop it, or merge it into the clip before",
-        "--shortest-scene LENGTH": "with --scenes: length of the shortest scene; default 0.6s",
-    }, shortest_scene=length)  # fmt: skip
+        **shared,
+    }, lengths | {"places": {"nargs": "+"}})  # fmt: skip
 
 
 def parse_length(text: str) -> tuple[float, str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from streamvid.cli.output import Commands, add_command, add_common, add_options, call, console, open_dataset
+from streamvid.cli.output import Commands, add_command, call, common, console, open_dataset
 from streamvid.cli.pack import print_summary
 from streamvid.errors import InputError
 from streamvid.storage.url import redact
@@ -17,50 +17,44 @@ if TYPE_CHECKING:
     from streamvid.packing.report import PackReport
 
 
-_COPY: Final = {"--copy": "copy the videos into shards of the new dataset"}
-_SHARED: Final = {"--shard-size SIZE=256MiB": "of what is copied; default 256MiB"}
-
-
 def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
-    merge = add_command(commands, "merge", _merge, "make one dataset of several, whose videos stay where they are")
-    options = {
+    size = {"--shard-size SIZE=256MiB": "of what is copied; default 256MiB"}
+    copied = {"--copy": "copy the videos into shards of the new dataset", **size}
+    shared = common("workers overwrite roots")
+    to = {"destination NEW": "folder or s3://bucket/prefix for the dataset"}
+    what = "make one dataset of several, whose videos stay where they are"
+    add_command(commands, "merge", _merge, what, {
         "datasets DATASET": "folder or URL",
-        "destination NEW": "folder or s3://bucket/prefix for the dataset",
+        **to,
         "--prefix": "put the name of its dataset before each key",
         "--name NAME": "name of the dataset; default: its folder's",
-    }
-    add_options(merge, options | _COPY | _SHARED, datasets={"nargs": "+"})
-
-    split = add_command(commands, "split", _split, "make several datasets of one, whose videos stay where they are")
-    add_common(split, "dataset revision")
-    by = split.add_mutually_exclusive_group(required=True)
-    add_options(by, {
-        "--shares SHARES": "by chance, such as train=0.9,test=0.1",
-        "--keys FILES...":
-            "by key: a file of keys for each part (.csv or .parquet with a column key, else one per line); repeatable",
-        "--column NAME": "a part for each value of a column",
-    }, shares={"metavar": "NAME=SHARE,…"}, keys={"metavar": "NAME=FILE", "default": None})  # fmt: skip
-    options = {
+        **copied,
+        **shared,
+    }, {"datasets": {"nargs": "+"}})  # fmt: skip
+    what = "make several datasets of one, whose videos stay where they are"
+    add_command(commands, "split", _split, what, common("dataset revision") | {
+        "one of": {
+            "--shares SHARES": "by chance, such as train=0.9,test=0.1",
+            "--keys FILES...": "by key: a file of keys for each part (.csv or .parquet with a column key, else one per "
+            "line); repeatable",
+            "--column NAME": "a part for each value of a column",
+        },
         "destination FOLDER": "or s3://bucket/prefix; a part is a dataset FOLDER/NAME",
         "--seed N=0": "of a split by share; default 0",
         "--group COLUMN=source":
             "by share: clips with one value of it come into one part; default source, the video; key for none",
-    }  # fmt: skip
-    add_options(split, options | _COPY | _SHARED)
-
+        **copied,
+        **shared,
+    }, {"shares": {"metavar": "NAME=SHARE,…"}, "keys": {"metavar": "NAME=FILE", "default": None}})  # fmt: skip
     what = "copy a dataset into shards of another size, or one in place into shards"
-    reshard = add_command(commands, "reshard", _reshard, what)
-    add_common(reshard, "dataset revision")
-    options = {
-        "destination NEW": "folder or s3://bucket/prefix for the dataset",
+    add_command(commands, "reshard", _reshard, what, common("dataset revision") | to | {
         "--shuffle": "put the clips into another order, by --seed",
         "--seed N=0": "of that order; default 0",
         "--name NAME": "name of the dataset; default: the one that it has",
-    }
-    add_options(reshard, options | _SHARED)
-    for command in (merge, split, reshard):
-        add_common(command, "workers overwrite roots")
+        **size,
+        **shared,
+    })  # fmt: skip
 
 
 def _open(path: str, arguments: argparse.Namespace) -> Dataset:

@@ -6,52 +6,30 @@ import argparse
 import json
 from dataclasses import asdict
 
-from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, add_common, add_options, call, console
+from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, call, common, console
 from streamvid.text import format_count, printable
 
 
 def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
-    _add_forget(commands)
-    _add_annotate(commands)
-    _add_repair(commands)
-    _add_ledger(commands)
-
-
-def _add_forget(commands: Commands) -> None:
     what = "let no run be given some clips any more, and remove their bytes on request"
-    command = add_command(commands, "forget", _forget, what)
-    add_common(command, "dataset keys roots")
-    add_options(command, {
+    add_command(commands, "forget", _forget, what, common("dataset keys roots") | {
         "--purge": "remove their bytes, too; without --keys those of all that are forgotten; ends older revisions",
         "--cache-dir FOLDER": "where loaders on this machine keep shards, if not in theirs",
     })  # fmt: skip
-
-
-def _add_annotate(commands: Commands) -> None:
-    command = add_command(commands, "annotate", _annotate, "add columns to a dataset, or replace their values, by key")
-    add_common(command, "dataset roots")
-    add_options(command, {"table TABLE": ".parquet, .csv or .jsonl with a column key, and others"})
-
-
-def _add_repair(commands: Commands) -> None:
-    command = add_command(commands, "repair", _repair, "put sound clips in the place of bad ones")
-    add_common(command, "dataset workers roots")
-    options = {
+    table = {"table TABLE": ".parquet, .csv or .jsonl with a column key, and others"}
+    what = "add columns to a dataset, or replace their values, by key"
+    add_command(commands, "annotate", _annotate, what, common("dataset roots") | table)
+    what = "put sound clips in the place of bad ones"
+    add_command(commands, "repair", _repair, what, common("dataset workers roots") | {
         "sources SOURCE": "folder, file, 'glob' or list of the videos it was packed from",
         "--quarantine FILE": "of a run, or its folder: which clips are bad",
-    }
-    add_options(command, options, sources={"nargs": "+"}, quarantine={"required": True})
-
-
-def _add_ledger(commands: Commands) -> None:
-    command = add_command(commands, "ledger", _ledger, "say in which steps of a run a clip was seen")
-    options = {
+    }, {"sources": {"nargs": "+"}, "quarantine": {"required": True}})  # fmt: skip
+    add_command(commands, "ledger", _ledger, "say in which steps of a run a clip was seen", {
         "state RUN": "a file with a StreamLoader's state: JSON, or of torch.save",
         "key KEY": "of the clip",
-    }
-    add_options(command, options)
-    add_common(command, "json roots")
+        **common("json roots"),
+    })  # fmt: skip
 
 
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.

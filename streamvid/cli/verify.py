@@ -1,29 +1,42 @@
-"""`streamvid verify`."""
+"""`streamvid verify` and `doctor`: whether a dataset is sound, and a machine fit for training."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
 
 from rich.table import Table
 
-from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, add_common, add_options, call, console
+from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, call, common, console
 from streamvid.text import format_bytes, format_count, format_duration, printable
+
+if TYPE_CHECKING:
+    from streamvid.inspection.doctor import Finding
+
+_WIDEST: Final = 19
+"""Characters of the longest name in the table of `doctor`."""
 
 
 def add_parser(commands: Commands) -> None:
-    """Add the command and its options."""
+    """Add the commands and their options."""
     description = "Check a dataset; exit code 1 if damaged. Packets that `index --fast` did not read get checksums."
-    command = add_command(commands, "verify", _run, "check a dataset", description)
-    add_common(command, "dataset workers roots revision")
-    options = {
+    add_command(commands, "verify", _verify, "check a dataset", common("dataset workers roots revision") | {
         "--decode": "decode every frame as well",
         "--sample SHARE": "check a random share of the clips, such as 1%%",
         "--seed N=0": "of the random sample; default 0",
         "--quarantine FILE": "decode just the clips that a run has noted there",
-    }
-    add_options(command, options, sample={"type": parse_share})
+    }, {"sample": {"type": parse_share}}, description=description)  # fmt: skip
+    what = "look at what a training run needs of this machine"
+    add_command(commands, "doctor", _doctor, what, {
+        "dataset DATASET": "folder or URL to read as well",
+        "--cache-dir DIR": "as the loader's; default: the user's cache",
+        **common("json"),
+    }, {"dataset": {"nargs": "?"}}, description=f"{what.capitalize()}; exit code 1 if something is missing."
+    )  # fmt: skip
 
 
 def parse_share(text: str) -> float:
@@ -38,7 +51,7 @@ def parse_share(text: str) -> float:
 # Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
     from streamvid.inspection.verify import verify
 
     report = call(verify, arguments, path=arguments.dataset)
@@ -67,3 +80,32 @@ def _run(arguments: argparse.Namespace) -> int:
     if len(report.problems) > SHOWN:
         out.print(f"and {len(report.problems) - SHOWN:,} more")
     return FAILED
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from streamvid.inspection.doctor import examine
+
+    findings = []
+    out = console()
+    for finding in examine(arguments.dataset, cache_dir=arguments.cache_dir):
+        findings.append(finding)
+        if not arguments.json:
+            out.print(_row(finding))
+    problems = sum(finding.state == "problem" for finding in findings)
+    if arguments.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        out.print(format_count(problems, "problem") if problems else "no problems")
+    return FAILED if problems else 0
+
+
+def _row(finding: Finding) -> Table:
+    """A table of one row, as some findings take seconds: each is shown when it is made."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=7)
+    table.add_column(width=_WIDEST)
+    table.add_column(overflow="fold")
+    mark = "PROBLEM" if finding.state == "problem" else finding.state
+    remedy = f"\n→ {printable(finding.remedy)}" if finding.remedy else ""
+    table.add_row(mark, printable(finding.what), f"{printable(finding.found)}{remedy}")
+    return table
