@@ -15,19 +15,21 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from streamvid.dataset.schema import MAX_FILE_BYTES
+from streamvid.decode.damage import Damage, find_damage
 from streamvid.errors import StreamvidError, VideoError
 from streamvid.mp4.top_level import NeedsDemuxerError
-from streamvid.packing.accept import find_clip_damage
 from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source_spans, span_columns
-from streamvid.packing.image_files import image_source, read_image
 from streamvid.packing.images import is_sequence
 from streamvid.packing.inputs import SourceVideo
-from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut, Scenes
+from streamvid.packing.options import DecodeLevel, PackOptions, PreparedClip, RejectedCut, Scenes
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
-from streamvid.packing.source_file import local_video, of_this_file, source_bytes
+from streamvid.packing.source_file import local_video, of_this_file, read_image, source_bytes
 from streamvid.storage.url import is_local, local_path
 from streamvid.video.containers import IMAGE_EXTENSIONS
+from streamvid.video.image import image_clip
 from streamvid.video.in_place import index_where_it_lies
 from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import VideoFile
@@ -42,6 +44,8 @@ _MACHINE_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE,
 _MAX_HIDDEN: Final = 20
 """The most non-displayed bytes that a video's clips may store, as a multiple of the video's. An hour without key
 frames, cut into clips of 10 s, would store 180 times its bytes; 1 s clips of GOPs of 250 frames store 4 times."""
+_WINDOW: Final = 64
+"""Frames at the start of a clip, and in its middle, that must decode by default: as most models take at most."""
 
 
 def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
@@ -70,7 +74,7 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
             return index_source(source, folder, options)
         video = folder if is_sequence(source.path) else local_video(source, folder)
         if (image := read_image(source, video)) is not None:
-            return image_source(source, options, video, *image)
+            return _image_source(source, options, video, *image)
         cutting = options.cutting is not None or source.cuts is not None
         scenes = isinstance(options.cutting, Scenes)
         whole, transcoded = remux_or_build(source.path, video, folder, options, cut_only=cutting and not scenes)
@@ -84,7 +88,7 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
         if cutting:
             return _cut(source, whole, folder, options)
         clip = _check_size(transcode_if_needed(whole, folder / "transcoded", options))
-        if clip is whole and not transcoded and (damage := find_clip_damage(clip, options.decode)):
+        if clip is whole and not transcoded and (damage := _find_damage(clip, options.decode)):
             raise VideoError(str(damage))
         return [PreparedClip(clip, "", source.rows, {}, source.label)]
     except VideoError as error:
@@ -212,7 +216,7 @@ def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> lis
     if source.name.lower().endswith(IMAGE_EXTENSIONS):
         video = local_video(source, folder)
         if (image := read_image(source, video)) is not None:
-            found = image_source(source, options, video, *image)
+            found = _image_source(source, options, video, *image)
             _check_unchanged(source)
             shutil.rmtree(folder, ignore_errors=True)
             return found
@@ -232,7 +236,7 @@ def _clips(
     """The clips of a source; `readable` if the file with its packets is a local one, to be decoded."""
     if source.cuts is None and options.cutting is None:
         clips: list[PreparedClip | RejectedCut] = [PreparedClip(whole, "", source.rows, {}, source.label)]
-        damage = find_clip_damage(whole, options.decode) if readable else None
+        damage = _find_damage(whole, options.decode) if readable else None
         if damage:
             raise VideoError(str(damage))
     else:
@@ -281,10 +285,54 @@ def prepare_cut(
     look: bool,
 ) -> PreparedClip | RejectedCut:
     """One clip of a source that is cut, or why it is none; `look` at its frames."""
-    if look and (damage := find_clip_damage(clip, options.decode)):
+    if look and (damage := _find_damage(clip, options.decode)):
         return RejectedCut(f"the clip of the frames {span.first} to {span.end - 1} is damaged: {damage}")
     rows, label = source.rows, source.label
     if span.cut is not None:
         rows += span.cut.rows
         label = label if span.cut.label is None else span.cut.label
     return PreparedClip(clip, f"_{number:06d}", rows, span_columns(whole, span), label)
+
+
+def _image_source(
+    source: SourceVideo, options: PackOptions, file: Path, data: bytes, signature: tuple[int, int]
+) -> list[PreparedClip | RejectedCut]:
+    """The clip of an image, which is neither cut nor transcoded.
+
+    Args:
+        source, options: as of `process_source`.
+        file, data, signature: as of `streamvid.packing.source_file.read_image`.
+
+    Raises:
+        VideoError: it is damaged, of a kind that is not read, or has cuts.
+    """
+    if source.cuts is not None:
+        raise VideoError("it is an image, of which nothing can be cut: leave it out of the cuts")
+    try:
+        clip = image_clip(file, data, None if options.in_place else signature)
+    except ValueError as error:
+        raise VideoError(str(error)) from error
+    if damage := _find_damage(clip, options.decode):
+        raise VideoError(damage.cause)
+    return [PreparedClip(clip, "", source.rows, {}, source.label)]
+
+
+def _find_damage(clip: StoredClip, level: DecodeLevel) -> Damage | None:
+    """Decode the frames of a clip that an option of packing asks for.
+
+    Returns:
+        all the damage of the clip if one of them is damaged; else None.
+    """
+    count = len(clip.index.visible)
+    if level == "none":
+        return None
+    if level == "all":
+        frames = np.arange(count)
+    else:
+        middle = (count - _WINDOW) // 2
+        # One more where there are two ways to halve the rest.
+        centre = np.arange(max(0, middle), min(count, middle + _WINDOW + 1))
+        frames = np.union1d(np.arange(min(count, _WINDOW)), centre)
+    found = find_damage(clip.index, frames, clip.slice)
+    # All that is damaged is listed, whatever was looked for.
+    return found and find_damage(clip.index, np.arange(count), clip.slice)

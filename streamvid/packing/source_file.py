@@ -1,4 +1,4 @@
-"""The bytes of a source: a local file, or a copy of one."""
+"""The bytes of a source: a local file, or a copy of one; of an image, which is a clip of one frame, as they are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from streamvid.bitstream.image import AnimationError, is_image, read_header
 from streamvid.errors import DatasetError, VideoError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.storage import filesystem
@@ -14,8 +15,12 @@ from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.ranged_file import RangedFile
 from streamvid.storage.url import is_local, local_path
+from streamvid.video.containers import IMAGE_EXTENSIONS
+from streamvid.video.stored_clip import file_signature
 
 _CHUNK_BYTES: Final = 32 << 20
+_MAX_IMAGE: Final = 1 << 30
+"""Bytes of the largest file of an image."""
 
 
 def local_video(source: SourceVideo, folder: Path) -> Path:
@@ -81,3 +86,33 @@ def _fetch(path: str, local: Path) -> None:
         if not filesystem.exists(path):
             raise VideoError(str(error)) from error
         raise
+
+
+def read_image(source: SourceVideo, file: Path) -> tuple[bytes, tuple[int, int]] | None:
+    """The bytes of an image and the signature of its file; None if the source is a video.
+
+    What has the extension of an image and holds another thing, or an animation that FFmpeg decodes, is a video.
+
+    Args:
+        file: a local one with its bytes.
+
+    Raises:
+        VideoError: it is too large.
+    """
+    if not source.name.lower().endswith(IMAGE_EXTENSIONS) or not file.is_file():
+        return None
+    with file.open("rb") as opened:
+        head = opened.read(16)
+        if not is_image(head):
+            return None
+        signature = file_signature(opened.fileno())
+        if signature[0] > _MAX_IMAGE:
+            raise VideoError(f"it is {signature[0] / 2**20:.0f} MiB large; the limit for an image is 1024")
+        data = head + opened.read()
+    try:
+        read_header(data)
+    except AnimationError:
+        return None
+    except ValueError:
+        pass  # told where the clip is made
+    return data, signature
