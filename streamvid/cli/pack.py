@@ -118,8 +118,6 @@ def _pack(arguments: argparse.Namespace) -> int:
     from streamvid.packing.options import PackOptions
     from streamvid.packing.pack import pack
 
-    if arguments.workers is not None and arguments.workers < 1:
-        raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
     cutting, exact_cuts = _cutting_rule(arguments), arguments.exact_cuts == "reencode"
     transcode = _transcode_options(arguments)
     options = call(PackOptions, arguments, cutting=cutting, exact_cuts=exact_cuts, transcode=transcode)
@@ -133,8 +131,6 @@ def _pack(arguments: argparse.Namespace) -> int:
 def _index(arguments: argparse.Namespace) -> int:
     from streamvid.packing.index import index
 
-    if arguments.workers is not None and arguments.workers < 1:
-        raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
     report = call(index, arguments, cutting=_cutting_rule(arguments))
     print_summary(report, "indexed")
     return 0

@@ -58,8 +58,6 @@ def add_parser(commands: Commands) -> None:
 
 
 def _open(path: str, arguments: argparse.Namespace) -> Dataset:
-    if arguments.workers is not None and arguments.workers < 1:
-        raise InputError(f"--workers {arguments.workers}: give 1 or more, or leave it out")
     return open_dataset(path, arguments, getattr(arguments, "revision", None))
 
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from streamvid.cli.output import FAILED, SHOWN, Commands, add_command, call, common, console
+from streamvid.cli.output import FAILED, Commands, add_command, call, common, console, print_some
 from streamvid.text import format_count, printable
 
 
@@ -71,13 +71,9 @@ def _repair(arguments: argparse.Namespace) -> int:
     out = console()
     shards = format_count(report.shards, "shard")
     out.print(f"{format_count(len(report.repaired), 'clip')} repaired in {shards}; revision {report.revision}")
-    for key in report.missing[:SHOWN]:
-        out.print(printable(f"{key}: its video is not among the sources"))
-    for key, why in list(report.bad.items())[:SHOWN]:
-        out.print(printable(f"{key}: {why}"))
-    left = len(report.missing) + len(report.bad)
-    if left > SHOWN:
-        out.print(f"{format_count(left, 'clip')} are not repaired")
+    left = [f"{key}: its video is not among the sources" for key in report.missing]
+    left += [f"{key}: {why}" for key, why in report.bad.items()]
+    print_some(left)
     return FAILED if left else 0
 
 

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
+from streamvid.checksum import file_sha256
 from streamvid.dataset import table_cache
 from streamvid.dataset.manifest import FILE_NAME, Manifest, Overlay
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns, from_parquet
@@ -135,8 +136,7 @@ def local_table(dataset: str, overlay: Overlay, folder: Path) -> str:
     if not is_local(path):
         filesystem.get_file(path, local)
     try:
-        with open(local, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
+        found = file_sha256(local)
     except OSError as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise DatasetError(f"{redact(path)} {what}: copy it again, or open an older revision") from error
@@ -179,8 +179,7 @@ def _decoded(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None
             source: str | bytes
             if is_local(path):
                 source = local_path(path)
-                with open(source, "rb") as file:
-                    found = hashlib.file_digest(file, "sha256").hexdigest()
+                found = file_sha256(source)
             elif cache is not None:
                 lease = cache.lease(path, size=overlay.bytes, sha256=overlay.sha256)
                 source, found = stack.enter_context(lease).opened, overlay.sha256

@@ -156,16 +156,17 @@ def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]
     if int(found.sum()) < len(there):
         known = set(dataset.clips.key)
         unknown = [key for key in dict.fromkeys(wanted) if key not in known]
-        raise InputError(_unknown_keys(dataset, unknown, f"{len(there)} keys{shown}"))
+        raise unknown_keys(dataset, unknown, f"{len(there)} keys{shown}")
     return found
 
 
-def _unknown_keys(dataset: ClipSource, unknown: Sequence[str], what: str) -> str:
+def unknown_keys(dataset: ClipSource, unknown: Sequence[str], what: str) -> InputError:
+    """The error of keys that no clip has."""
     some = ", ".join(repr(key[:100]) for key in unknown[:3]) + (", …" if len(unknown) > 3 else "")
     # In a concatenated dataset, a key that two parts have has the part's name before it.
     meant = dataset.keys_meant(unknown[0])
     remedy = f"write {' or '.join(map(repr, meant[:3]))}" if meant else "correct them or drop them"
-    return f"{len(unknown)} of the {what} are not in the dataset: {some}; {remedy}"
+    return InputError(f"{len(unknown)} of the {what} are not in the dataset: {some}; {remedy}")
 
 
 def _read_keys(path: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import time
@@ -14,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from streamvid.checks import suggest_keywords
+from streamvid.checks import integer, suggest_keywords
+from streamvid.checksum import file_sha256
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.consolidated import read_rows, write_rows
@@ -167,12 +167,11 @@ def verify(
         DatasetError: dataset.json is missing or damaged.
         InputError: an option is out of range.
     """
-    if workers is not None and workers < 1:
-        raise InputError(f"{workers} workers cannot verify anything: give 1 or more, or leave it out")
+    if workers is not None:
+        integer(workers, "workers")
     if sample is not None and not 0 < sample <= 1:
         raise InputError(f"a sample of {sample} is no share of the clips: give one above 0 and up to 1, such as 0.01")
-    if seed < 0:
-        raise InputError(f"the seed {seed} is negative: give 0 or more")
+    integer(seed, "seed", least=0, most=None)
     if quarantine is not None and sample is not None:
         raise InputError("a sample and a quarantine are different clips: give one of the two")
     started = time.monotonic()
@@ -374,10 +373,8 @@ def _check_files(files: dict[str, Path], task: ShardTask) -> dict[str, str]:
         elif extension != "tar" and size > MAX_BYTES:
             wrong[extension] = f"{size} bytes, more than any shard needs"
             files.pop(extension)
-        elif extension != "tar" or task.rows is None:
-            with files[extension].open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != checksum:
-                    wrong[extension] = "its SHA-256 is not the one in dataset.json"
+        elif (extension != "tar" or task.rows is None) and file_sha256(files[extension]) != checksum:
+            wrong[extension] = "its SHA-256 is not the one in dataset.json"
     return wrong
 
 

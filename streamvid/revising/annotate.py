@@ -22,6 +22,7 @@ from streamvid.dataset.manifest import Overlay
 from streamvid.dataset.meta_columns import common_type, in_words, memory_type, type_text
 from streamvid.dataset.overlays import LABEL
 from streamvid.dataset.revisions import change, publish_revision, table_name
+from streamvid.dataset.selection import unknown_keys
 from streamvid.errors import InputError
 from streamvid.packing.destination import work_folder
 from streamvid.packing.lists import label_column, read_list
@@ -32,7 +33,6 @@ from streamvid.storage.url import given_path, is_local, local_path, redact
 from streamvid.text import first_line
 
 KEY: Final = "key"
-_SHOWN: Final = 3
 _GROUP_ROWS: Final = 1 << 20
 
 
@@ -157,12 +157,7 @@ def _rows(dataset: Dataset, keys: pa.Array, purged: set[str], shown: str) -> tup
         unknown = keys.filter(pa.array(left_out)).to_pylist()
         strange = [key for key in unknown if digest(key) not in purged]
         if strange:
-            some = ", ".join(repr(key[:100]) for key in strange[:_SHOWN]) + (", …" if len(strange) > _SHOWN else "")
-            meant = dataset.keys_meant(strange[0])[:_SHOWN]
-            hint = f"write {' or '.join(map(repr, meant))}" if meant else "correct them or drop them"
-            raise InputError(
-                f"{len(strange)} of the {len(keys)} keys of {shown} are not in the dataset: {some}; {hint}"
-            )
+            raise unknown_keys(dataset, strange, f"{len(keys)} keys of {shown}")
     rows = found[~left_out]
     times = np.bincount(rows, minlength=len(dataset))
     if len(rows) and times.max() > 1:
@@ -206,13 +201,14 @@ def _column(dataset: Dataset, name: str, given: pa.ChunkedArray, rows: Int64, sh
         return values.take(pa.array(places, mask=places < 0))
     own = dataset.columns.meta_column(name)
     common = _common(name, own.type, values.type, shown)
+    kind = values.type if memory_type(values.type) == common else common
     try:
-        own, values = _alike(own, values, values.type if memory_type(values.type) == common else common)
+        both = [own.cast(kind), values.cast(kind)]
     except pa.ArrowException:
-        own, values = _alike(own, values, common)
+        both = [own.cast(common), values.cast(common)]
     places[:] = np.arange(len(dataset))
     places[rows] = len(dataset) + np.arange(len(rows))
-    return pa.concat_arrays([own, values]).take(pa.array(places))
+    return pa.concat_arrays(both).take(pa.array(places))
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:
@@ -225,10 +221,6 @@ def _stored_type(kind: pa.DataType) -> pa.DataType:
 
 def _to_type(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
     return chunk.cast(kind) if pa.types.is_fixed_size_list(kind) or chunk.type == kind else to_type(chunk, kind)
-
-
-def _alike(one: pa.Array, two: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
-    return one.cast(kind), two.cast(kind)
 
 
 def _common(name: str, own: pa.DataType, given: pa.DataType, shown: str) -> pa.DataType:
