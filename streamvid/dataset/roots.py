@@ -1,16 +1,25 @@
-"""Where clips outside of shards may lie: the roots that dataset.json names, as far as they may be read."""
+"""Where clips outside of shards may lie: the roots that dataset.json names, as far as they may be read.
+
+Roots that this user has indexed may be read without being named again: a small file for each dataset in the user's data
+folder has them. Whoever puts another dataset.json at a dataset's place cannot add a root to it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from streamvid.dataset import grants
 from streamvid.errors import DatasetError, InputError
+from streamvid.storage import filesystem
 from streamvid.storage.url import given_path, is_local, join, local_path, redact
 
 _BELOW: Final = re.compile(r"[^/\x00-\x1f:]+(/[^/\x00-\x1f:]+)*")
@@ -26,7 +35,7 @@ def given_roots(roots: object) -> tuple[str, ...]:
 
 def resolve_roots(dataset: str, roots: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
     """The roots of a dataset as paths and URLs. One without a scheme and a leading slash is a folder of the dataset, ""
-    the dataset's own; of all others, only those that the user allows, or has indexed here (`streamvid.dataset.grants`),
+    the dataset's own; of all others, only those that the user allows, or has indexed here (`grant`),
     are taken, as whoever wrote dataset.json may have named anything.
 
     Args:
@@ -40,8 +49,8 @@ def resolve_roots(dataset: str, roots: Sequence[str], allowed: Sequence[str]) ->
     """
     if not roots:
         return ()
-    granted = tuple(map(_whole, (*allowed, *grants.granted(dataset))))
-    return tuple(_resolved(dataset, root, granted) for root in roots)
+    known = tuple(map(_whole, (*allowed, *granted(dataset))))
+    return tuple(_resolved(dataset, root, known) for root in roots)
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Bounds:
     @classmethod
     def of(cls, dataset: str, roots: Sequence[str], allowed: Sequence[str]) -> Bounds:
         """Those of a dataset; `roots` as `resolve_roots` returns them, all else as there."""
-        every = dict.fromkeys((*roots, *allowed, *(grants.granted(dataset) if roots else ())))
+        every = dict.fromkeys((*roots, *allowed, *(granted(dataset) if roots else ())))
         hosts = dict.fromkeys(urlsplit(one).hostname or "" for one in every if not is_local(one))
         return cls(tuple(os.path.realpath(local_path(one)) for one in every if is_local(one)), tuple(hosts))
 
@@ -90,3 +99,37 @@ def _resolved(dataset: str, root: str, granted: tuple[str, ...]) -> str:
 def _whole(root: str) -> str:
     """A path or URL that ends in a slash."""
     return (local_path(root) if is_local(root) else root).rstrip("/") + "/"
+
+
+def grant(dataset: str, roots: Iterable[str]) -> None:
+    """Remember that this user's dataset may read these roots, paths or URLs. Where nothing can be stored, they must be
+    named when the dataset is opened."""
+    with suppress(OSError, RuntimeError, ValueError):
+        path = _grants_file(dataset)
+        document = {"dataset": redact(_place(dataset)), "roots": sorted({*granted(dataset), *roots})}
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        filesystem.write_bytes(path, json.dumps(document, indent=1).encode())
+
+
+def granted(dataset: str) -> tuple[str, ...]:
+    """The roots that this user has granted to a dataset."""
+    try:
+        path = _grants_file(dataset)
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return ()
+            roots = json.loads(file.read())["roots"]
+        return tuple(root for root in roots if isinstance(root, str))
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError):
+        return ()
+
+
+def _grants_file(dataset: str) -> Path:
+    base = os.environ.get("XDG_DATA_HOME", "")
+    folder = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share"
+    return folder / "streamvid" / "roots" / f"{hashlib.sha256(_place(dataset).encode()).hexdigest()}.json"
+
+
+def _place(dataset: str) -> str:
+    return os.path.realpath(local_path(dataset)) if is_local(dataset) else dataset.rstrip("/")

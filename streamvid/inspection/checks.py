@@ -25,7 +25,7 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.frame_indexes import parse_index
-from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.roots import Bounds
 from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
@@ -50,6 +50,19 @@ Read = Callable[[int, int], bytes]
 
 _USTAR_MAGIC = b"ustar\x0000"
 _ROWS_AT_ONCE: Final = 1024
+
+
+def sampled(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]]:
+    """The share of all clips, rounded up, at random; for each shard their numbers in it, rising. The same for the same
+    seed."""
+    count = math.ceil(manifest.clips * share)
+    chosen = np.sort(np.random.default_rng(seed).choice(manifest.clips, count, replace=False, shuffle=False))
+    ends = np.cumsum([entry.clips for entry in manifest.shards])
+    parts = np.split(chosen, np.searchsorted(chosen, ends[:-1])) if len(ends) else []
+    return [
+        tuple((part - (end - entry.clips)).tolist())
+        for part, end, entry in zip(parts, ends, manifest.shards, strict=True)
+    ]
 
 
 def check_idx(data: bytes, clips: ClipTable) -> Iterator[Finding]:

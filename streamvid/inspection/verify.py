@@ -36,10 +36,11 @@ from streamvid.inspection.checks import (
     check_packets_file,
     check_place,
     check_tar,
+    sampled,
     source_of_shard,
 )
-from streamvid.inspection.chosen import quarantined, sampled
 from streamvid.inspection.stored_checksums import fill_shard, publish_shards
+from streamvid.loader.quarantine import quarantined
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges

@@ -23,7 +23,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.checks import integer, is_integer, one_of
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.errors import ClipError, DatasetError, InputError
 from streamvid.plan.absent import AbsentRows
 from streamvid.plan.world import World
@@ -231,11 +231,34 @@ def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
     shards: dict[str, list[int]] = {}  # several of a checksum where a dataset is mixed with itself
     for number, shard in enumerate(dataset.shards):
         shards.setdefault(shard.packets_sha256, []).append(number)
-    for entry in entries(file):
+    for entry in _entries(file):
         yield from ((row, str(entry.get("time"))) for row in _rows(entry, dataset, shards))
 
 
-def entries(file: Path) -> Iterator[dict[str, Any]]:
+def quarantined(manifest: Manifest, file: Path) -> list[tuple[int, ...]]:
+    """The clips that a file of a quarantine names, or all files of its folder, for each shard their numbers in it,
+    rising; lines of other datasets are left out.
+
+    Raises:
+        InputError: there is no such file, or it names no clip of the dataset.
+    """
+    if not file.exists():
+        raise InputError(f"there is no {file}: name a file of a run's quarantine, such as quarantine/0.jsonl")
+    named: dict[str, list[dict[str, Any]]] = {}
+    for one in sorted(file.glob("*.jsonl")) if file.is_dir() else [file]:
+        for line in _entries(one):
+            if isinstance(line.get("packets_sha256"), str) and is_integer(line.get("number")):
+                named.setdefault(line["packets_sha256"], []).append(line)
+    rows = []
+    for shard in manifest.shards:
+        lines = (line for line in named.get(shard.packets_sha256, ()) if _of_shard(line, shard))
+        rows.append(tuple(sorted({line["number"] for line in lines if 0 <= line["number"] < shard.clips})))
+    if not any(rows):
+        raise InputError(f"{file} names no clip of this dataset: name the quarantine of a run over it")
+    return rows
+
+
+def _entries(file: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file of a quarantine that are JSON objects. Nothing in them is checked."""
     for line in _lines(file):
         try:
@@ -246,7 +269,7 @@ def entries(file: Path) -> Iterator[dict[str, Any]]:
             yield entry
 
 
-def of_shard(entry: Mapping[str, Any], shard: ShardEntry) -> bool:
+def _of_shard(entry: Mapping[str, Any], shard: ShardEntry) -> bool:
     """Whether a line, whose checksum is the shard's, is of it. One that was written anew has the indexes of the one
     before, if a bad clip was repaired of the same video."""
     return not shard.origin or entry.get("shard") == shard.name
@@ -258,7 +281,7 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
     if not (isinstance(sha256, str) and is_integer(number) and isinstance(key, str)):
         return
     for shard in shards.get(sha256, ()):
-        if not of_shard(entry, dataset.shards[shard]):
+        if not _of_shard(entry, dataset.shards[shard]):
             continue
         rows = dataset.rows(shard)
         if 0 <= number < rows.stop - rows.start:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from streamvid.checks import suggest_keywords
-from streamvid.dataset.grants import grant
+from streamvid.dataset.roots import grant
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
 from streamvid.packing.destination import read_rejected

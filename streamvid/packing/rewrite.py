@@ -22,9 +22,9 @@ from streamvid.arrays import Float64, Int64, unique_rows
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.grants import grant
 from streamvid.dataset.members import MEMBERS
 from streamvid.dataset.meta_columns import as_stored
+from streamvid.dataset.roots import grant
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.clip_rows import place_of_clip
 from streamvid.packing.destination import base_name

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from streamvid.checks import suggest_keywords
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.grants import grant
 from streamvid.dataset.revisions import change
+from streamvid.dataset.roots import grant
 from streamvid.errors import InputError, StreamvidError
-from streamvid.inspection.chosen import quarantined
+from streamvid.loader.quarantine import quarantined
 from streamvid.packing.clip_rows import clip_columns, place_columns
 from streamvid.packing.destination import work_folder
 from streamvid.packing.inputs import SourceVideo, find_sources

@@ -21,7 +21,7 @@ from streamvid.dataset.manifest import SHARD_EXTENSIONS
 from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
 from streamvid.inspection import beside
-from streamvid.inspection.chosen import sampled
+from streamvid.inspection.checks import sampled
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
 from streamvid.workers import Workers
