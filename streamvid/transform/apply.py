@@ -63,11 +63,7 @@ def _apply(transform: Transform | Views, pixels: Any, batch: EncodedBatch, *, on
         return writer.tensors
     if crop_resized:
         (boxes,) = crop_boxes(transform, params, batch.heights, batch.widths)
-        height, width = pixels.shape[1:3]
-        sink = RenderedFrames(
-            list(by_view(transform).values()), boxes, color=RGB, height=height, width=width, count=len(pixels),
-            scratch=Scratch(),
-        )  # fmt: skip
+        sink = RenderedFrames(list(by_view(transform).values()), boxes, batch.slices[0], Scratch())
         _write(sink, pixels)
         inputs = sink.frames
     from nvidia.dali.experimental import dynamic

@@ -109,14 +109,7 @@ class CpuBatchWriter:
         self.tensors = {name: view.tensor for name, view in zip(names, views, strict=True)}
         self.sinks = []
         for clip, (encoded, gather) in enumerate(zip(batch.slices, batch.gather, strict=True)):
-            render = FrameRenderer(
-                list(by_view(transform).values()),
-                boxes[clip],
-                color=encoded.color,
-                height=encoded.height,
-                width=encoded.width,
-                scratch=scratch,
-            )
+            render = FrameRenderer(list(by_view(transform).values()), boxes[clip], encoded, scratch)
             flips = [_flips(params, view, clip) for view in names]
             self.sinks.append(_Sink(clip, encoded, gather.tolist(), render, views, flips))
 

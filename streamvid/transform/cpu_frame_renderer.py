@@ -12,9 +12,9 @@ from streamvid.arrays import UInt8
 from streamvid.color.full_size import FullSizeConverter
 from streamvid.color.picture import Picture
 from streamvid.color.render import PlaneFormat, PlaneRenderer, normalise
-from streamvid.color.tags import Color
 from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, as_decoded
 from streamvid.transform.spec import Transform
+from streamvid.video.packet_selection import EncodedSlice
 
 Pixels = npt.NDArray[Any]
 
@@ -34,30 +34,23 @@ class FrameRenderer:
 
     Args:
         transforms, boxes: of each view. What comes after cropping, resizing and normalising is not done here.
-        color: what decoded samples mean, by the clip's tags.
-        height, width: of decoded frames, which may lie on their side.
+        encoded: the clip; its frames may lie on their side.
         scratch: memory to work in.
     """
 
     def __init__(
-        self,
-        transforms: Sequence[Transform],
-        boxes: Sequence[CropBox],
-        *,
-        color: Color,
-        height: int,
-        width: int,
-        scratch: Scratch,
+        self, transforms: Sequence[Transform], boxes: Sequence[CropBox], encoded: EncodedSlice, scratch: Scratch
     ) -> None:
         self._views = list(zip(transforms, boxes, strict=True))
-        self._color = color.chosen(transforms[0].color)
-        self._height, self._width, self._scratch = height, width, scratch
+        self._color = encoded.color.chosen(transforms[0].color)
+        self._height, self._width, self._scratch = encoded.height, encoded.width, scratch
         self._renderers: dict[PlaneFormat, list[PlaneRenderer]] = {}
         self._convert: FullSizeConverter | None = None
         if transforms[0].converts_first:
             self._convert = FullSizeConverter(self._color)
             # Views with the same box share the work.
-            self._resizers = {box: CropResizer(box, height=height, width=width, scratch=scratch) for box in boxes}
+            size = {"height": encoded.height, "width": encoded.width}
+            self._resizers = {box: CropResizer(box, **size, scratch=scratch) for box in boxes}
 
     def __call__(self, picture: Picture, outs: Sequence[Pixels]) -> None:
         """Render a frame.
@@ -105,27 +98,19 @@ class RenderedFrames:
     """Keeps the cropped and resized frames of all views of a clip, for DALI (`streamvid.decode.base.FrameSink`).
 
     Args:
-        transforms, boxes, color, height, width, scratch: as of `FrameRenderer`.
-        count: how many frames there are.
+        transforms, boxes, encoded, scratch: as of `FrameRenderer`.
 
     Attributes:
         frames: of each view, uint8 [count, height, width, 3].
     """
 
     def __init__(
-        self,
-        transforms: Sequence[Transform],
-        boxes: Sequence[CropBox],
-        *,
-        color: Color,
-        height: int,
-        width: int,
-        count: int,
-        scratch: Scratch,
+        self, transforms: Sequence[Transform], boxes: Sequence[CropBox], encoded: EncodedSlice, scratch: Scratch
     ) -> None:
         levels = [Transform(dtype="uint8", color=one.color, resize_in=one.resize_in) for one in transforms]
-        self._render = FrameRenderer(levels, boxes, color=color, height=height, width=width, scratch=scratch)
-        self.frames: list[UInt8] = [np.empty((count, *box.size, 3), dtype=np.uint8) for box in boxes]
+        self._render = FrameRenderer(levels, boxes, encoded, scratch)
+        shapes = [(len(encoded.frames), *box.size, 3) for box in boxes]
+        self.frames: list[UInt8] = [np.empty(shape, dtype=np.uint8) for shape in shapes]
 
     def write(self, row: int, picture: Picture) -> None:
         """See `streamvid.decode.base.FrameSink`."""

@@ -108,16 +108,8 @@ class GpuPictures:
     def sinks(self, numbers: Sequence[int]) -> list[RenderedFrames]:
         """What takes the frames of clips from the CPU's decoder."""
         for clip in numbers:
-            encoded = self._batch.slices[clip]
-            self._sinks[clip] = RenderedFrames(
-                [view.transform for view in self._views],
-                self._boxes[clip],
-                color=encoded.color,
-                height=encoded.height,
-                width=encoded.width,
-                count=len(encoded.frames),
-                scratch=self._scratch,
-            )
+            transforms = [view.transform for view in self._views]
+            self._sinks[clip] = RenderedFrames(transforms, self._boxes[clip], self._batch.slices[clip], self._scratch)
         return [self._sinks[clip] for clip in numbers]
 
     def upload(self) -> None:

@@ -289,18 +289,8 @@ class DaliRenderer:
         if isinstance(decoder, GpuDecoder):
             return self._submit_to_gpu(batch, params, decoder, _left_to_cpu(batch, self._on_cpu, on_cpu))
         boxes = crop_boxes(self._transform, params, batch.heights, batch.widths)
-        sinks = [
-            RenderedFrames(
-                list(by_view(self._transform).values()),
-                views,
-                color=one.color,
-                height=one.height,
-                width=one.width,
-                count=len(one.frames),
-                scratch=self._scratch,
-            )
-            for views, one in zip(boxes, batch.slices, strict=True)
-        ]
+        views = list(by_view(self._transform).values())
+        sinks = [RenderedFrames(views, *one, self._scratch) for one in zip(boxes, batch.slices, strict=True)]
         written = decoder.write(batch.slices, sinks)
 
         def decoded() -> DecodedBatch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -134,10 +135,8 @@ def _crop_resized(
     boxes = crop_boxes(transform, params, encoded.heights, encoded.widths)
     for views, frames in zip(boxes, clips, strict=True):
         count, height, width, _ = frames.shape
-        sink = RenderedFrames(
-            list(by_view(transform).values()), views, color=RGB, height=height, width=width, count=count,
-            scratch=Scratch(),
-        )  # fmt: skip
+        decoded: Any = SimpleNamespace(color=RGB, height=height, width=width, frames=range(count))
+        sink = RenderedFrames(list(by_view(transform).values()), views, decoded, Scratch())
         for row, frame in enumerate(frames):
             sink.write(row, rgb_picture(frame))
         sinks.append(sink)

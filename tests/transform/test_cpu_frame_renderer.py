@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -20,6 +21,7 @@ from streamvid.transform.spec import Transform
 
 HEIGHT, WIDTH = 97, 131
 COLOR = Color("bt709", False, (1, 0))
+CLIP: Any = SimpleNamespace(color=COLOR, height=HEIGHT, width=WIDTH)
 BOXES = [
     CropBox(turns, (3.5, 8.0), (80.25, 71.0), (40, 33), mirrored) for turns in range(4) for mirrored in (False, True)
 ]
@@ -36,7 +38,7 @@ def frame(style: str = "smooth", pix_fmt: str = "yuv420p") -> av.VideoFrame:
 
 def rendered(picture: Picture, boxes: list[CropBox], **options: Any) -> list[npt.NDArray[np.uint8]]:
     transforms = [Transform(dtype="uint8", **options)] * len(boxes)
-    render = FrameRenderer(transforms, boxes, color=COLOR, height=HEIGHT, width=WIDTH, scratch=Scratch())
+    render = FrameRenderer(transforms, boxes, CLIP, Scratch())
     outs = [np.zeros((3, *box.size), dtype=np.uint8) for box in boxes]
     render(picture, outs)
     return outs
@@ -90,9 +92,7 @@ def test_planes_are_turned_like_rgb(pix_fmt: str) -> None:
 
 def test_frames_that_change_their_format() -> None:
     """A stream may go on in other planes; each frame is read as what it is."""
-    render = FrameRenderer(
-        [Transform(dtype="uint8")], [BOXES[0]], color=COLOR, height=HEIGHT, width=WIDTH, scratch=Scratch()
-    )
+    render = FrameRenderer([Transform(dtype="uint8")], [BOXES[0]], CLIP, Scratch())
     made = []
     for pix_fmt in ("yuv420p", "yuv444p", "yuv420p10le", "yuv420p"):
         made.append(np.zeros((3, *BOXES[0].size), dtype=np.uint8))
