@@ -20,7 +20,7 @@ from streamvid import __version__
 from streamvid.checks import did_you_mean
 from streamvid.cli import clips, export, info, pack, reshape, revising, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, fail
-from streamvid.errors import StreamvidError
+from streamvid.errors import InputError, StreamvidError
 
 _AGAIN_SECONDS: Final = 0.05
 """Delay before a lost signal is sent again."""
@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(name).setLevel(level)
     try:
         with _stoppable():
+            if (workers := getattr(arguments, "workers", None)) is not None and workers < 1:
+                raise InputError(f"--workers {workers}: give 1 or more, or leave it out")
             code: int = arguments.run(arguments)
             sys.stdout.flush()
         return code

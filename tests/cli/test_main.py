@@ -93,7 +93,7 @@ def test_verify_and_its_exit_code(folder: Path, tmp_path: Path, capsys: pytest.C
         (["pack", "in", "out", "--labels", "none.csv"], "none.csv"),
         (["pack", "in", "labels.csv"], "labels.csv is a file"),
         (["pack", "in", "labels.csv/x"], "a part of the path is a file"),
-        (["verify", "ds", "--workers", "-1"], "-1 workers"),
+        (["verify", "ds", "--workers", "-1"], "--workers -1"),
         (["info", "zzz://x/y"], "'zzz' is not a known protocol"),
     ],
 )
