@@ -13,7 +13,6 @@ from streamvid.storage.url import redact
 from streamvid.text import printable
 
 if TYPE_CHECKING:
-    from streamvid.dataset.dataset import Dataset
     from streamvid.packing.report import PackReport
 
 
@@ -57,14 +56,10 @@ def add_parser(commands: Commands) -> None:
     })  # fmt: skip
 
 
-def _open(path: str, arguments: argparse.Namespace) -> Dataset:
-    return open_dataset(path, arguments, getattr(arguments, "revision", None))
-
-
 def _merge(arguments: argparse.Namespace) -> int:
     from streamvid.packing.reshape import merge
 
-    _print(call(merge, arguments, datasets=[_open(path, arguments) for path in arguments.datasets]), "merged")
+    _print(call(merge, arguments, datasets=[open_dataset(path, arguments) for path in arguments.datasets]), "merged")
     return 0
 
 
@@ -73,7 +68,7 @@ def _split(arguments: argparse.Namespace) -> int:
 
     shares = None if arguments.shares is None else _named(arguments.shares.split(","), "--shares", "train=0.9,test=0.1")
     keys = None if arguments.keys is None else _named(arguments.keys, "--keys", "train=train.txt")
-    dataset = _open(arguments.dataset, arguments)
+    dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
     reports = call(split, arguments, dataset=dataset, shares=shares, keys=keys)
     for report in reports.values():
         _print(report, "split off")
@@ -104,5 +99,6 @@ def _named(given: Sequence[str], option: str, example: str) -> dict[str, str]:
 def _reshard(arguments: argparse.Namespace) -> int:
     from streamvid.packing.reshape import reshard
 
-    print_summary(call(reshard, arguments, dataset=_open(arguments.dataset, arguments)), "copied")
+    dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
+    print_summary(call(reshard, arguments, dataset=dataset), "copied")
     return 0

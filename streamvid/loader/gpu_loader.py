@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -32,7 +33,7 @@ from streamvid.loader.preflight import FALLBACKS, ClipRoute, Fallback, find_cpu_
 from streamvid.loader.quarantine import OnError
 from streamvid.loader.rescue import BAD_CLIP, Rescuer
 from streamvid.loader.run_position import Delivery, RunPosition
-from streamvid.loader.sampler_state import GlobalGenerator, ResumableBatches, SamplerPosition, from_state, to_state
+from streamvid.loader.sampler_state import ResumableBatches, SamplerPosition, from_state, global_generator, to_state
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
 from streamvid.plan.world import find_cores, find_device
 from streamvid.transform.render import make_renderer
@@ -264,7 +265,7 @@ class GpuDataLoader:
         policy, rescue = self.dataset.policy, None
         if policy.on_error != "raise":
             rescue = self.dataset.rescuer(order.given.__getitem__, threads=self._num_threads)
-        encoded = self._encoded(GlobalGenerator(own), made, rescue)
+        encoded = self._encoded(global_generator(own), made, rescue)
         rendered = self._pipeline.run(encoded, read_here=self._num_workers > 0, rescue=rescue)
         try:
             while True:
@@ -286,7 +287,7 @@ class GpuDataLoader:
             raise InputError(f"the state is behind {made} batches of an epoch, but the sampler gave no more than that")
 
     def _encoded(
-        self, generator: GlobalGenerator, first_number: int, rescue: Rescuer | None
+        self, generator: AbstractContextManager[None], first_number: int, rescue: Rescuer | None
     ) -> Generator[EncodedBatch, None, None]:
         """The batches of PyTorch's DataLoader, in order."""
         getpid = os.getpid  # the module may be gone when Python closes this generator at its end

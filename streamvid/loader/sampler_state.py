@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -134,26 +135,18 @@ class ResumableBatches:
             raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
 
 
-class GlobalGenerator:
-    """PyTorch's own generator, for a while in the state that it had when an epoch began. Samplers without a generator
-    draw from it; what the training loop draws stays as it would have been.
+@contextmanager
+def global_generator(state: Mapping[str, Any] | None) -> Iterator[None]:
+    """Let PyTorch's own generator be, for the block, in the state that it had when an epoch began. Samplers without a
+    generator draw from it; what the training loop draws stays as it would have been.
 
     Args:
         state: as `ResumableBatches.state` has it; None leaves the generator as it is.
     """
-
-    def __init__(self, state: Mapping[str, Any] | None) -> None:
-        self._state = state
-        self._before: torch.Tensor | None = None
-
-    def __enter__(self) -> None:
-        if self._state is not None:
-            self._before = torch.get_rng_state()
-            torch.set_rng_state(_tensor(self._state["generator"]))
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            torch.set_rng_state(self._before)
+    with torch.random.fork_rng(devices=[], enabled=state is not None):
+        if state is not None:
+            torch.set_rng_state(_tensor(state["generator"]))
+        yield
 
 
 def to_state(position: SamplerPosition, batches: ResumableBatches, *, batch_size: int, samples: int) -> dict[str, Any]:

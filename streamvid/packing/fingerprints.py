@@ -138,31 +138,28 @@ def versions() -> dict[str, str]:
     }
 
 
-def job_fingerprint(
-    sources: Iterable[SourceVideo],
-    metadata: Metadata,
-    *,
-    settings: Mapping[str, object],
-    versions: Mapping[str, str],
-    base: str,
-) -> str:
-    """The fingerprint of a pack: hexadecimal SHA-256 digests of sources, options, versions and base, joined by '-'.
+def sources_digest(sources: Iterable[SourceVideo], metadata: Metadata) -> str:
+    """SHA-256 of the sources of a pack, in hexadecimal.
 
     Args:
         sources: in order, with class numbers as labels. Their paths do not count: moved videos are the same videos.
         metadata: the rows of the sources and their cuts.
-        settings: everything else that the bytes depend on.
-        versions: of the libraries, see `versions`.
-        base: SHA-256 of the dataset.json that is appended to; "" for a new dataset.
     """
     content = hashlib.sha256()
     for source in sources:
         content.update(json.dumps({**_described(source, metadata), "path": ""}).encode())
-    return fingerprint(content.hexdigest(), settings=settings, versions=versions, base=base)
+    return content.hexdigest()
 
 
 def fingerprint(content: str, *, settings: Mapping[str, object], versions: Mapping[str, str], base: str) -> str:
-    """As `job_fingerprint`, of a content that has a digest already."""
+    """The fingerprint of a pack: hexadecimal SHA-256 digests of sources, options, versions and base, joined by '-'.
+
+    Args:
+        content: the digest of the sources.
+        settings: everything else that the bytes depend on.
+        versions: of the libraries, see `versions`.
+        base: SHA-256 of the dataset.json that is appended to; "" for a new dataset.
+    """
     others = [hashlib.sha256(json.dumps(to_json(part)).encode()).hexdigest() for part in (settings, versions, base)]
     return "-".join([content, *(digest[:16] for digest in others)])
 

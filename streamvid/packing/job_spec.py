@@ -13,7 +13,7 @@ import pyarrow as pa
 from streamvid.packing.append import BaseDataset, changed_sources, extend_classes, new_sources
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name
-from streamvid.packing.fingerprints import MISSING, NO_MARK, job_fingerprint, source_details, versions
+from streamvid.packing.fingerprints import MISSING, NO_MARK, fingerprint, source_details, sources_digest, versions
 from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import SourceVideo, find_sources
@@ -94,11 +94,11 @@ class JobSpec:
     groups: list[Group]
     name: str
     classes: tuple[str, ...] | None
-    base: BaseDataset | None
-    skipped: int
-    unlabelled: int
     settings: dict[str, object]
-    joins: tuple[Join, ...]
+    base: BaseDataset | None = None
+    skipped: int = 0
+    unlabelled: int = 0
+    joins: tuple[Join, ...] = ()
     forget: tuple[tuple[str, int], ...] = ()
 
     @property
@@ -190,24 +190,23 @@ def plan_job(
     if options.in_place:
         sources = [replace(source, root=root_name(source.root, destination)) for source in sources]
         known = tuple(dict.fromkeys((*known, *(source.root for source in sources if not source.problem))))
-    fingerprint = job_fingerprint(
-        sources,
-        columns,
+    mark = fingerprint(
+        sources_digest(sources, columns),
         settings={**settings, "columns": columns.schema, "classes": classes, "scenes": scene_versions(options)},
         versions=versions(),
         base="" if base is None else base.sha256,
     )
     return JobSpec(
-        PackJob(fingerprint, shard_size, options, versions(), known),
+        PackJob(mark, shard_size, options, versions(), known),
         sources,
         columns,
         groups,
         name,
         classes,
+        settings,
         base,
         skipped=found - len(sources),
         unlabelled=unlabelled if unlabelled < len(sources) else 0,
-        settings=settings,
         joins=tuple(joins),
         forget=tuple(clip for clips in changed.values() for clip in clips),
     )

@@ -72,14 +72,9 @@ def merge(
     source = opened[0] if len(opened) == 1 and not prefix else ConcatDataset(opened)
     rows = _delivered(source)
     keys = _merged_keys(source, rows, prefix=prefix) if isinstance(source, ConcatDataset) else None
-    spec = plan_rewrite(
-        Rewrite(source, rows, keys, copy=copy),
-        run.destination,
-        shard_size=shard_size,
-        name=name,
-        settings={"command": "merge"},
-    )
-    return run_rewrite(spec, run)
+    rewrite = Rewrite(source, rows, keys, copy=copy)
+    settings = {"command": "merge"}
+    return run_rewrite(plan_rewrite(rewrite, run.destination, shard_size, name, settings), run)
 
 
 @suggest_keywords
@@ -152,7 +147,7 @@ def split(
         rewrite = Rewrite(opened, chosen, None, copy=copy)
         place = places[name] = join(run.destination, name)
         more = {**settings, "part": name}
-        specs[name] = plan_rewrite(rewrite, place, shard_size=shard_size, name=name, settings=more)
+        specs[name] = plan_rewrite(rewrite, place, shard_size, name, more)
         state, mine = read_state(place), specs[name].job.fingerprint
         if not overwrite and state.manifest is not None and mine not in (state.packed_by, state.claimed_by):
             raise InputError(DATASET_EXISTS.format(redact(place)))
@@ -199,14 +194,8 @@ def reshard(
     if shuffle:
         rows = rows[order_of(opened, rows, integer(seed, "seed", least=0, most=None))]
         settings["seed"] = seed
-    spec = plan_rewrite(
-        Rewrite(opened, rows, None, copy=True),
-        run.destination,
-        shard_size=shard_size,
-        name=opened.manifest.name if name is None else name,
-        settings=settings,
-    )
-    return run_rewrite(spec, run)
+    rewrite, name = Rewrite(opened, rows, None, copy=True), opened.manifest.name if name is None else name
+    return run_rewrite(plan_rewrite(rewrite, run.destination, shard_size, name, settings), run)
 
 
 def _opened(dataset: Given) -> Dataset:

@@ -212,7 +212,7 @@ class RewriteSpec(JobSpec):
 
 
 def plan_rewrite(
-    rewrite: Rewrite, destination: str, *, shard_size: int, name: str | None, settings: Mapping[str, object]
+    rewrite: Rewrite, destination: str, shard_size: int, name: str | None, settings: Mapping[str, object]
 ) -> RewriteSpec:
     """Determine everything that the bytes of the new dataset depend on.
 
@@ -242,11 +242,7 @@ def plan_rewrite(
         groups=partition(sizes, shard_size),
         name=name,
         classes=rewrite.source.classes,
-        base=None,
-        skipped=0,
-        unlabelled=0,
         settings=whole,
-        joins=(),
         rewrite=rewrite,
     )
 

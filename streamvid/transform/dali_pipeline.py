@@ -6,6 +6,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import tee
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -215,10 +216,9 @@ class _Feed:
 
     def __init__(self, param_names: Sequence[str], *, frame_inputs: int) -> None:
         self._param_names, self._frame_inputs = param_names, frame_inputs
-        self._source: Iterator[DecodedBatch] = iter(())
-        # Of each external source, the batches that the other has taken already.
-        self._for_frames: deque[DecodedBatch] = deque()
-        self._for_rest: deque[DecodedBatch] = deque()
+        # Of each external source.
+        self._for_frames: Iterator[DecodedBatch] = iter(())
+        self._for_rest: Iterator[DecodedBatch] = iter(())
         self._held: deque[DecodedBatch] = deque(maxlen=3)
         self.inside: deque[EncodedBatch] = deque()
 
@@ -240,28 +240,25 @@ class _Feed:
 
     def start(self, batches: Iterator[DecodedBatch]) -> None:
         """Take batches from there from now on."""
-        self._source = batches
-        for queue in (self._for_frames, self._for_rest, self.inside):
-            queue.clear()
-
-    def _pull(self, asking: deque[DecodedBatch], other: deque[DecodedBatch]) -> DecodedBatch:
-        if not asking:
-            batch = next(self._source)
-            self.inside.append(batch.encoded)
-            asking.append(batch)
-            other.append(batch)
-        return asking.popleft()
+        self.inside.clear()
+        self._for_frames, self._for_rest = tee(_noted(batches, self.inside))
 
     def _next_frames(self) -> Sequence[Sequence[Frames]]:
-        batch = self._pull(self._for_frames, self._for_rest)
+        batch = next(self._for_frames)
         # DALI copies frames on the GPU after this returns. When it asks for the next but one, the copy has been made:
         # the pipeline works on two batches at a time.
         self._held.append(batch)
         return tuple(batch.frames)
 
     def _next_rest(self) -> tuple[list[Array], ...]:
-        batch = self._pull(self._for_rest, self._for_frames)
+        batch = next(self._for_rest)
         return input_arrays(batch.encoded, batch.params, self._param_names)
+
+
+def _noted(batches: Iterator[DecodedBatch], inside: deque[EncodedBatch]) -> Iterator[DecodedBatch]:
+    for batch in batches:
+        inside.append(batch.encoded)
+        yield batch
 
 
 def external_inputs(

@@ -13,8 +13,9 @@ import pytest
 from streamvid.packing.fingerprints import (
     MISSING,
     differing_parts,
-    job_fingerprint,
+    fingerprint,
     source_details,
+    sources_digest,
     to_json,
     versions,
 )
@@ -28,7 +29,9 @@ METADATA = metadata_of(pa.table({"x": [1, 2]}))
 
 
 def print_of(source: SourceVideo = SOURCE, base: str = "", **settings: object) -> str:
-    return job_fingerprint([source], METADATA, settings={"a": 1, **settings}, versions={"av": "1"}, base=base)
+    return fingerprint(
+        sources_digest([source], METADATA), settings={"a": 1, **settings}, versions={"av": "1"}, base=base
+    )
 
 
 def test_a_fingerprint_tells_what_differs() -> None:
@@ -48,7 +51,7 @@ def test_a_fingerprint_tells_what_differs() -> None:
     assert differing_parts(one, other) == "options"
     assert "dataset" in differing_parts(print_of(), print_of(base="x"))
     assert differing_parts(print_of(), "") == "inputs or options"
-    assert job_fingerprint([SOURCE], METADATA, settings={}, versions=versions(), base="").count("-") == 3
+    assert fingerprint(sources_digest([SOURCE], METADATA), settings={}, versions=versions(), base="").count("-") == 3
 
 
 def test_only_plain_values_have_a_fingerprint() -> None:
