@@ -377,7 +377,7 @@ def test_what_cannot_be_verified(tmp_path: Path, packed: Path) -> None:
     for share in (0.0, 1.1, -1.0, float("nan")):
         with pytest.raises(InputError, match="is no share of the clips"):
             verify(packed, sample=share)
-    with pytest.raises(InputError, match="seed -1"):
+    with pytest.raises(InputError, match="seed must be"):
         verify(packed, sample=0.5, seed=-1)
 
 
