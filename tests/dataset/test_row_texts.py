@@ -19,7 +19,7 @@ from streamvid.dataset import dataset as dataset_module
 from streamvid.dataset import row_texts, table_cache
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import DatasetError
-from streamvid.packing import row_writer
+from streamvid.packing import shard_writer
 from streamvid.storage import lru_cache, table_bounds
 from streamvid.storage.explain import StorageUnavailable
 from tests.dataset.test_tables import (
@@ -232,7 +232,7 @@ def test_a_run_over_a_bucket_reads_no_more_than_it_needs(
 
 def test_clips_outside_of_shards(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     videos = sorted(packed.parent.glob("*.mp4"))
-    monkeypatch.setattr(row_writer, "MOST_INDEXED", 1)
+    monkeypatch.setattr(shard_writer, "MOST_INDEXED", 1)
     with packing_inline():
         sv.index(videos, tmp_path / "set", progress=False)
     assert manifest_of(tmp_path / "set")["tables"]
