@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,10 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
+_BLOCK: Final = 1 << 20
 
 
-def unique_rows(*columns: npt.NDArray[Any]) -> tuple[Int64, Int64]:
+def unique_rows(*columns: npt.NDArray[Any]) -> tuple[Int64, Int32]:
     """The distinct rows of a table, as `np.unique` with axis=0 finds them, in linear time: by hashing.
 
     Args:
@@ -24,19 +25,21 @@ def unique_rows(*columns: npt.NDArray[Any]) -> tuple[Int64, Int64]:
 
     Returns:
         The first row of each distinct one, int64 [distinct], sorted by the columns' values; and for every row the
-        number of its distinct one, int64 [rows].
+        number of its distinct one, int32 [rows].
     """
-    which: Int64 | None = None
+    which: Int32 | None = None
     columns = tuple(column for column in columns if len(column) and column.min() != column.max()) or columns[:1]
     for column in columns:
         # Numbered anew after each column, so that the next one fits into the lower 32 bits.
-        combined = column if which is None else which << 32 | column
+        combined = column if which is None else which.astype(np.int64) << 32 | column
         encoded: Any = pa.array(combined).dictionary_encode()
-        which = encoded.indices.to_numpy().astype(np.int64)
+        which = encoded.indices.to_numpy()
     assert which is not None
     first = np.empty(int(which.max(initial=-1)) + 1, dtype=np.int64)
-    first[which[::-1]] = np.arange(len(which) - 1, -1, -1)
+    for end in range(len(which), 0, -_BLOCK):
+        start = max(0, end - _BLOCK)
+        first[which[start:end][::-1]] = np.arange(end - 1, start - 1, -1)
     order = np.lexsort([column[first] for column in reversed(columns)])
-    numbers = np.empty_like(order)
+    numbers = np.empty(len(order), dtype=np.int32)
     numbers[order] = np.arange(len(order))
     return first[order], numbers[which]

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamvid import arrays
 from streamvid.arrays import unique_rows
 
 values = st.one_of(st.integers(0, 3), st.integers(0, (1 << 31) - 1))
 
 
-@given(st.integers(1, 4).flatmap(lambda width: st.lists(st.tuples(*[values] * width), min_size=1, max_size=30)))
-def test_distinct_rows_are_those_of_numpy(table: list[tuple[int, ...]]) -> None:
+@given(
+    st.integers(1, 4).flatmap(lambda width: st.lists(st.tuples(*[values] * width), min_size=1, max_size=30)),
+    st.sampled_from([1, 7, 1 << 20]),
+)
+def test_distinct_rows_are_those_of_numpy(table: list[tuple[int, ...]], block: int) -> None:
     columns = np.array(table, dtype=np.int32).T
-    first, which = unique_rows(*columns)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrays, "_BLOCK", block)
+        first, which = unique_rows(*columns)
     _, expected_first, expected = np.unique(columns, axis=1, return_index=True, return_inverse=True)
     assert first.tolist() == expected_first.tolist()
     assert which.tolist() == expected.ravel().tolist()

@@ -243,10 +243,10 @@ class ClipSource:
         known: dict[int, AnyIndex] = {row: index for row in rows if (index := self._indexes.get(row)) is not None}
         wanted: dict[int, set[int]] = {row: set() for row in rows if row not in known}
         made: dict[int, T] = {}
-        reader = reader or self.reader
-        self.clips.key.prepare(rows, reader)
+        reader, path_of = reader or self.reader, path_of or self.shard_path
+        with self.clips.key.prepared(rows, reader):
+            self._read_indexes(known, wanted, reader, path_of, whole)
         while True:
-            self._read_indexes(known, wanted, reader, path_of or self.shard_path, whole)
             wanted = {}
             for n, row in enumerate(rows):
                 if n not in made:
@@ -256,6 +256,7 @@ class ClipSource:
                         wanted.setdefault(row, set()).update(missing.blocks)
             if not wanted:
                 return [made[n] for n in range(len(rows))]
+            self._read_indexes(known, wanted, reader, path_of, whole)
 
     def _read_indexes(
         self,

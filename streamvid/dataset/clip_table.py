@@ -64,6 +64,8 @@ class ClipTable:
     """One row per clip, over all shards in order. docs/format.md describes the columns.
 
     Attributes:
+        row: int64 [clips], the clips' row numbers: an array for whoever needs those of all clips, which the processes
+            of a node share.
         shard: int32 [clips], which of the dataset's shards holds the clip.
         label: int64 [clips], class number, or -1 for none.
         frames, packets, random_access: int32 [clips], counts.
@@ -83,6 +85,7 @@ class ClipTable:
         files: where the clips outside of shards are; None if there are none.
     """
 
+    row: Int64
     shard: Int32
     label: Int64
     frames: Int32

@@ -25,7 +25,7 @@ from streamvid.errors import InputError
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 
-_RENUMBERED: Final = ("shard", "label", "stsd_id")
+_RENUMBERED: Final = ("row", "shard", "label", "stsd_id")
 """Columns whose numbers change when datasets are concatenated."""
 
 
@@ -196,6 +196,7 @@ def _concat_clips(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Se
     starts = [np.int32(part.first_shard) for part in parts]
     columns["shard"] = np.concatenate([table.shard + start for table, start in zip(tables, starts, strict=True)])
     columns["label"] = np.concatenate(labels)
+    columns["row"] = np.arange(len(columns["label"]))
     firsts = np.cumsum([0, *(len(table.stsds) for table in tables)]).astype(np.int32)
     columns["stsd_id"] = np.concatenate([table.stsd_id + n for table, n in zip(tables, firsts, strict=False)])
     columns["stsds"] = BinaryColumn(_chunks([table.stsds.array for table in tables]))

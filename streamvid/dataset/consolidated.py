@@ -34,7 +34,7 @@ from streamvid.errors import DatasetError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_LAYOUT: Final = b"streamvid rows 8\n"
+_LAYOUT: Final = b"streamvid rows 9\n"
 """Part of the cache key: change it together with what `write_rows` writes."""
 _WRITERS: Final = 4
 _SAMPLE: Final = 1024
@@ -191,7 +191,7 @@ class _Joined:
     def __init__(self, entries: Sequence[ShardEntry]) -> None:
         self._shard = shard_numbers(entries)
         clips = len(self._shard)
-        kinds = NUMBERS | dict.fromkeys((*CATEGORIES, "stsd_id", "shard"), "int32")
+        kinds = NUMBERS | dict.fromkeys((*CATEGORIES, "stsd_id", "shard"), "int32") | {"row": "int64"}
         kinds |= {} if all(entry.has_tar for entry in entries) else PLACE_NUMBERS
         self.places: dict[str, tuple[str, int]] = {}
         self.end = 0
@@ -211,14 +211,14 @@ class _Joined:
     def add(self, block: RowBlock) -> tuple[list[tuple[npt.NDArray[Any], int]], pa.RecordBatch | str]:
         """Take a block: its numbers, with their places in the file, and its texts and metadata, or what names them."""
         rows = slice(self._done, self._done + len(block))
-        numbers = {**block.numbers, "shard": self._shard[rows]}
+        numbers = {**block.numbers, "shard": self._shard[rows], "row": np.arange(rows.start, rows.stop)}
         for name, category in block.categories.items():
             known = self._names[name]
             renumbered = [known.setdefault(text, len(known)) for text in category.names]
             same = renumbered == list(range(len(renumbered)))
             numbers[name] = category.codes if same else np.array(renumbered, dtype=np.int32)[category.codes]
         self._done = rows.stop
-        numbers["stsd_id"] = np.arange(rows.start, rows.stop, dtype=np.int32)
+        numbers["stsd_id"] = numbers["row"]
         texts: pa.RecordBatch | str
         if isinstance(block.texts, str):
             texts = block.texts

@@ -13,8 +13,9 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -84,8 +85,9 @@ class RowTexts:
     def __reduce__(self) -> tuple[object, ...]:
         return RowTexts, (self._blocks, self._entries, self._read)
 
-    def prepare(self, rows: Iterable[int], reader: RangeReader | None = None) -> None:
-        """Read what these rows need, side by side.
+    @contextmanager
+    def prepared(self, rows: Iterable[int], reader: RangeReader | None = None) -> Iterator[None]:
+        """Read what these rows need, side by side, while the block does something else; behind it, it is there.
 
         Args:
             reader: whose turn it is, and for how long a storage is asked; default: as long as for the dataset.
@@ -100,25 +102,35 @@ class RowTexts:
             if number not in self._tables and self._rows.get(row) is None:
                 wanted.setdefault(number, {}).setdefault(_place(self._shards, row), []).append(row)
         if not wanted:
+            yield
             return
-        alone: dict[int, list[int]] = {}
+        reader = reader or RangeReader(None if self._read is None else self._read.retry)
+        with ThreadPoolExecutor(1) as pool:
+            fetching = pool.submit(self._fetch, wanted, reader)
+            yield
+            with reader.turn.waiting():
+                files = fetching.result()
+        for s, source in files.items():
+            self._take(s, wanted[_place(self._starts, int(self._shards[s]))][s], source)
+
+    def _fetch(
+        self, wanted: Mapping[int, Mapping[int, Sequence[int]]], reader: RangeReader
+    ) -> Mapping[int, str | pa.Buffer | DatasetError]:
+        """Read blocks, or give files of shards instead; rows by block and shard."""
+        alone: set[int] = set()
         whole = []
         for number, shards in wanted.items():
             self._asked[number] += len(shards)
             if isinstance(self._blocks[number][1], str) and (self._asked[number] <= _ALONE or number in self._broken):
-                alone |= shards
+                alone |= shards.keys()
             else:
                 whole.append(number)
-        reader = reader or RangeReader(None if self._read is None else self._read.retry)
-        with reader.turn.waiting():
-            for number in self._load(whole, reader.retry):
-                alone |= wanted[number]
-            files = self._read.parquets(alone, reader) if self._read else {}
-        for s, some in alone.items():
-            self._take(s, some, files[s])
+        for number in self._load(whole, reader.retry):
+            alone |= wanted[number].keys()
+        return self._read.parquets(sorted(alone), reader) if self._read and alone else {}
 
     def value(self, name: str, row: int) -> str | bytes:
-        """The text of a row. Raises IndexError if there is no such row, else as `prepare`."""
+        """The text of a row. Raises IndexError if there is no such row, else as `prepared`."""
         row = range(len(self))[row]
         number = _place(self._starts, row)
         while True:
@@ -127,7 +139,8 @@ class RowTexts:
                 return text
             if (found := self._rows.get(row)) is not None:
                 return found.get(name, "")
-            self.prepare([row])
+            with self.prepared([row]):
+                pass
 
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of all rows: large_binary for `STSD`, else large_string, empty where a block has none."""
@@ -218,9 +231,9 @@ class TextColumn:
         """The column of all rows."""
         return self.texts.column(self.name)
 
-    def prepare(self, rows: Sequence[int], reader: RangeReader) -> None:
-        """See `RowTexts.prepare`."""
-        self.texts.prepare(rows, reader)
+    def prepared(self, rows: Sequence[int], reader: RangeReader) -> AbstractContextManager[None]:
+        """See `RowTexts.prepared`."""
+        return self.texts.prepared(rows, reader)
 
 
 @dataclass(frozen=True)

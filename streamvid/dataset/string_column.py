@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, TypeVar, overload
 
 import numpy as np
@@ -26,7 +27,7 @@ class LazyArray(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, row: int, /) -> str | bytes: ...
     def whole(self) -> pa.ChunkedArray: ...
-    def prepare(self, rows: Sequence[int], reader: RangeReader, /) -> None: ...
+    def prepared(self, rows: Sequence[int], reader: RangeReader, /) -> AbstractContextManager[None]: ...
 
 
 class ArrowColumn(Sequence[T]):
@@ -45,10 +46,9 @@ class ArrowColumn(Sequence[T]):
         """All strings."""
         return self._array if isinstance(self._array, pa.ChunkedArray) else self._array.whole()
 
-    def prepare(self, rows: Sequence[int], reader: RangeReader) -> None:
-        """Read what these strings need, all at once: see `streamvid.dataset.row_texts.RowTexts.prepare`."""
-        if not isinstance(self._array, pa.ChunkedArray):
-            self._array.prepare(rows, reader)
+    def prepared(self, rows: Sequence[int], reader: RangeReader) -> AbstractContextManager[None]:
+        """Read what these strings need: see `streamvid.dataset.row_texts.RowTexts.prepared`."""
+        return nullcontext() if isinstance(self._array, pa.ChunkedArray) else self._array.prepared(rows, reader)
 
     def __len__(self) -> int:
         return len(self._array)

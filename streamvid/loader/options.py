@@ -84,9 +84,10 @@ def fetched_as(
         return "local"
     if fetch != "auto":
         return fetch
+    pools = samples.pools.pools
     fetched = choose_fetch(
         samples.dataset,
-        np.concatenate([pool.sample_ids for pool in samples.pools.pools]),
+        np.concatenate([pool.sample_ids for pool in pools]) if len(pools) > 1 else pools[0].sample_ids,
         samples.spec,
         samples=len(plan) * plan.batch_size * plan.world.size // plan.world.nodes,
         cache_bytes=cache_bytes,

@@ -211,7 +211,7 @@ class StreamLoader:
         self._engine, self._routes = make_engine(
             engine,
             samples,
-            np.setdiff1d(rows, self.dataset.forgotten),
+            rows if not len(self.dataset.forgotten) else np.setdiff1d(rows, self.dataset.forgotten),
             self._quarantine,
             self._access,
             device_id=device_id,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from streamvid.plan.permutation import Pool
 from streamvid.plan.sample_id import MAX_SAMPLES, expand, rows_of
 from streamvid.sampling.base import FrameSampler
 
+_BLOCK: Final = 1 << 20
+"""Clips whose samples are counted at a time, for memory."""
+_MOST: Final = (1 << 31) - 1
 DatasetLike = Dataset | str | os.PathLike[str]
 """An open dataset, its folder, or its URL such as s3://bucket/name."""
 
@@ -144,9 +147,16 @@ class Pools:
 
     def rows(self) -> Int64:
         """int64: the rows of all selected clips, ascending and unique."""
-        # In a pool and from pool to pool they ascend already, and those of a clip's samples are equal.
-        rows: Int64 = np.concatenate([rows_of(pool.sample_ids) for pool in self.pools])
-        return rows[np.flatnonzero(np.diff(rows, prepend=-1))]
+        found = [_distinct(pool.sample_ids) for pool in self.pools]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _distinct(sample_ids: Int64) -> Int64:
+    """int64: the rows of samples of a pool, in which they ascend. Those of one sample each are not copied."""
+    if len(sample_ids) and sample_ids.max() == rows_of(sample_ids[-1:])[0] and (np.diff(sample_ids) > 0).all():
+        return sample_ids
+    rows = rows_of(sample_ids)
+    return rows[np.flatnonzero(np.diff(rows, prepend=-1))]
 
 
 def make_pools(source: Source, sampling: FrameSampler) -> Pools:
@@ -177,7 +187,7 @@ def _selected(source: Source, part: int) -> Int64:
     """int64: the rows, of all parts together, that one part's subset selects."""
     subset = source.subsets[part]
     ends = [*source.first[1:].tolist(), len(source.dataset)]
-    rows = np.arange(source.first[part], ends[part], dtype=np.int64)
+    rows = source.dataset.clips.row[source.first[part] : ends[part]]
     if subset.where is None and subset.keys is None:
         return rows
     return rows[select_rows(_dataset(source, part), where=subset.where, keys=subset.keys)]
@@ -189,7 +199,7 @@ def _dataset(source: Source, part: int) -> Dataset:
 
 def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSampler, *, whole: bool) -> Pool:
     dataset, subset = source.dataset, source.subsets[part]
-    samples = _per_tick(dataset, kept, partial(sampling.num_samples, whole=whole), dtype=np.int64)
+    samples = _per_tick(dataset, kept, partial(sampling.num_samples, whole=whole), dtype=np.int32)
     most = int(samples.max())
     if most > MAX_SAMPLES:
         raise InputError(
@@ -211,12 +221,15 @@ def _per_tick(dataset: ClipSource, rows: Int64, function: Callable[..., Any], *,
     """Apply a function of (frames, durations, tick) to rows, which may have different ticks."""
     clips = dataset.clips
     result = np.zeros(len(rows), dtype=dtype)
-    first, which = unique_rows(clips.time_base_num[rows], clips.time_base_den[rows])
-    for number, row in enumerate(rows[first].tolist()):
-        here = np.flatnonzero(which == number)
-        chosen = rows[here]
-        tick = Fraction(int(clips.time_base_num[row]), int(clips.time_base_den[row]))
-        result[here] = function(clips.frames[chosen].astype(np.int64), clips.duration[chosen], tick)
+    for start in range(0, len(rows), _BLOCK):
+        some, values = rows[start : start + _BLOCK], result[start : start + _BLOCK]
+        first, which = unique_rows(clips.time_base_num[some], clips.time_base_den[some])
+        for number, row in enumerate(some[first].tolist()):
+            here = np.flatnonzero(which == number)
+            chosen = some[here]
+            tick = Fraction(int(clips.time_base_num[row]), int(clips.time_base_den[row]))
+            found = function(clips.frames[chosen].astype(np.int64), clips.duration[chosen], tick)
+            values[here] = np.minimum(found, _MOST)
     return result
 
 

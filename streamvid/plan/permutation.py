@@ -16,6 +16,8 @@ from streamvid.plan.rng import COPIES, ORDER, SHARDS, generator
 from streamvid.plan.sample_id import repeat
 
 Shuffle = Literal["full", "block", "none"]
+_BLOCK: Final = 1 << 20
+"""Samples that are looked at together, for memory."""
 SHUFFLES: Final[tuple[Shuffle, ...]] = ("full", "block", "none")
 
 
@@ -95,7 +97,11 @@ def arrange(
 
 def _shard_bounds(shards: npt.NDArray[np.int32]) -> Int64:
     """int64 [shards + 1]: the index of each shard's first sample, and the number of samples."""
-    return np.concatenate([[0], np.flatnonzero(shards[1:] != shards[:-1]) + 1, [len(shards)]]).astype(np.int64)
+    found = [np.zeros(1, dtype=np.int64)]
+    for start in range(1, len(shards), _BLOCK):
+        some = shards[start - 1 : start + _BLOCK]
+        found.append(np.flatnonzero(some[1:] != some[:-1]) + start)
+    return np.concatenate([*found, [len(shards)]]).astype(np.int64)
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ def test_everything_is_as_in_the_parts(folder: Path) -> None:
         for row in range(len(dataset)):
             i = part.first + row
             for field in fields(ClipTable):
-                if field.name not in ("shard", "label", "key", "stsd_id", "stsds", "files"):
+                if field.name not in ("row", "shard", "label", "key", "stsd_id", "stsds", "files"):
                     assert getattr(joined.clips, field.name)[i] == getattr(dataset.clips, field.name)[row], field.name
             assert joined.key(i).endswith(dataset.key(row))
             assert joined.clips.stsds[joined.clips.stsd_id[i]] == dataset.clips.stsds[dataset.clips.stsd_id[row]]

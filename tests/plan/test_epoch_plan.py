@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from streamvid import All
 from streamvid.errors import InputError
-from streamvid.plan import epoch_plan
+from streamvid.plan import epoch_plan, permutation
 from streamvid.plan.checkpoint import Cursor, RunSchedule, position_from
 from streamvid.plan.epoch import LAST_BATCH, LastBatch, Step, Topology
 from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
@@ -251,6 +251,15 @@ def test_nodes_have_shards_of_their_own(nodes: int, ranks: int, batch: int, seed
         of_node.append(shards)
         assert sum(len(held) for held in shards.values()) <= 20 * nodes + nodes - 1
     assert of_node[0] == of_node[1]
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 9))
+def test_shards_begin_where_they_do(shards: list[int], block: int) -> None:
+    array = np.array(shards, dtype=np.int32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(permutation, "_BLOCK", block)
+        bounds = permutation._shard_bounds(array).tolist()
+    assert bounds == [0, *(n for n in range(1, len(shards)) if shards[n] != shards[n - 1]), len(shards)]
 
 
 def test_a_rank_orders_the_samples_of_its_own_node_alone(monkeypatch: pytest.MonkeyPatch) -> None:

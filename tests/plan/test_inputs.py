@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from streamvid.errors import InputError
+from streamvid.plan import inputs
 from streamvid.plan.inputs import Mix, Subset, make_pools, open_source
 from streamvid.plan.sample_id import rows_of
 from streamvid.sampling.windows import TiledWindows, Window
@@ -60,6 +61,27 @@ def test_rows_are_those_of_the_samples_and_nothing_sorts_them(
     assert rows.tolist() == expected
     assert rows.dtype == np.int64
     assert len(rows) > 100
+
+
+@pytest.mark.parametrize("sampling", [Window(4), TiledWindows(4)])
+def test_counted_block_by_block_samples_are_the_same(sampling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(made("one"), lambda path: made("one"))
+    at_once = make_pools(source, sampling)
+    monkeypatch.setattr(inputs, "_BLOCK", 7)
+    in_blocks = make_pools(source, sampling)
+    assert np.array_equal(at_once.pools[0].sample_ids, in_blocks.pools[0].sample_ids)
+    assert np.array_equal(at_once.pools[0].shards, in_blocks.pools[0].shards)
+    assert np.array_equal(at_once.rows(), in_blocks.rows())
+
+
+def test_a_whole_dataset_takes_no_memory_of_its_own() -> None:
+    """All processes of a node share the numbers of its rows: at a billion clips each held 24 GB of them."""
+    dataset = made("one")
+    pools = make_pools(open_source(dataset, lambda path: dataset), Window(4))
+    for own in (pools.pools[0].sample_ids, pools.rows()):
+        assert np.shares_memory(own, dataset.clips.row)
+        assert np.array_equal(own, np.arange(CLIPS))
+    assert np.shares_memory(pools.pools[0].shards, dataset.clips.shard)
 
 
 def test_a_mix_from_lists_as_of_a_json_file() -> None:

@@ -38,6 +38,7 @@ def dataset_of(
         elif kind in ("Int32", "Int64", "UInt32"):
             dtype = {"Int32": np.int32, "Int64": np.int64, "UInt32": np.uint32}[kind]
             whole[field] = np.asarray(columns.get(field, np.ones(count)), dtype=dtype)
+    whole["row"] = np.arange(count)
     whole["stsd_id"] = np.zeros(count, dtype=np.int32)
     whole["label"] = np.array([-1 if n is None else n for n in labels or [None] * count], dtype=np.int64)
     whole["shard"] = np.sort(np.arange(count, dtype=np.int32) % shards)
