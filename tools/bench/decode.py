@@ -159,10 +159,10 @@ def main() -> int:
         return 2
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
+        began = time.monotonic()
         make_clips(wanted, options.clips or Path(name))
         if options.make_clips:
             return 0
-        began = time.monotonic()
         for row in measure(wanted, options.clips or Path(name)):
             found.append(row)
             if options.json is not None:  # what is stopped leaves what it has
