@@ -257,6 +257,19 @@ class H264Order(OutputOrder):
         """Whether a sequence parameter set so far is of a profile."""
         return any(sps.profile_idc == profile_idc for sps in self._sps)
 
+    def is_lone_field(self, units: list[memoryview]) -> bool:
+        """Whether a packet holds one field, top or bottom, as parsers of raw and transport streams cut them."""
+        if len(self._sps) != 1 or next(iter(self._sps)).frame_mbs_only:
+            return False
+        parities = set()
+        with suppress(ValueError):
+            for unit in units:
+                if unit[0] & 31 in _WITH_SLICE_HEADER:
+                    bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
+                    is_field = _read_to_field_pic_flag(bits, next(iter(self._sps)))
+                    parities.add(bits.u(1) if is_field else None)  # bottom_field_flag
+        return len(parities) == 1 and None not in parities
+
     def _read_parameter_set(self, unit: bytes | memoryview) -> None:
         if unit[0] & 31 == _SPS:
             self._sps.add(read_sps(BitReader.of_nal(bytes(unit[1:]))))
@@ -348,6 +361,7 @@ def classifier(stsd: bytes) -> Classifier:
             disposable=all((first >> 5) & 3 == 0 for first in slices),
             order=order.next_rank(units),
             broken=broken,
+            lone_field=order.is_lone_field(units),
             colors=next((stated_colors(bytes(unit), 1, skip_to_vui) for unit in units if unit[0] & 31 == _SPS), None),
         )
 

@@ -41,6 +41,7 @@ class PacketKind:
         order: H.264 and HEVC: rank in output order: of two packets, the picture of the one with the lower number is
             output first; None if that is not known, or there is no output. 0 for all other codecs.
         broken: H.264 and HEVC: decoders refuse it, as its NAL units do not fit. MPEG-4: it holds several pictures.
+        lone_field: H.264: it holds one field of a frame, whose other is in a packet of its own.
         colors: H.264 and HEVC: those of a sequence parameter set in it; None if it has none.
     """
 
@@ -55,6 +56,7 @@ class PacketKind:
     resets_context: bool = False
     order: int | None = 0
     broken: bool = False
+    lone_field: bool = False
     colors: StatedColors | None = None
 
 

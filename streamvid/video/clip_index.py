@@ -115,6 +115,8 @@ def build_clip(
         raise CannotCopyError(f"its packet {broken} holds several pictures (a packed bitstream)")
     if broken is not None:
         raise ValueError(f"its packet {broken} cannot be decoded: its NAL units do not fit; re-encode it")
+    if any(kind.lone_field for kind in kinds):
+        raise CannotCopyError("its packets hold single fields, and a frame is a packet")
     if codec == "mpeg4" and frame_format.interlaced:
         # Direct mode takes the distance of fields from the first B-VOP (T_FRAME, 7.7.2.2 of ISO/IEC 14496-2).
         kinds = [replace(kind, disposable=False) for kind in kinds]

@@ -23,10 +23,12 @@ from streamvid.mp4.sample_entry import codec_configuration
 from streamvid.video.encoders import ENCODERS, TARGETS, Target
 from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import EncoderFormat, encoded_size
+from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
 from tests.support.clips import write
+from tests.support.field_pictures import Picture, write_fields
 from tests.support.reference import slice_of, whole
 from tools.clips import Recipe, flip_bytes, hard_recipes, read_frame_number
 
@@ -371,3 +373,16 @@ def test_the_stored_sample_description_is_tagged_hvc1(tmp_path: Path) -> None:
     clip = converted(stored(WIDE, tmp_path / "source"), tmp_path / "out", TranscodeOptions("hevc"))
     assert clip.stsd[20:24] == b"hvc1"
     assert codec_configuration(clip.stsd, b"hvcC")[0] == 1
+
+
+def test_fields_in_packets_of_their_own_are_no_frames(tmp_path: Path) -> None:
+    """As FFmpeg's parser cuts raw and transport streams; a frame is a packet in a dataset."""
+    pictures: list[Picture] = ["fields", "frame", "repeated field", "fields"]
+    expected = decode_with_pyav(whole(store_clip(write_fields(tmp_path / "together.mp4", pictures * 3), tmp_path)))
+    apart = write_fields(tmp_path / "apart.mp4", pictures * 3, apart=True)
+    with pytest.raises(CannotCopyError, match=r"single fields.*transcode"):
+        store_clip(apart, tmp_path)
+    transcode(apart, tmp_path / "encoded.mp4", TranscodeOptions("h264", crf=1))
+    made = decode_with_pyav(whole(store_clip(tmp_path / "encoded.mp4", tmp_path)))
+    assert made.shape == expected.shape == (12, 160, 160, 3)
+    assert np.abs(made.astype(int) - expected).mean() < 4
