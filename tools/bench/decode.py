@@ -112,7 +112,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> list[Row]:
             {
                 **about, "PyNv/s": limits[0], "native/s": limits[1], "decoder/s": row["decoded"],
                 "of limit": f"{of_limit(row):.2f}", "delivered/s": row["delivered"], "loop %": loop,
-                "x stock": f"{row['decoded'] / row['stock']:.1f}" if "stock" in row else "",
+                "x stock": f"{row['decoded'] / row['stock_rate']:.1f}" if "stock_rate" in row else "",
                 "memory": f"{row['memory']:.1f}" if row["memory"] else "",
                 "same": str(same(row)),
             }
