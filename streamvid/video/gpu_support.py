@@ -114,7 +114,7 @@ def support(
     if codec in image.CODECS:
         return Support(Route.IMAGE)
     if codec == "mjpeg":
-        return Support(Route.CPU, "NVDEC has no decoder for Motion JPEG")
+        return Support(Route.CPU, "a core decodes Motion JPEG faster than the one engine for it")
     if UNORDERED in found:
         # NVDEC hands out frames in display order without saying which packet each is of; FFmpeg says it.
         return Support(Route.CPU, "the presentation order of its frames is not known")
@@ -122,7 +122,7 @@ def support(
     if caps is None:
         return Support(Route.CPU, f"NVDEC has no decoder for {codec}")
     if bit_depth is None:
-        return Support(Route.CPU, f"NVDEC decodes 4:2:0 with 8, 10 or 12 bits, not {pix_fmt}")
+        return Support(Route.CPU, f"decode sessions take 4:2:0 with 8, 10 or 12 bits, not {pix_fmt}")
     if "lead-in" in found and codec in ("h264", "hevc"):
         return Support(Route.CPU, "it does not begin with a picture that a decoder can start from")
     if codec == "h264" and bit_depth > 8:

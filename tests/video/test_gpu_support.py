@@ -125,7 +125,7 @@ def test_afterwards_a_gpu_decodes_all_but_motion_jpeg_and_fields(
     left = {(what.split()[0], why) for what, why, _ in cpu_decoded_clips(Dataset.open(tmp_path / "dataset"))}
     fields = "PyNvVideoCodec deinterlaces pictures that are coded in fields; the native module would not"
     of_python = set() if suits == "gpu" else {("h264", fields)}
-    assert left == {("mjpeg", "NVDEC has no decoder for Motion JPEG")} | of_python
+    assert left == {("mjpeg", "a core decodes Motion JPEG faster than the one engine for it")} | of_python
     copied = packed(sources, tmp_path / "copied", "any")
     assert len(cpu_decoded_clips(Dataset.open(tmp_path / "copied"))) > 5
     # Which packets libvpx makes of hidden frames depends on how fast it ran: see the test of them below.
