@@ -21,6 +21,7 @@ from streamvid.cli.output import parse_size
 from streamvid.inspection.describe import describe
 from streamvid.text import format_bytes, format_duration
 from tests.support.packed import NATURAL_ORDER, add_unreadable, make_videos
+from tests.support.refused import assert_refused
 
 
 @pytest.fixture(scope="module")
@@ -101,13 +102,7 @@ def test_errors_are_one_sentence(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(folder)
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("streamvid: ")
-    assert said in err
-    assert err.count("\n") == 1
-    assert out == ""
-    assert not (folder / "out").exists()
+    assert_refused(capsys, arguments, said)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from streamvid.errors import InputError
 from streamvid.loader.calls import sampler_of, transform_of
 from tests.support.bad_clips import make_dataset
 from tests.support.packed import packing_inline
+from tests.support.refused import assert_refused
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +60,7 @@ def test_errors_are_one_sentence(
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["preview", str(packed), *options]) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("streamvid: ")
-    assert said in err
-    assert err.count("\n") == 1
-    assert out == ""
-    assert list(tmp_path.iterdir()) == []
+    assert_refused(capsys, ["preview", str(packed), *options], said)
 
 
 @pytest.mark.parametrize(

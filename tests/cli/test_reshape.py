@@ -10,6 +10,7 @@ import pytest
 from streamvid.cli.main import main
 from streamvid.dataset.dataset import Dataset
 from tests.support.packed import make_videos, packing_inline
+from tests.support.refused import assert_refused
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +75,4 @@ def test_errors_are_one_sentence(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(folder)
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith("streamvid: ")
-    assert said in err
-    assert err.count("\n") == 1
-    assert out == ""
-    assert not (folder / "out").exists()
+    assert_refused(capsys, arguments, said)
