@@ -14,5 +14,5 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> ColoredClips:
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_pixels_are_those_of_the_standards(name: str, clips: ColoredClips) -> None:
-    assert len(CASES) == 12
+    assert len(CASES) == 20
     check(clips, name, device="cpu")

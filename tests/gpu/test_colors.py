@@ -13,7 +13,7 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
-from tests.support.colored import TRANSFORMS, ColoredClips, check
+from tests.support.colored import CASES, TRANSFORMS, ColoredClips, check
 from tests.support.reference import to_arrays, whole
 from tools.clips import Recipe
 
@@ -35,7 +35,12 @@ def test_both_devices_agree_on_every_option(color: str, resize_in: str, clips: C
     made = []
     for device in ("cpu", "cuda"):
         with sv.StreamLoader(
-            clips.path, sampling=sv.Frames([0, 1]), batch_size=12, transform=transform, shuffle=False, device=device
+            clips.path,
+            sampling=sv.Frames([0, 1]),
+            batch_size=len(CASES),
+            transform=transform,
+            shuffle=False,
+            device=device,
         ) as loader:
             (batch,) = loader
             made.append(batch["video"].cpu().numpy().astype(int))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -18,10 +18,41 @@ from tests.support.packed import packing_inline
 from tools.clips import Recipe, write
 
 HEIGHT, WIDTH = 144, 192
-CASES = {
-    f"{matrix}-{'full' if full else 'limited'}-{bits}": (matrix, full, bits)
-    for matrix, full, bits in product(("bt601", "bt709", "bt2020"), (False, True), (8, 10))
+_SITINGS = {
+    "left": (1, 0),
+    "center": (0, 0),
+    "topleft": (1, 1),
+    "top": (0, 1),
+    "bottomleft": (1, -1),
+    "bottom": (0, -1),
 }
+"""By chroma_sample_loc_type."""
+
+
+class Case(NamedTuple):
+    """Of a clip."""
+
+    matrix: Any
+    full: bool
+    pix_fmt: str = "yuv420p"
+    siting: str = "left"
+
+    @property
+    def bits(self) -> int:
+        return 10 if self.pix_fmt.endswith("10le") else 8
+
+    @property
+    def subsampling(self) -> tuple[int, int]:
+        """Down and across."""
+        return {"yuv422p": (1, 2), "yuv444p": (1, 1)}.get(self.pix_fmt, (2, 2))
+
+
+CASES = {
+    f"{matrix}-{'full' if full else 'limited'}-{8 if bits == '' else 10}": Case(matrix, full, f"yuv420p{bits}")
+    for matrix, full, bits in product(("bt601", "bt709", "bt2020"), (False, True), ("", "10le"))
+}
+CASES |= {one: Case("bt709", False, siting=one) for one in list(_SITINGS)[1:]}
+CASES |= {one: Case("bt709", False, one) for one in ("yuv422p", "yuv444p", "gray")}
 # Options, and the part of the frame that they show, in what size.
 TRANSFORMS: dict[str, tuple[dict[str, Any], Box]] = {
     "whole": ({}, ((0, 0), (HEIGHT, WIDTH), (HEIGHT, WIDTH))),
@@ -46,14 +77,15 @@ class ColoredClips:
     def __init__(self, folder: Path) -> None:
         (folder / "videos").mkdir()
         rng = np.random.default_rng(16)
-        for name, (matrix, full, bits) in CASES.items():
+        for name, case in CASES.items():
             small = rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)
             down, across = np.mgrid[:HEIGHT, :WIDTH]
             flat = small.repeat(16, axis=0).repeat(16, axis=1)
             smooth = np.stack([down * 255 // HEIGHT, across * 255 // WIDTH, 255 - down * 255 // HEIGHT], axis=-1)
+            sited = () if case.siting == "left" else (("chromaloc", str(list(_SITINGS).index(case.siting))),)
             recipe = Recipe(
-                codec="hevc" if bits == 10 else "h264", width=WIDTH, height=HEIGHT, frames=2, gop=2, b_frames=0,
-                pix_fmt="yuv420p10le" if bits == 10 else "yuv420p", colour=matrix, full_range=full, crf=8,
+                codec="hevc" if case.bits == 10 else "h264", width=WIDTH, height=HEIGHT, frames=2, gop=2, b_frames=0,
+                pix_fmt=case.pix_fmt, colour=case.matrix, full_range=case.full, crf=8, params=sited,
             )  # fmt: skip
             write(recipe, folder / "videos" / f"{name}.mp4", [flat, smooth.astype(np.uint8)])
         self.path = folder / "set"
@@ -63,18 +95,24 @@ class ColoredClips:
 
     def expected(self, key: str, box: Box) -> Levels:
         """float64 [frames, 3, height, width]."""
-        matrix, full, bits = CASES[key]
+        case = CASES[key]
         made = []
         with av.open(str(self._videos / f"{key}.mp4")) as container:
             for frame in container.decode(video=0):
-                both = frame.to_ndarray()
-                luma, chroma = both[:HEIGHT], both[HEIGHT:].reshape(2, HEIGHT // 2, WIDTH // 2)
+                planes = [_samples(plane, case.bits) for plane in frame.planes]
+                gray = [np.full((HEIGHT // 2, WIDTH // 2), 1 << (case.bits - 1))] * 2
                 made.append(
                     reference(
-                        [luma, *chroma], matrix, full_range=full, bits=bits, siting=(1, 0), subsampling=(2, 2), box=box
+                        planes if len(planes) == 3 else [*planes, *gray], case.matrix, full_range=case.full,
+                        bits=case.bits, siting=_SITINGS[case.siting], subsampling=case.subsampling, box=box,
                     )
-                )
+                )  # fmt: skip
         return np.stack(made)
+
+
+def _samples(plane: Any, bits: int) -> Any:
+    lines = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
+    return (lines if bits == 8 else lines.view(np.uint16))[:, : plane.width]
 
 
 def check(clips: ColoredClips, name: str, *, device: str) -> None:
