@@ -15,7 +15,7 @@ from streamvid.color.render import PlaneFormat, Samples
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-_GRAY: Final = 1 << 16
+GRAY: Final = 1 << 16
 """Subsampling of chroma that is one sample for the whole frame."""
 
 
@@ -67,7 +67,7 @@ def picture_at(name: str, height: int, width: int, addresses: Sequence[int | Non
 
 def _picture(planes: Sequence[Any], form: PlaneFormat, name: str) -> Picture:
     luma, *chroma = planes
-    if form.subsampling[0] == _GRAY:
+    if form.subsampling[0] == GRAY:
         neutral: Any = np.full((1, 1), 1 << (form.bits - 1), dtype=luma.dtype)
         chroma = [neutral, neutral]
     return Picture((luma, chroma[0], chroma[1]), form, name)
@@ -80,7 +80,7 @@ def _format(name: str, height: int, width: int) -> PlaneFormat:
     form = av.VideoFormat(name)
     bits = form.components[0].bits
     if len(form.components) < 3:
-        return PlaneFormat(height, width, (_GRAY, _GRAY), bits)
+        return PlaneFormat(height, width, (GRAY, GRAY), bits)
     subsampling = (16 // form.chroma_height(16), 16 // form.chroma_width(16))
     return PlaneFormat(height, width, subsampling, bits, is_rgb=form.is_rgb)
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.arrays import Float32, Float64, UInt8
+from streamvid.arrays import Float32, Float64, Int64, UInt8
 from streamvid.color.resample import Taps, taps
 from streamvid.color.tags import KR_KB, RGB, Color
 
@@ -141,6 +141,7 @@ class _Settings(ctypes.Structure):
 
 
 _PICTURE: Final = struct.Struct(f"@{3 * 'Pqii'}{ctypes.sizeof(_Settings)}sPqqqi4x")
+_OUTPUT_AT: Final = struct.calcsize(f"@{3 * 'Pqii'}{ctypes.sizeof(_Settings)}s0P")
 
 
 @cache
@@ -158,6 +159,27 @@ def compiled() -> Any:
         "time; install streamvid again where there is a C compiler"
     )
     return None
+
+
+@dataclass(frozen=True, eq=False)
+class Targets:
+    """Where `sv_render` is to write a clip's pictures of one format, for C that calls it itself.
+
+    Attributes:
+        render: the function's address.
+        picture: an `sv_picture` of pixels.c, but for where planes and output lie.
+        output_at: where it has the output's address.
+        outputs: uint64 [rows], that address of each picture; 0: it has none.
+        floats: of scratch memory for the function.
+        kept: what the outputs lie in.
+    """
+
+    render: int
+    picture: bytes
+    output_at: int
+    outputs: npt.NDArray[np.uintp]
+    floats: int
+    kept: object
 
 
 class PlaneRenderer:
@@ -185,6 +207,7 @@ class PlaneRenderer:
         std: Sequence[float] = (1, 1, 1),
     ) -> None:
         color = RGB if planes.is_rgb else color
+        self._wide = planes.bits > 8
         self._matrix = conversion(color, planes.bits).astype(np.float32)
         self._mean: Float32 = np.asarray(mean, dtype=np.float32)
         self._scale: Float32 = (1 / np.asarray(std, dtype=np.float64)).astype(np.float32)
@@ -224,12 +247,25 @@ class PlaneRenderer:
             self._by_numpy(planes, out)
             return
         scratch = np.empty(self._floats, dtype=np.float32)
-        y, u, v = map(_plane, planes)
+        call(self._packed([_plane(plane) for plane in planes], out), scratch.ctypes.data)
+
+    def _packed(self, planes: Sequence[tuple[int, int, int, bool]], out: npt.NDArray[Any]) -> bytes:
+        y, u, v = planes
         strides = [stride // out.itemsize for stride in out.strides]
-        call(
-            _PICTURE.pack(*y, *u, *v, self._settings, out.ctypes.data, *strides, _TYPES[self._dtype]),
-            scratch.ctypes.data,
-        )
+        return _PICTURE.pack(*y, *u, *v, self._settings, out.ctypes.data, *strides, _TYPES[self._dtype])
+
+    def targets(self, out: npt.NDArray[Any], offsets: Int64) -> Targets | None:
+        """To have C render frames of a clip; None where it cannot.
+
+        Args:
+            out: as of a call, for one of them.
+            offsets: int64 [frames], of each one's place from that, in bytes; -1: it has none.
+        """
+        if (call := compiled()) is None:
+            return None
+        outputs = np.where(offsets < 0, 0, out.ctypes.data + offsets).astype(np.uintp)
+        address = ctypes.cast(call, ctypes.c_void_p).value or 0
+        return Targets(address, self._packed(3 * [(0, 0, 1, self._wide)], out), _OUTPUT_AT, outputs, self._floats, out)
 
     def _by_numpy(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:
         made = [_mixed(plane, self._rows[n > 0], self._columns[n > 0]) for n, plane in enumerate(planes)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from streamvid.arrays import UInt8
 from streamvid.color.picture import Picture
+from streamvid.color.render import PlaneFormat, Targets
 
 if TYPE_CHECKING:
     import torch
@@ -49,3 +50,7 @@ class FrameSink(Protocol):
             row: the frame's index in `EncodedSlice.frames`.
             picture: the frame; valid until this returns.
         """
+
+    def targets(self, form: PlaneFormat) -> Targets | None:
+        """Where C may write frames that lie so in memory, instead of handing them here; None: nowhere."""
+        return None

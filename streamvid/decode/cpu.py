@@ -32,6 +32,7 @@ from streamvid.decode.slice_frames import (
 )
 from streamvid.video.codec_context import ReusableCodecContext
 from streamvid.video.image_decoder import opens_pipeline
+from streamvid.video.native_decoder import FindTargets
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.workers import START_S
 
@@ -53,13 +54,19 @@ class SliceDecoder(Protocol):
         """How many FFmpeg has taken until now; asked by other threads."""
 
     def frames(
-        self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
+        self,
+        encoded: EncodedSlice,
+        segment: SliceSegment | None = None,
+        *,
+        limit_s: float,
+        targets: FindTargets | None = None,
     ) -> Iterator[tuple[int, Picture]]:
         """The wanted frames of a slice, or of a segment of one.
 
         Args:
             encoded, segment: as of `decode_frames`.
             limit_s: seconds that it may take, as `streamvid.stopwatch.Stopwatch` counts them.
+            targets: says where frames may be written instead of being given.
 
         Returns:
             not always in order, each frame's row and the frame, which is valid until the next is asked for.
@@ -167,7 +174,8 @@ class CpuDecoder:
 
     def _decode(self, encoded: EncodedSlice, sink: FrameSink, segment: SliceSegment, decoder: SliceDecoder) -> None:
         began, packets, opens = perf_counter(), segment[1] - segment[0], opens_pipeline(encoded.stsd)
-        for row, picture in decoder.frames(encoded, segment, limit_s=self._pace.deadline(encoded, packets)):
+        limit_s = self._pace.deadline(encoded, packets)
+        for row, picture in decoder.frames(encoded, segment, limit_s=limit_s, targets=sink.targets):
             sink.write(row, picture)
         if not opens:
             self._pace.add(encoded, packets, perf_counter() - began)
@@ -200,10 +208,15 @@ class InThreadDecoder:
         self._taken.value += 1
 
     def frames(
-        self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
+        self,
+        encoded: EncodedSlice,
+        segment: SliceSegment | None = None,
+        *,
+        limit_s: float,
+        targets: FindTargets | None = None,
     ) -> Iterator[tuple[int, Picture]]:
         """See `SliceDecoder`; the limit is its caller's."""
-        yield from decode_pictures(encoded, segment, context=self._context, taken=self._taken)
+        yield from decode_pictures(encoded, segment, context=self._context, taken=self._taken, targets=targets)
 
     def close(self) -> None:
         """See `SliceDecoder`."""
@@ -239,7 +252,7 @@ def decode_with_pyav(encoded: EncodedSlice, *, color: ColorOption = "bt601") -> 
     return sink.frames
 
 
-class _FullSizeSink:
+class _FullSizeSink(FrameSink):
     """Keeps the frames in RGB at full size: uint8 [frames, height, width, 3]. Raises DamagedClipError if there is not
     enough memory for them: a row may claim any size."""
 
@@ -260,7 +273,7 @@ class _FullSizeSink:
 def split_at_keyframes(encoded: EncodedSlice) -> list[SliceSegment]:
     """Cut a slice into segments that decode independently of each other, in order."""
     cuts = [0]
-    if not np.isin(encoded.frames, encoded.display_order).all():
+    if not set(encoded.frames.tolist()) <= set(encoded.display_order.tolist()):
         # A wanted frame that no packet has: only decoding the slice as a whole notices that, and raises.
         return [(0, len(encoded.sizes))]
     for start in encoded.starts.tolist():

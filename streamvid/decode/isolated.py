@@ -71,6 +71,7 @@ class IsolatedDecoder:
         *,
         limit_s: float,
         packet_s: float = _PACKET_S,
+        targets: object = None,
     ) -> Iterator[tuple[int, Picture]]:
         """The wanted frames of a slice, or of a segment of one, as `streamvid.decode.slice_frames` gives them.
 
@@ -78,6 +79,7 @@ class IsolatedDecoder:
             encoded, segment: as of `decode_frames`.
             limit_s: seconds after which the process is killed, as `streamvid.stopwatch.Stopwatch` counts them.
             packet_s: seconds after which it is killed if it takes no further packet.
+            targets: not used.
 
         Returns:
             not always in order, each frame's row and the frame, which is valid until the next is asked for.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -15,7 +15,7 @@ from streamvid.color.picture import Picture, picture_of
 from streamvid.errors import VideoError
 from streamvid.video import native_decoder
 from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, reorder_depth
-from streamvid.video.native_decoder import CorruptPictureError, NativeRun
+from streamvid.video.native_decoder import CorruptPictureError, FindTargets, NativeRun
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -67,16 +67,22 @@ def decode_frames(
 
 
 def decode_pictures(
-    encoded: EncodedSlice, segment: SliceSegment | None, *, context: ReusableCodecContext, taken: ctypes.c_int64
+    encoded: EncodedSlice,
+    segment: SliceSegment | None,
+    *,
+    context: ReusableCodecContext,
+    taken: ctypes.c_int64,
+    targets: FindTargets | None = None,
 ) -> Iterator[tuple[int, Picture]]:
     """The same as planes, each picture valid until the next is asked for, and by the native part where it was built.
 
     Args:
         context: which adds to `taken`, too.
         taken: counts packets that FFmpeg is given.
+        targets: says where the native part may write pictures of a format, instead of giving them.
     """
     if encoded.codec in native_decoder.CODECS and native_decoder.compiled() is not None:
-        yield from _decoded(encoded, segment, partial(_by_native, context, taken))
+        yield from _decoded(encoded, segment, partial(_by_native, context, taken, targets))
         return
     for row, frame in decode_frames(encoded, segment, context=context):
         yield row, picture_of(frame)
@@ -88,14 +94,17 @@ class _Run(NamedTuple, Generic[Frame]):
     Attributes:
         frames: the wanted ones: rank, height and width, and the frame.
         has_shown: whether FFmpeg has output the picture of a rank, up to now.
+        rendered: ranks of those that were written where they belong, up to now.
     """
 
     frames: Iterator[tuple[int, tuple[int, int], Frame]]
     has_shown: Callable[[int], bool]
+    rendered: Callable[[], Iterable[int]] = tuple
 
 
-_Decode = Callable[[EncodedSlice, SliceSegment, Container[int], int], _Run[Frame]]
-"""Decodes packets of a slice, from and to; given the ranks that are wanted, and how far pictures are reordered."""
+_Decode = Callable[[EncodedSlice, SliceSegment, Mapping[int, int], int], _Run[Frame]]
+"""Decodes packets of a slice, from and to; given the rows of the ranks that are wanted, and how far pictures are
+reordered."""
 
 
 def _decoded(
@@ -120,6 +129,8 @@ def _decoded(
                         f"it decodes to frames of {size[1]}x{size[0]}, not of {encoded.width}x{encoded.height}",
                     )
                 yield row, frame
+            for rank in run.rendered():
+                del rows[rank]
             if _is_incomplete(encoded, part, run.has_shown):
                 raise _damaged(encoded, "a packet decodes to no picture")
     except CorruptPictureError:
@@ -133,24 +144,26 @@ def _decoded(
 def _by_native(
     context: ReusableCodecContext,
     taken: ctypes.c_int64,
+    targets: FindTargets | None,
     encoded: EncodedSlice,
     part: SliceSegment,
-    rows: Container[int],
+    rows: Mapping[int, int],
     reorder: int,
 ) -> _Run[Picture]:
     first, last = part
     ranks = encoded.display_order[first:last]
     start = int(encoded.sizes[:first].sum())
     run = NativeRun(
-        encoded.data[start:], encoded.sizes[first:last], ranks, filter(rows.__contains__, ranks.tolist()), taken
-    )
+        encoded.data[start:], encoded.sizes[first:last], ranks, rows, taken=taken,
+        size=(encoded.height, encoded.width), targets=targets,
+    )  # fmt: skip
     pictures = context.pictures(encoded.stsd, run, reorder=reorder, pixels=_most_pixels(encoded))
     frames = ((rank, (picture.form.height, picture.form.width), picture) for rank, picture in pictures)
-    return _Run(frames, run.has_shown)
+    return _Run(frames, run.has_shown, run.rendered)
 
 
 def _by_pyav(
-    context: ReusableCodecContext, encoded: EncodedSlice, part: SliceSegment, rows: Container[int], reorder: int
+    context: ReusableCodecContext, encoded: EncodedSlice, part: SliceSegment, rows: Mapping[int, int], reorder: int
 ) -> _Run[VideoFrame]:
     shown = set[int | None]()
 

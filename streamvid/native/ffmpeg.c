@@ -86,20 +86,33 @@ typedef struct {
     char name[32]; /* of the codec */
 } sv_stream;
 
-/* What is decoded, and the last wanted picture, which is valid until the next is asked for. */
+/* `sv_plane` of pixels.c, with which its `sv_picture` begins, three times. */
+typedef struct {
+    const uint8_t *data;
+    int64_t stride;
+    int32_t step, wide;
+} plane;
+
+/* What is decoded, and the last wanted picture that was given, which is valid until the next is asked for. */
 typedef struct {
     const uint8_t *data;
     const int64_t *sizes, *ranks; /* of packets, in decode order; ranks become their pictures' times */
-    uint8_t *wanted, *shown;      /* [ranks], by rank less `first` */
+    uint8_t *wanted, *shown;      /* [ranks], by rank less `first`; wanted: 1, or 2 when it was rendered */
     int64_t *counter;             /* of packets that FFmpeg was given, for who watches */
     int64_t packets, first, count, taken, made; /* `count`: of ranks; `made`: pictures since the last packet, at first -1 */
     const uint8_t *planes[3];
     int64_t strides[3], rank;
     int32_t width, height, format, drained;
+    /* Where the next wanted pictures like the last one are rendered by `sv_render`, instead of given; NULL: nowhere. */
+    void (*render)(const void *picture, float *scratch);
+    plane *picture;     /* an `sv_picture`, but for planes and output */
+    float *scratch;
+    uint8_t **outputs;  /* [ranks]; NULL: it is given */
+    int64_t output_at;  /* where `picture` has its output, in bytes */
 } sv_run;
 
 /* To be changed with anything that streamvid/video/native_decoder.py relies on: an old build may lie beside a new one. */
-int32_t sv_ffmpeg_version(void) { return 1; }
+int32_t sv_ffmpeg_version(void) { return 2; }
 
 /* Finds FFmpeg's functions in a library that is loaded, or in those that it needs. 0, or nothing may be called. */
 int32_t sv_bind(const char *path) {
@@ -157,7 +170,7 @@ const char *sv_name(const sv_stream *s) { return s->name; }
 const char *sv_format(int32_t format) { return ff.av_get_pix_fmt_name(format); }
 void sv_flush_buffers(sv_stream *s) { ff.avcodec_flush_buffers(s->context); }
 
-/* Decodes up to the next wanted picture. 1: here it is; 0: no more; 2: FFmpeg marks a picture as damaged; else an error
+/* Decodes up to the next wanted picture that is given. 1: here it is; 0: no more; 2: FFmpeg marks a picture as damaged; else an error
  * of FFmpeg's. */
 int32_t sv_next(sv_stream *s, sv_run *run) {
     for (;;) {
@@ -192,8 +205,16 @@ int32_t sv_next(sv_stream *s, sv_run *run) {
         int64_t n = f->pts < run->first ? -1 : f->pts - run->first;
         if (n < 0 || n >= run->count) continue;
         run->shown[n] = 1;
-        if (!run->wanted[n]) continue;
-        run->wanted[n] = 0;
+        if (run->wanted[n] != 1) continue;
+        if (run->render && run->outputs[n] && f->format == run->format && f->width == run->width &&
+            f->height == run->height) {
+            for (int i = 0; i < 3; i++) run->picture[i].data = f->data[i], run->picture[i].stride = f->linesize[i];
+            memcpy((uint8_t *)run->picture + run->output_at, &run->outputs[n], sizeof *run->outputs);
+            run->render(run->picture, run->scratch);
+            run->wanted[n] = 2;
+            continue;
+        }
+        run->wanted[n] = 0, run->render = NULL;
         for (int i = 0; i < 3; i++) run->planes[i] = f->data[i], run->strides[i] = f->linesize[i];
         run->rank = f->pts, run->width = f->width, run->height = f->height, run->format = f->format;
         return 1;

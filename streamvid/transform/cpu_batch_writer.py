@@ -19,7 +19,8 @@ import numpy.typing as npt
 
 from streamvid.arrays import UInt8
 from streamvid.color.picture import Picture
-from streamvid.color.render import normalise
+from streamvid.color.render import PlaneFormat, Targets, normalise
+from streamvid.decode.base import FrameSink
 from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.cpu_frame_renderer import FrameRenderer
 from streamvid.transform.params import Params, batch_params
@@ -121,7 +122,7 @@ def _flips(params: Params, view: str, clip: int) -> tuple[slice, slice]:
     return rows, slice(None, None, -1 if horizontal is not None and horizontal[clip] else 1)
 
 
-class _Sink:
+class _Sink(FrameSink):
     """Writes the frames of one clip to the frame positions that show them, in all views."""
 
     def __init__(
@@ -151,6 +152,13 @@ class _Sink:
         for view, first in zip(self._views, firsts, strict=True):
             for position in positions[1:]:
                 view.pictures[self._clip, position] = first
+
+    def targets(self, form: PlaneFormat) -> Targets | None:
+        """See `streamvid.decode.base.FrameSink`: for frames that are shown once."""
+        pictures, (rows, columns) = self._views[0].pictures[self._clip], self._flips[0]
+        shown = np.array([one[0] if len(one) == 1 else -1 for one in self._positions])
+        offsets = np.where(shown < 0, -1, shown * pictures.strides[0])
+        return self._render.targets(form, pictures[0][:, rows, columns], offsets)
 
 
 class _View:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.arrays import UInt8
+from streamvid.arrays import Int64, UInt8
 from streamvid.color.full_size import FullSizeConverter
 from streamvid.color.picture import Picture
-from streamvid.color.render import PlaneFormat, PlaneRenderer, normalise
+from streamvid.color.render import PlaneFormat, PlaneRenderer, Targets, normalise
+from streamvid.decode.base import FrameSink
 from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, as_decoded
 from streamvid.transform.spec import Transform
 from streamvid.video.packet_selection import EncodedSlice
@@ -65,6 +67,14 @@ class FrameRenderer:
         for renderer, (_, box), out in zip(self._of(picture.form), self._views, outs, strict=True):
             renderer(picture.planes, as_written(out, box))
 
+    def targets(self, form: PlaneFormat, out: Pixels, offsets: Int64) -> Targets | None:
+        """To have C render frames that lie so in memory; None where it cannot. `out` as of a call, for one view, and
+        `offsets` as of `PlaneRenderer.targets`."""
+        if self._convert is not None or len(self._views) > 1:
+            return None
+        ((_, box),), (renderer,) = self._views, self._of(form)
+        return renderer.targets(as_written(out, box), offsets)
+
     def _of(self, form: PlaneFormat) -> list[PlaneRenderer]:
         if form not in self._renderers:
             self._renderers[form] = [self._renderer(form, *view) for view in self._views]
@@ -73,15 +83,15 @@ class FrameRenderer:
     def _renderer(self, form: PlaneFormat, transform: Transform, box: CropBox) -> PlaneRenderer:
         part = as_decoded(box, self._height, self._width)
         mean, std = transform.mean_std
-        return PlaneRenderer(
+        return _plane_renderer(
             form,
             self._color,
             start=part.start,
             end=part.end,
             size=part.size,
             dtype=transform.dtype,
-            mean=[255 * value for value in mean],
-            std=[255 * value for value in std],
+            mean=tuple(255 * value for value in mean),
+            std=tuple(255 * value for value in std),
         )
 
     def _from_rgb(self, picture: Picture, outs: Sequence[Pixels]) -> None:
@@ -94,7 +104,11 @@ class FrameRenderer:
             normalise(made[box], out, dtype=transform.dtype, mean=mean, std=std)
 
 
-class RenderedFrames:
+_plane_renderer = lru_cache(maxsize=256)(PlaneRenderer)
+"""The same one for clips of a kind: to make one takes longer than to render a frame."""
+
+
+class RenderedFrames(FrameSink):
     """Keeps the cropped and resized frames of all views of a clip, for DALI (`streamvid.decode.base.FrameSink`).
 
     Args:

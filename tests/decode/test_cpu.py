@@ -15,6 +15,7 @@ from streamvid.bitstream.image import CODECS
 from streamvid.color.picture import Picture, picture_of
 from streamvid.color.tags import RGB
 from streamvid.decode import cpu
+from streamvid.decode.base import FrameSink
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav, split_at_keyframes
 from streamvid.decode.deadline import Pace
 from streamvid.decode.slice_frames import StuckDecoderError, decode_frames
@@ -145,7 +146,7 @@ def test_a_decoder_that_is_kept_is_for_streams_of_its_settings_alone(tmp_path: P
 def test_a_sink_gets_what_is_decoded(threads: int, tmp_path: Path) -> None:
     part = slice_of(stored(LONG, tmp_path), [5, 60, 110])
 
-    class Sums:
+    class Sums(FrameSink):
         def __init__(self) -> None:
             self.frames = [0, 0, 0]
 
@@ -181,9 +182,9 @@ def test_the_longest_segments_of_a_batch_come_first(tmp_path: Path) -> None:
     clip, begun = stored(LONG, tmp_path), list[int]()
 
     class Notes(cpu.InThreadDecoder):
-        def frames(self, encoded: Any, segment: Any = None, *, limit_s: float) -> Iterator[tuple[int, Picture]]:
+        def frames(self, encoded: Any, segment: Any = None, **options: Any) -> Iterator[tuple[int, Picture]]:
             begun.append(segment[1] - segment[0])
-            return super().frames(encoded, segment, limit_s=limit_s)
+            return super().frames(encoded, segment, **options)
 
     decoder, wanted = CpuDecoder(threads=1, decoder=Notes), [[3], [79], [0, 20]]
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from streamvid.color.picture import Picture
 from streamvid.decode.cpu import InThreadDecoder
@@ -22,11 +22,11 @@ class Hangs(InThreadDecoder):
     clip: ClassVar[str] = "stuck"
 
     def frames(
-        self, encoded: EncodedSlice, segment: SliceSegment | None = None, *, limit_s: float
+        self, encoded: EncodedSlice, segment: SliceSegment | None = None, **options: Any
     ) -> Iterator[tuple[int, Picture]]:
         if encoded.name == self.clip:
             self.hang()
-        yield from super().frames(encoded, segment, limit_s=limit_s)
+        yield from super().frames(encoded, segment, **options)
 
     def hang(self) -> None:
         """Do it."""

@@ -2,10 +2,10 @@
 
 A StreamLoader beside PyTorch's DataLoader with torchcodec, and with PyAV, each with as many threads or workers as there
 are cores, on the same windows, with the same transform (by PyTorch's antialiased resize, what torchvision calls). Ways
-take turns, and what counts is the median of the turns' ratios, which other programs change less than rates; the turn of a
-StreamLoader has an epoch before that is not timed, as it begins an epoch while it ends the one before. Frames are compared
-before anything is timed. Then a StreamLoader alone, by the batches of an epoch. torchcodec needs FFmpeg's libraries;
-without them its row is missing.
+take turns, and what counts is the median of the turns' ratios, which other programs change less than rates; the turn of
+a StreamLoader has an epoch before that is not timed, as it begins an epoch while it ends the one before. Frames are
+compared before anything is timed. Then a StreamLoader alone, by the batches of an epoch. torchcodec needs FFmpeg's
+libraries; without them its row is missing.
 
     python -m tools.bench.dense [--quick] [--size 640x360] [--cores 4] [--json FILE]
 """
@@ -279,7 +279,7 @@ def main() -> int:
             rows += made
             checks += promised
     notes = [
-        "Medians of turns, and of each turn's ratios. Frames differ by what swscale rounds, and by the order of the steps."
+        "Medians of turns, and of their ratios. Frames differ by what swscale rounds, and by the order of the steps."
     ]
     return finish(Report("dense", rows, checks, notes), options)
 
