@@ -123,8 +123,10 @@ def test_memory_that_waits_is_bounded_and_of_about_the_size() -> None:
     addresses = {one.ctypes.data for one in arrays}
     assert len(addresses) == 5
     del arrays
-    assert len(memory._free) == 2
+    waiting = {one.ctypes.data for one in memory._free}  # those given back may be of use to anyone
+    assert len(waiting) == 2
+    assert waiting <= addresses
     small: Any = memory.empty((1 << 20,), np.uint8)
-    assert small.ctypes.data not in addresses, "of a quarter of the size"
+    assert small.ctypes.data not in waiting, "of a quarter of the size"
     rest: Any = memory.empty((3 << 20,), np.uint8)
-    assert rest.ctypes.data in addresses
+    assert rest.ctypes.data in waiting
