@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -72,7 +72,7 @@ class Dataset(ClipSource):
         if manifest is None or clips is None:
             raise InputError(f"Dataset({path!r}) does not open a dataset: write Dataset.open({path!r})")
         self.manifest = manifest
-        self._own_meta = meta or MetaColumns()
+        self._own_meta = own = meta or MetaColumns()
         self.cache = cache
         self.roots = tuple(roots)
         resolved = resolve_roots(path, manifest.roots, self.roots)
@@ -80,7 +80,12 @@ class Dataset(ClipSource):
             raise DatasetError(f"the dataset at {redact(path)} has clips of a root that {FILE_NAME} does not name")
         bounds = Bounds.of(path, resolved, self.roots)
         shards = [ShardFiles(path, entry, cache, resolved, bounds) for entry in manifest.shards]
-        columns = Columns(clips, manifest.classes, meta=lambda: self.meta)
+
+        def columns_of_all() -> MetaColumns:
+            found = own if isinstance(own, MetaColumns) else own()
+            return with_overlays(found, path, manifest, cache, retry or Retry())
+
+        columns = Columns(clips, manifest.classes, meta=columns_of_all)
         super().__init__(path, clips, columns, manifest.classes, shards, retry, forgotten)
 
     @classmethod
@@ -155,11 +160,10 @@ class Dataset(ClipSource):
             path, manifest, clips, meta=texts.metadata, cache=cache, retry=retry, roots=roots, forgotten=forgotten
         )
 
-    @cached_property
+    @property
     def meta(self) -> MetaColumns:
         """The metadata columns of the clips. Of a large dataset, the first use reads all of them."""
-        own = self._own_meta if isinstance(self._own_meta, MetaColumns) else self._own_meta()
-        return with_overlays(own, self.path, self.manifest, self.cache, self.reader.retry)
+        return self.columns.meta
 
     def members(self, clip: str | int) -> list[str]:
         """The names of the files beside a clip in the tar that it was indexed in, all behind the first dot, such as
