@@ -29,8 +29,8 @@ _STAGED_BYTES: Final = 64 << 20
 SLOTS: Final = 64
 CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
 """`cudaVideoCodec`."""
-_ONE_SIZE: Final = frozenset({"vp9", "av1"})
-"""Codecs whose sessions take one size: set to an odd one, they predict across borders that are not there."""
+_SWITCHED: Final = frozenset({"h264", "hevc"})
+"""Codecs whose sessions are set from size to size. Those of others have come out wrong then: they take one size."""
 _VERSION: Final = 2
 """`nvdec_version`."""
 _EXTRA_SURFACES: Final = 2
@@ -176,7 +176,7 @@ def alike(one: SessionKey, other: SessionKey) -> bool:
 
 def _family(key: SessionKey) -> tuple[object, ...]:
     side = max(key.width, key.height)
-    size = (key.width, key.height) if key.codec in _ONE_SIZE else (side > 2048, side > 4096)
+    size = (side > 2048, side > 4096) if key.codec in _SWITCHED else (key.width, key.height)
     return key.codec, key.bit_depth, size
 
 

@@ -29,7 +29,7 @@ typedef struct CUevent_st *CUevent;
 typedef void *CUvideodecoder, *CUvideoparser;
 
 enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
-enum { cudaVideoCodec_VP9 = 10, cudaVideoCodec_AV1 = 11 };
+enum { cudaVideoCodec_H264 = 4, cudaVideoCodec_HEVC = 8 };
 enum { cudaVideoChromaFormat_420 = 1 };
 enum { cudaVideoSurfaceFormat_NV12 = 0, cudaVideoSurfaceFormat_P016 = 1 };
 enum { cudaVideoCreate_PreferCUVID = 4 };

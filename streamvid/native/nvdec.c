@@ -499,8 +499,9 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
     if (options->staging->slots < 1 || options->staging->slots > SLOTS) fail(s, NVDEC_CALLER, "there are 1 to 64 slots");
     s->empty = 1;
     s->begin = s->end = s->oldest = 1;
-    /* Coded sizes are those shown, rounded up to blocks; not so of VP9, which memory for more makes predict wrongly. */
-    int block = options->codec == cudaVideoCodec_VP9 || options->codec == cudaVideoCodec_AV1 ? 1 : 16;
+    /* Coded sizes are those shown, rounded up to blocks; not so of VP9, which memory for more makes predict wrongly.
+     * Sessions of other codecs than H.264 and HEVC are for one size, that of their first stream. */
+    int block = options->codec == cudaVideoCodec_H264 || options->codec == cudaVideoCodec_HEVC ? 16 : 1;
     s->max_width = (options->max_width + block - 1) / block * block;
     s->max_height = (options->max_height + block - 1) / block * block;
     CUVIDPARSERPARAMS params = {
