@@ -38,8 +38,8 @@ def loader_stream(device_id: int) -> torch.cuda.Stream:
 
 Take = Callable[[int, int, int, int, int], None]
 """Takes a decoded frame that is wanted: number of its job, which of its slice's frames it is; of its surface the
-address, samples from a line to the next, and bytes to its chroma. The surface stays until the next launch, and is
-reused behind that in the order of the stream."""
+address, samples from a line to the next, and bytes to its chroma. The surface stays until the next launch is
+queued, and what is done with it then comes behind that."""
 
 
 class FirstLaunches:
