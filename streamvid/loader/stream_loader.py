@@ -173,8 +173,11 @@ class StreamLoader:
         batch_size = integer(batch_size, "batch_size")
         num_threads = find_cores() if num_threads is None else integer(num_threads, "num_threads")
         cache_bytes = integer(cache_bytes, "cache_bytes", most=None)
-        last, order = last_batch_policy(last_batch, drop_last), shuffle_order(shuffle)
-        grouped = bucket_steps(group_by_size)
+        last, order, grouped = (
+            last_batch_policy(last_batch, drop_last),
+            shuffle_order(shuffle),
+            bucket_steps(group_by_size),
+        )
         self._find_world = partial(find_world, rank, world_size, mesh=mesh, ranks_per_node=ranks_per_node)
         world = self._find_world(settle=False)
         device_id = find_device(device)
@@ -186,7 +189,7 @@ class StreamLoader:
         self.skipped = samples.pools.short
         if self.skipped:
             text = "%d of %d clips are too short for %s and are skipped"
-            log.warning(text, self.skipped, len(self.dataset), samples.spec.sampling)
+            log.warning(text, self.skipped, len(self.dataset), sampling)
         rows = samples.pools.rows()
         check_output_sizes(samples.transform, self.dataset.clips, rows, one_size=self._one_size)
         plan = Plan(
@@ -206,8 +209,7 @@ class StreamLoader:
         if samples.policy is not None and (on_error, max_errors, quarantine) == ("skip", None, None):
             policy = samples.policy
         self._quarantine = Quarantine(policy, self.dataset, samples.pools.excluded, clips=len(rows), world=plan.world)
-        by_range = fetched == "ranges"
-        self._access = ShardAccess(self.dataset, cache=shared, limit_bytes=cache_bytes, by_range=by_range)
+        self._access = ShardAccess(self.dataset, cache=shared, limit_bytes=cache_bytes, by_range=fetched == "ranges")
         self._engine, self._routes = make_engine(
             engine,
             samples,
