@@ -173,11 +173,8 @@ class StreamLoader:
         batch_size = integer(batch_size, "batch_size")
         num_threads = find_cores() if num_threads is None else integer(num_threads, "num_threads")
         cache_bytes = integer(cache_bytes, "cache_bytes", most=None)
-        last, order, grouped = (
-            last_batch_policy(last_batch, drop_last),
-            shuffle_order(shuffle),
-            bucket_steps(group_by_size),
-        )
+        last, order = last_batch_policy(last_batch, drop_last), shuffle_order(shuffle)
+        grouped = bucket_steps(group_by_size)
         self._find_world = partial(find_world, rank, world_size, mesh=mesh, ranks_per_node=ranks_per_node)
         world = self._find_world(settle=False)
         device_id = find_device(device)
@@ -227,8 +224,7 @@ class StreamLoader:
         self._log = RunLog(run_about(samples.source, self._schedule), revisions)
         self._batch_fn, self._batch_size = batch_fn, batch_size
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
-        self._stats = LoaderStats(fetch=fetched)
-        self._settled = False
+        self._stats, self._settled = LoaderStats(fetch=fetched), False
         """Whether a batch was asked for: the world is final."""
         self._position = RunPosition(self._schedule.start(0))
         self._repeats = False  # an epoch has come to its end: from then on, the next one is begun in advance
