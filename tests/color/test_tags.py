@@ -75,11 +75,32 @@ def test_a_clip_in_ictcp_is_refused(codec: Any, tmp_path: Path) -> None:
         stored(filtered(plain, f"{codec}_metadata=matrix_coefficients=14", tmp_path / "a.mp4"))
 
 
+@pytest.mark.parametrize(
+    ("name", "by", "expected"),
+    [
+        ("h264.mkv", "h264_metadata=matrix_coefficients=9:video_full_range_flag=1", ("bt2020", True, (1, 0))),
+        ("h264.mov", "h264_metadata=matrix_coefficients=8:chroma_sample_loc_type=2", ("ycgco", False, (1, 1))),
+        ("hevc.mkv", "hevc_metadata=matrix_coefficients=7:video_full_range_flag=1", ("smpte240m", True, (1, 0))),
+        ("hevc.mp4", "hevc_metadata=matrix_coefficients=1:chroma_sample_loc_type=5", ("bt709", False, (0, -1))),
+        ("vp9.webm", "vp9_metadata=color_space=bt709:color_range=pc", ("bt709", True, (1, 0))),
+        ("vp9.mp4", "vp9_metadata=color_space=smpte240", ("smpte240m", False, (1, 0))),
+        ("av1.mp4", "av1_metadata=matrix_coefficients=9:color_range=pc", ("bt2020", True, (1, 0))),
+        ("av1.mkv", "av1_metadata=matrix_coefficients=1:chroma_sample_position=colocated", ("bt709", False, (1, 1))),
+    ],
+)
+def test_what_the_bitstream_says_in_any_container(name: str, by: str, expected: Any, tmp_path: Path) -> None:
+    """Whatever the container was told before."""
+    codec, _, kind = name.partition(".")
+    recipe = Recipe(codec=codec, container=kind, width=160, height=144, frames=3, colour="bt601")  # type: ignore[arg-type]
+    clip = stored(filtered(write(recipe, tmp_path / f"plain.{kind}"), by, tmp_path / f"a.{kind}"))
+    assert clip.color == Color(*expected)
+
+
 def filtered(path: Path, by: str, target: Path) -> Path:
     """The same packets through a bitstream filter of FFmpeg."""
     with av.open(str(path)) as source, av.open(str(target), "w") as output:
         stream = source.streams.video[0]
-        track = output.add_stream_from_template(stream)
+        track = output.add_stream_from_template(stream, opaque=True)
         context = av.BitStreamFilterContext(by, stream, track)
         for packet in source.demux(stream):
             for one in context.filter(packet if packet.size else None):
