@@ -5,12 +5,15 @@
 - reads: ranges of 1,000 bytes and of 100 KiB all over 64 objects, 256 at a time, by `RangeReader`, and by bare obstore
   in the same run, if the Python of `--peers` has it (pip install obstore).
 - batches: a StreamLoader of small clips from a server with 20 ms of latency, on which 1 % of requests stall for 30 s,
-  and a training step of 50 ms: how long a step with its batch takes, the median and the 99th percentile.
+  and a training step of 50 ms: how long a step with its batch takes, the median and the 99th percentile; and by a loop
+  that has frozen what is imported (`gc.freeze`), as docs/training.md advises.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -85,12 +88,14 @@ def reads(size: int, count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-def steps(cache: Path, epochs: int) -> np.ndarray:
+def steps(cache: Path, epochs: int, *, freeze: bool) -> np.ndarray:
     """Seconds of each step with its batch, but for the first epoch's; hardly any is read from the cache."""
     taken = []
     with sv.StreamLoader("s3://bucket/set", batch_size=8, sampling=sv.Window(2), device="cpu", num_threads=1,
                          fetch="ranges", cache_dir=cache, cache_bytes=100_000) as loader:  # fmt: skip
         for epoch in range(epochs):
+            if freeze and epoch == 1:
+                gc.freeze()
             loader.dataset.forget_indexes()
             before = None
             for _ in loader:
@@ -99,6 +104,7 @@ def steps(cache: Path, epochs: int) -> np.ndarray:
                     taken.append(now - before)
                 before = now
                 time.sleep(STEP_SECONDS)
+    gc.unfreeze()
     return np.array(taken)
 
 
@@ -106,7 +112,7 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--peers", metavar="PYTHON", help="which has obstore")
     options = parser.parse_args()
-    count, clips, epochs = (4000, 400, 6) if options.quick else (20_000, 400, 20)
+    count, clips, epochs = (4000, 400, 4) if options.quick else (20_000, 400, 12)
     rows: list[Row] = []
     checks = []
     notes: list[str] = []
@@ -135,9 +141,10 @@ def main() -> int:
         for n in range(clips):
             os.link(video, folder / f"videos/{n:04}.mp4")
         sv.pack(folder / "videos", folder / "served/bucket/set", progress=False, options=sv.PackOptions("any"))
-        for text, stall in (("none stalls", "0"), ("1 % stall", "0.01")):
+        for freeze, (text, stall) in itertools.product((False, True), (("none stalls", "0"), ("1 % stall", "0.01"))):
+            text += ", gc.freeze" * freeze
             with server(folder / "served", "--latency", "20", "--stall", stall):
-                taken = steps(folder / f"cache{stall}", epochs)
+                taken = steps(folder / f"cache{stall}{freeze}", epochs, freeze=freeze)
             median, late = np.median(taken), np.percentile(taken, 99)
             about = f"median {median * 1e3:.0f} ms, P99 {late * 1e3:.0f} ms"
             notes.append(f"{len(taken)} steps of 50 ms, {text}: {about}")

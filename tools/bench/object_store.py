@@ -9,7 +9,7 @@ It starts a Ceph RGW and, in front of it, a proxy that adds the latency and limi
 runs in a process of its own, with empty caches, once through all clips or until `--limit` seconds are over, to the
 slice; at 50 ms once more to the tensor, for three times as long. And ranges once more for a loop that takes 0.8 of the
 clips that come, over a link on which no requests stall, or 1 % of them for 10 s: P50 and P99 are then of a step with
-its batch, in eight passes without a cache, by a loop that has frozen what is imported (`gc.freeze`), as
+its batch, in eight passes without a cache; and once more by a loop that has frozen what is imported (`gc.freeze`), as
 docs/training.md advises. Requests and bytes are those that the proxy sees. What is not installed is
 left out; `--peers` names the Python of an environment that has others' packages, and this one's.
 
@@ -54,13 +54,15 @@ PACE: Final = 0.8
 
 @dataclass(frozen=True)
 class Condition:
-    """One row's circumstances; with `stall`, of a loop that takes its time, and that share of requests stall."""
+    """One row's circumstances; with `stall`, of a loop that takes its time, and that share of requests stall; with
+    `freeze`, its garbage collector leaves alone what there is after the first batch."""
 
     workload: str
     latency: float
     rate: float
     decode: bool
     stall: float | None = None
+    freeze: bool = False
 
 
 Found = Mapping[tuple[Condition, str], Mapping[str, float] | str]
@@ -75,13 +77,15 @@ def conditions(options: argparse.Namespace) -> list[Condition]:
         links.append((LATENCY, rates[0], True))
     found = [Condition(workload, *link) for workload in options.workloads for link in links]
     if LATENCY in options.latency and "dense" in options.workloads:
-        found += [Condition("dense", LATENCY, rates[0], False, stall) for stall in STALLS]
+        found += [
+            Condition("dense", LATENCY, rates[0], False, stall, freeze) for freeze in (False, True) for stall in STALLS
+        ]
     return found
 
 
 def pace_of(condition: Condition, found: Found) -> float:
     """Seconds of a step of a loop that takes clips at `PACE` of the rate without one; else 0."""
-    free = found.get((replace(condition, stall=None), "ranges"))
+    free = found.get((replace(condition, stall=None, freeze=False), "ranges"))
     if condition.stall is None or free is None or isinstance(free, str):
         return 0.0
     return BATCH[condition.workload] / PACE / free["steady"]
@@ -114,7 +118,8 @@ def row_of(condition: Condition, way: str, found: Mapping[str, float] | str) -> 
     head: dict[str, str | int | float] = {
         "workload": condition.workload
         + (" decoded" if condition.decode else "")
-        + ("" if condition.stall is None else f" paced, {round(100 * condition.stall)} % stall"),
+        + ("" if condition.stall is None else f" paced, {round(100 * condition.stall)} % stall")
+        + ", gc.freeze" * condition.freeze,
         "ms": f"{condition.latency:g}",
         "MB/s each": f"{condition.rate:g}",
         "way": way,
@@ -156,10 +161,9 @@ def checks_of(found: Found) -> list[Check]:
             ratio(
                 f"{workload}: clips/s, ranges to {peer}" + ", opening included" * (name != "steady"), own, others, bar
             )
-    for stall in STALLS:
-        paced = found.get((Condition("dense", LATENCY, RATE, False, stall), "ranges"))
-        if paced and not isinstance(paced, str):
-            text = f"dense: P99 of a step with its batch to the median, {round(100 * stall)} % of requests stall"
+    for condition, paced in [(key, one) for (key, _), one in found.items() if key.stall is not None]:
+        if not isinstance(paced, str):
+            text = f"{row_of(condition, 'ranges', paced)['workload']}: P99 of a step with its batch to the median"
             ratio(text, paced["p99"], paced["p50"], 1.5, most=True)
     sent, whole = (figure("sparse", way, "sent") for way in ("ranges", "shards"))
     clips = [figure("sparse", way, "clips") for way in ("ranges", "shards")]
@@ -217,7 +221,9 @@ def main() -> int:
                 with slow_link(program, port, options.port, *link) as counts:
                     limit = options.limit * (3 if condition.decode or condition.stall is not None else 1)
                     pace = pace_of(condition, found)
-                    task = Task(way, condition.workload, port, str(folder), condition.decode, limit, pace)
+                    task = Task(
+                        way, condition.workload, port, str(folder), condition.decode, limit, pace, condition.freeze
+                    )
                     python = options.peers if way in PEERS else sys.executable
                     one = unusable.get((condition.workload, way)) or measure(
                         task, python, S3Server(f"http://127.0.0.1:{port}").environment()

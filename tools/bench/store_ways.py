@@ -41,6 +41,7 @@ class Task:
         decode: to the tensor, not to the slice.
         limit: seconds after the first batch, after which none is asked for.
         pace: seconds that the loop takes for a step.
+        freeze: such a loop keeps Python's garbage collector from what there is after the first batch.
     """
 
     way: str
@@ -50,6 +51,7 @@ class Task:
     decode: bool
     limit: float
     pace: float = 0.0
+    freeze: bool = False
 
     @property
     def batch(self) -> int:
@@ -266,8 +268,7 @@ def run_here(task: Task) -> dict[str, float]:
         times.append(time.perf_counter() - begin)
         if times[-1] - times[0] > task.limit:
             break
-        if task.pace and len(times) == 1:  # else collections of all that is imported would be one step in 200
-            gc.collect()
+        if task.freeze and len(times) == 1:
             gc.freeze()
         time.sleep(task.pace)
     memory = peak_memory()
