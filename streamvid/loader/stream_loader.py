@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_REPEATS = {False: 1, True: 2}
+"""After so many epochs of local files, and of byte ranges of a storage, which cost more, another one is expected."""
+
 
 class StreamLoader:
     """Streams a dataset into PyTorch batches; every iteration over it is an epoch.
@@ -227,7 +230,7 @@ class StreamLoader:
         self._stats, self._settled = LoaderStats(fetch=fetched), False
         """Whether a batch was asked for: the world is final."""
         self._position = RunPosition(self._schedule.start(0))
-        self._repeats = False  # an epoch has come to its end: from then on, the next one is begun in advance
+        self._repeats = 0  # epochs that have come to their end: then, the next one is begun in advance
         self._begun: tuple[Cursor, Epoch] | None = None
         self._watch = GpuWatch(device_id, self._position.where)
         self._restored: Mapping[str, Any] | None = None
@@ -348,7 +351,9 @@ class StreamLoader:
         masked = self._quarantine.policy.on_error == "mask"
         following = schedule.after(cursor)
         self._access.follow(Uses(epoch, following.epoch, schedule.plan.world, len(self.dataset)))
-        rendered = self._engine.run(epoch, partial(self._begin, following) if self._repeats else None)
+        rendered = self._engine.run(
+            epoch, partial(self._begin, following) if self._repeats >= _REPEATS[self._access.by_range] else None
+        )
         try:
             for left in reversed(range(epoch.left)):
                 started = time.perf_counter()
@@ -366,7 +371,7 @@ class StreamLoader:
                 yield Delivery(batch, cursor, following, last=not left)
             # The engine's own end, with which its decoder stays for the next epoch.
             next(rendered, None)
-            self._repeats = True
+            self._repeats += 1
         finally:
             rendered.close()
 

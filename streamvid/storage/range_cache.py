@@ -17,6 +17,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 
 _BUSY_SECONDS: Final = 0.2
 """How long a file that is being read is waited for, to give up a part of it."""
+_EVICTED_SECONDS: Final = 10.0
+"""A cache that has made room within so many is full."""
+_LOOK_SECONDS: Final = 0.002
 _PUNCH: Final = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 
@@ -87,6 +91,41 @@ class RangeCache:
             return one
         return whole_blocks(one, known.size)
 
+    @contextlib.contextmanager
+    def claimed(self, ranges: Sequence[ByteRange], seconds: float) -> Iterator[None]:
+        """Nobody else on this node, who claims any of these ranges of whole blocks, fetches it meanwhile, but after so
+        many seconds. Nobody waits for what a cache that is full would not keep."""
+        now = time.monotonic()
+        end = now if now - self._cache.evicted < _EVICTED_SECONDS else now + seconds
+        with contextlib.ExitStack() as claims:
+            with contextlib.suppress(OSError):
+                for one in sorted(ranges, key=lambda one: (one.path, one.start)):  # the same order for all
+                    if known := self._files.get(one.path):
+                        self._cache.folder.root.mkdir(parents=True, exist_ok=True)
+                        file = claims.enter_context(_opened(self._cache.folder, known, os.O_RDWR | os.O_CREAT))
+                        while not _lock(file, one) and time.monotonic() < end:
+                            time.sleep(_LOOK_SECONDS)
+            yield
+
+    def part(self, one: ByteRange) -> tuple[UInt8, list[ByteRange]]:
+        """What is there of a range of whole blocks, with anything in the place of the rest; and the rest."""
+        known = self._files.get(one.path)
+        with contextlib.suppress(OSError):
+            if known is not None:
+                with _opened(self._cache.folder, known) as file:
+                    fcntl.flock(file, fcntl.LOCK_SH)
+                    first, last = one.start // _BLOCK, -(-one.end // _BLOCK)
+                    there = _read(file, _map(known) + first, _map(known) + last)
+                    data = _read(file, one.start, one.end)
+                if len(there) == last - first and len(data) == one.end - one.start:
+                    edges = np.flatnonzero(np.diff(np.concatenate([[1], there != 0, [1]]))) + first
+                    missing = [
+                        ByteRange(one.path, a * _BLOCK, min(b * _BLOCK, one.end))
+                        for a, b in edges.reshape(-1, 2).tolist()
+                    ]
+                    return data.copy(), missing
+        return np.empty(one.end - one.start, dtype=np.uint8), [one]
+
     def keep(self, ranges: Sequence[ByteRange], blocks: Sequence[UInt8]) -> None:
         """Write ranges of whole blocks, if the folder can be used."""
         folder = self._cache.folder
@@ -107,6 +146,20 @@ class RangeCache:
                         self._cache.write(file, bytes([1]) * (last - first), _map(known) + first)
         except CacheUnusable as error:
             self._cache.warn("without", "%s Until then ranges are fetched again.", error)
+
+
+def _lock(file: FileIO, one: ByteRange) -> bool:
+    """Lock a range of a file for this open file alone (fcntl(2), F_OFD_SETLK), until it is closed. False if another one
+    has a part of it."""
+    try:
+        fcntl.fcntl(
+            file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, one.start, one.end - one.start, 0)
+        )
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
 
 
 def _map(known: FileIdentity) -> int:

@@ -26,6 +26,8 @@ from streamvid.storage.url import is_local, is_within, local_path, redact
 MAX_OPEN_FILES: Final = 64
 """Local files that one reader keeps open at most."""
 _PROBED: Final = 4096
+_PATIENCE: Final = 1.0
+"""Seconds that what others fetch is waited for."""
 
 
 class FileTooShort(DatasetError):  # noqa: N818
@@ -121,8 +123,11 @@ class RangeReader:
         if self.cache is not None:
             kept = self.cache.read(ranges)
             missing = [n for n in range(len(ranges)) if n not in kept]
-            gap, waste = (REQUEST_BYTES, math.inf) if neighbours else (self.remote.link.gap, WASTE)
-            fetched = self._fetch([ranges[n] for n in missing], versions, gap, waste) if missing else []
+            wanted = [ranges[n] for n in missing]
+            if neighbours:
+                fetched = self._fetch_neighbours(self.cache, wanted, versions) if missing else []
+            else:
+                fetched = self._fetch(wanted, versions, self.remote.link.gap, WASTE) if missing else []
             kept.update(zip(missing, fetched, strict=True))
             return [kept[n] for n in range(len(ranges))]
         return self._fetch(ranges, versions, self.remote.link.gap, WASTE)
@@ -133,6 +138,22 @@ class RangeReader:
         joined, places = self.joined(ranges, gap, waste)
         blocks = self.fetch_joined(joined, versions)
         return [cut_out(one, joined[n], blocks[n]) for one, n in zip(ranges, places, strict=True)]
+
+    def _fetch_neighbours(
+        self, cache: RangeCache, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion]
+    ) -> list[UInt8]:
+        """Ranges with all between them, but for what is in the cache by then: others want the same."""
+        joined, places = self.joined(ranges, REQUEST_BYTES, math.inf)
+        with cache.claimed(joined, _PATIENCE):
+            parts = [cache.part(one) for one in joined]
+            missing = [(n, one) for n, (_, rest) in enumerate(parts) for one in rest]
+            fetched = self.fetch_joined([one for _, one in missing], versions) if missing else []
+        for (n, one), block in zip(missing, fetched, strict=True):
+            start = one.start - joined[n].start
+            parts[n][0][start : start + len(block)] = block
+            if len(block) < one.end - one.start:  # the file ends
+                parts[n] = parts[n][0][: start + len(block)], []
+        return [cut_out(one, joined[n], parts[n][0]) for one, n in zip(ranges, places, strict=True)]
 
     def joined(self, ranges: Sequence[ByteRange], gap: int, waste: float = WASTE) -> tuple[list[ByteRange], list[int]]:
         """What is asked for to get remote ranges, as of `join`, in whole blocks where a cache keeps them."""

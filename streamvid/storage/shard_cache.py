@@ -11,6 +11,7 @@ import errno
 import hashlib
 import itertools
 import logging
+import math
 import os
 import re
 import threading
@@ -96,6 +97,8 @@ class ShardCache:
         self._unusable: tuple[float, str] | None = None
         self._damaged: dict[str, str] = {}
         self._reserved = 0
+        self.evicted = -math.inf
+        """When this process last made room, in seconds of `time.monotonic`."""
         self.writing = threading.Lock()
         """Held from `reserve` until the ranges are written."""
         try:
@@ -362,6 +365,7 @@ class ShardCache:
 
     def _evict(self, wanted: int = 1) -> bool:
         """Evict so many bytes: what is not needed by the plan, if there is one, else what was used longest ago."""
+        self.evicted = time.monotonic()
         return self.give_up(wanted) > 0 or self.folder.evict_oldest(wanted)
 
     def _make_room(self, more: int = 0) -> None:

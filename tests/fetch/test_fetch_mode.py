@@ -102,17 +102,20 @@ def test_half_of_all_requests_for_ranges_fail(s3: FaultyS3, packed: Path, tmp_pa
 
 
 def test_ranges_are_a_part_of_the_shards(s3: FaultyS3, tmp_path: Path) -> None:
-    with sv.StreamLoader(
-        "s3://bucket/set", sampling=sv.Window(2), batch_size=2, device="cpu", fetch="ranges", cache_dir=tmp_path
-    ) as loader:
-        list(loader)
-        stats = loader.stats()
+    def once() -> sv.LoaderStats:
+        with sv.StreamLoader(
+            "s3://bucket/set", sampling=sv.Window(2), batch_size=2, device="cpu", fetch="ranges", cache_dir=tmp_path
+        ) as loader:
+            assert len(list(loader)) == CLIPS / 2
+            return loader.stats()
+
+    stats = once()
     whole = sum(len(data) for key, data in s3.objects.items() if key.endswith(".tar"))
     fetched = sum(size for _, size in tars(s3))
     assert fetched < whole / 2
     assert stats.requests >= len(tars(s3))
     s3.requests.clear()
-    run("s3://bucket/set", fetch="ranges", cache_dir=tmp_path)
+    once()
     assert {key for _, key, _ in s3.requests} == {"bucket/set/dataset.json"}  # each byte is fetched once per node
 
 

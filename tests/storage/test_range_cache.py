@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.storage import range_cache
+from streamvid.storage import range_cache, range_reader
 from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.range_cache import Extents, FileIdentity, RangeCache, give_up_latest
 from streamvid.storage.range_reader import RangeReader
@@ -110,6 +112,56 @@ def test_many_readers_at_once(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
+
+
+def neighbours(reader: Reader, *spans: tuple[int, int]) -> None:
+    blocks = reader.reader.read([ByteRange(URL, start, end) for start, end in spans], neighbours=True)
+    assert [block.tobytes() for block in blocks] == [DATA[start:end] for start, end in spans]
+
+
+def test_what_others_fetch_meanwhile_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frame indexes of the same file that readers of several threads and ranks want at the same time."""
+    monkeypatch.setattr(range_reader, "_PATIENCE", 20.0)
+    readers = [Reader(tmp_path) for _ in range(4)]
+    for one in readers:
+        read = one.reader.remote.read
+
+        def slow(*args: Any, read: Any = read, **options: Any) -> Any:
+            time.sleep(0.02)
+            return read(*args, **options)
+
+        one.reader.remote.read = slow  # type: ignore[method-assign]
+    with ThreadPoolExecutor(8) as pool:
+        list(
+            pool.map(
+                lambda n: neighbours(readers[n % 4], (n * 9000, n * 9000 + 100), (n * 9000 + 60_000, 140_000)), range(8)
+            )
+        )
+    assert sum(one.asked for one in readers) == 143_360  # whole blocks
+
+
+def test_of_neighbours_that_are_there_in_part_the_rest_is_fetched(reader: Reader) -> None:
+    reader.read((20_000, 30_000), (60_000, 61_000))
+    before = reader.asked
+    neighbours(reader, (10, 20), (25_000, 26_000), (149_990, 150_001))
+    assert reader.asked == len(DATA)
+    assert before == (32_768 - 16_384) + 4096
+
+
+def test_a_claim_of_a_process_that_stands_still_holds_nobody_up(reader: Reader) -> None:
+    with reader.cache.claimed([ByteRange(URL, 0, 8192)], 0.0):
+        neighbours(reader, (10, 20), (5000, 6000))
+    assert reader.asked == 8192
+
+
+def test_nobody_waits_for_what_a_full_cache_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(range_reader, "_PATIENCE", math.inf)
+    monkeypatch.setattr(range_cache.time, "sleep", lambda _: pytest.fail("it waits"))
+    reader = Reader(tmp_path, 20_000)
+    reader.read((0, 40_000))
+    reader.read((100_000, 140_000))
+    with reader.cache.claimed([ByteRange(URL, 40_960, 45_056)], 0.0):
+        neighbours(reader, (41_000, 42_000))
 
 
 def test_a_whole_file_in_the_cache_is_read(reader: Reader) -> None:

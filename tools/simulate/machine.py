@@ -196,6 +196,10 @@ def _wait(futures: list[concurrent.futures.Future[Any]], timeout: float | None =
     return SimpleNamespace(done=[one for one in futures if one.done()])
 
 
+def _unsupported(*_: object) -> None:
+    raise OSError(errno.EINVAL, "no locks of ranges here")
+
+
 def _kernel() -> Kernel:
     kernel = Current.get()
     assert kernel is not None
@@ -342,7 +346,7 @@ def installed(disks: Disks) -> Iterator[None]:
     others: dict[str, object] = {
         "os": _copy(os, **changed, **{name: system.plain(name) for name in names}),
         "io": _copy(io, open=system.open_file),
-        "fcntl": _copy(fcntl, flock=system.flock),
+        "fcntl": _copy(fcntl, flock=system.flock, fcntl=_unsupported),
         "time": _copy(
             time,
             monotonic=lambda: _kernel().now,
