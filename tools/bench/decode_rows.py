@@ -40,7 +40,7 @@ from tools.bench.isolated import emit
 from tools.bench.stream import BARE, epoch_slices, make_dataset
 from tools.clips import Recipe, write
 
-ROW_SECONDS: Final = 45.0
+ROW_SECONDS: Final = 75.0
 """The most that a row may take, with the start of its process."""
 WINDOW: Final = 16
 """Frames of a sample."""
@@ -368,7 +368,7 @@ def main() -> int:
         bench = Bench(Path(work["clips"]), Path(name))
         for case in work["cases"]:
             # Where it stands still: the process that runs this one shows it.
-            faulthandler.dump_traceback_later(0.8 * ROW_SECONDS)
+            faulthandler.dump_traceback_later(0.6 * ROW_SECONDS)
             emit(bench.measure(Case(**case)))
             gc.collect()
     return 0
