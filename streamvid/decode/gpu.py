@@ -89,6 +89,8 @@ def decode_support(codec: str, stsd: bytes, width: int, height: int, *, native: 
     except ValueError:  # a row that is damaged must not pass
         return Support(Route.CPU, "its sample description is damaged")
     row = support(codec, pix_fmt, width, height)
+    if codec == "vp9" and native and (width % 2 or height % 2):
+        reason = "the native module decodes some VP9 of odd sizes wrongly"
     return Support(Route.CPU, reason) if reason and row.route is Route.NVDEC else row
 
 

@@ -44,6 +44,15 @@ def test_a_slice_goes_where_its_sample_description_says(recipe: Recipe, route: R
     assert decode_support(clip.codec, clip.stsd, recipe.width, recipe.height, native=False).route is route
 
 
+def test_vp9_of_odd_sizes_is_decoded_by_cores_beside_the_native_module(tmp_path: Path) -> None:
+    """An H200 gave wrong frames of 163x130 and 320x131 by it, and right ones by PyNvVideoCodec."""
+    recipe = Recipe(codec="vp9", container="webm", frames=2, width=163, height=131)
+    clip = store_clip(write(recipe, tmp_path / "a.webm"), tmp_path)
+    assert decode_support("vp9", clip.stsd, 163, 131, native=True).route is Route.CPU
+    assert decode_support("vp9", clip.stsd, 163, 131, native=False).route is Route.NVDEC
+    assert decode_support("vp9", clip.stsd, 164, 132, native=True).route is Route.NVDEC
+
+
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9"])
 def test_a_sample_description_that_cannot_be_read_is_none_for_a_session(codec: str) -> None:
     assert decode_support(codec, START_CODE + b"\xff" * 120, 320, 180, native=False).route is Route.CPU
@@ -110,7 +119,9 @@ def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeyp
     decoder = GpuDecoder(device_id=0, threads=1, max_batch=2, sessions=False)
     decoder.sessions = cast(Any, Sessions())
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    pictures: Any = SimpleNamespace(targets=lambda *given: [None], sinks=lambda numbers: [SimpleNamespace()])
+    pictures: Any = SimpleNamespace(
+        targets=lambda *given: [None], sinks=lambda numbers: [SimpleNamespace(targets=None)]
+    )
     try:
         for begin in (decoder.submit, partial(decoder.write, pictures=pictures, color="auto")):
             with pytest.raises(VideoError, match="damaged"):

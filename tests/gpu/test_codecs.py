@@ -66,7 +66,11 @@ def test_seeks_are_a_sequential_decode_and_frames_those_of_ffmpeg(
 ) -> None:
     recipe = CLIPS[name]
     clip = store_clip(write(recipe, tmp_path / f"source.{recipe.container}"), tmp_path)
-    assert decode_support(clip.codec, clip.stsd, clip.width, clip.height, native=pool.native).route is Route.NVDEC
+    route = decode_support(clip.codec, clip.stsd, clip.width, clip.height, native=pool.native).route
+    if pool.native and name.startswith("vp9_odd"):
+        assert route is Route.CPU
+        pytest.skip("cores decode it beside the native module")
+    assert route is Route.NVDEC
     (frames,) = to_arrays(pool.submit([whole(clip)], color="auto").result())
     rng = np.random.default_rng(len(name))
     for _ in range(4):

@@ -72,7 +72,7 @@ TABLE: list[tuple[str, str, int, int, dict[str, object], Route]] = [
     ("vp8", "yuv420p", 640, 360, {}, Route.NVDEC),
     ("vp9", "yuv420p", 640, 360, {}, Route.NVDEC),
     ("vp9", "yuv420p10le", 640, 360, {}, Route.NVDEC),
-    ("vp9", "yuv420p12le", 640, 360, {}, Route.CPU),
+    ("vp9", "yuv420p12le", 640, 360, {}, Route.NVDEC),
     ("vp9", "yuv420p", 641, 361, {}, Route.NVDEC),
     ("mpeg4", "yuv420p", 640, 360, {}, Route.NVDEC),
     ("av1", "yuv420p", 640, 360, {}, Route.DALI),
