@@ -124,6 +124,7 @@ typedef struct {
     int surfaces;                 /* likewise */
     int32_t width, height;        /* of the jobs in it */
     int lenient, untimed;         /* as the job in it */
+    int last;                     /* decode surface of the last picture that was given to the decoder, or -1 */
     int empty, inside;            /* no picture was decoded, or packet given, since it was emptied */
     uint64_t begin, end, oldest;  /* numbers of the pictures of the last job; the first that is not out */
     int64_t job;                  /* its number */
@@ -263,6 +264,17 @@ static int open_decoder(nvdec_session *s, const CUVIDEOFORMAT *format) {
     return CALL(s, cuvidCreateDecoder, &s->decoder, &info);
 }
 
+/* Mapping a picture waits until it is decoded; it was the last, so all are. Nobody may have wanted it, and the driver
+ * does not wait for it where it gives its memory to pictures of another size. */
+static void finish_decoding(nvdec_session *s) {
+    CUVIDPROCPARAMS how = {.progressive_frame = 1, .output_stream = s->options.stream};
+    unsigned long long mapped;
+    unsigned pitch;
+    if (s->last >= 0 && !driver.cuvidMapVideoFrame(s->decoder, s->last, &mapped, &pitch, &how))
+        CALL(s, cuvidUnmapVideoFrame, s->decoder, mapped);
+    s->last = -1;
+}
+
 static int reconfigure(nvdec_session *s, const CUVIDEOFORMAT *format) {
     CUVIDRECONFIGUREDECODERINFO info = {
         .ulWidth = format->coded_width,
@@ -301,6 +313,7 @@ static int on_sequence(void *user, CUVIDEOFORMAT *format) {
         s->surfaces = larger(s->surfaces, need);
         if (s->surfaces > SURFACES) return fail(s, NVDEC_STREAM, "needs %d surfaces", s->surfaces);
         if (!hand_over(s)) return 0;
+        finish_decoding(s);
         if (!(fits ? reconfigure(s, format) : open_decoder(s, format))) return 0;
     }
     s->format = *format;
@@ -315,6 +328,7 @@ static int on_decode(void *user, CUVIDPICPARAMS *coded) {
     s->empty = 0;
     /* An engine does not wait for the stream on which a picture is laid out anew before it decodes another to its place. */
     CUevent laid_out = s->laid_out[coded->CurrPicIdx];
+    s->last = coded->CurrPicIdx;
     return (!laid_out || CALL(s, cuEventSynchronize, laid_out)) && CALL(s, cuvidDecodePicture, s->decoder, coded);
 }
 
@@ -498,6 +512,7 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
     s->options = *options;
     if (options->staging->slots < 1 || options->staging->slots > SLOTS) fail(s, NVDEC_CALLER, "there are 1 to 64 slots");
     s->empty = 1;
+    s->last = -1;
     s->begin = s->end = s->oldest = 1;
     /* Coded sizes are those shown, rounded up to blocks; not so of VP9, which memory for more makes predict wrongly.
      * Sessions of other codecs than H.264 and HEVC are for one size, that of their first stream. */

@@ -35,6 +35,7 @@ typedef struct {
     CUVIDDECODECREATEINFO info;
     surface surfaces[SURFACES];
     unsigned char *mapped[SURFACES];
+    int busy, overrun; /* with this picture and those before, if not 0, less 1; what it writes comes too late */
 } decoder;
 
 typedef struct {
@@ -278,6 +279,7 @@ CUresult cuvidReconfigureDecoder(CUvideodecoder handle, CUVIDRECONFIGUREDECODERI
         return INVALID_VALUE;
     d->info.ulWidth = d->info.ulTargetWidth = info->ulWidth;
     d->info.ulHeight = d->info.ulTargetHeight = info->ulHeight;
+    d->overrun = d->busy;
     /* Nothing of the former size is left. */
     for (int n = 0; n < SURFACES; n++) {
         free(d->surfaces[n].samples);
@@ -316,6 +318,9 @@ CUresult cuvidDecodePicture(CUvideodecoder handle, CUVIDPICPARAMS *params) {
         s->bytes = bytes;
     }
     memcpy(s->samples, picture->samples, bytes);
+    if (d->overrun) memset(s->samples, 0xAB, bytes / 2);
+    d->overrun = 0;
+    d->busy = params->CurrPicIdx + 1;
     return 0;
 }
 
@@ -332,6 +337,7 @@ CUresult cuvidMapVideoFrame64(CUvideodecoder handle, int index, unsigned long lo
     while (n < SURFACES && d->mapped[n]) n++;
     if (index < 0 || index >= SURFACES || !d->surfaces[index].samples || n >= d->info.ulNumOutputSurfaces)
         return INVALID_VALUE;
+    if (index + 1 == d->busy) d->busy = 0;
     size_t wide = pitch_of(d), rows = d->info.ulTargetHeight * 3 / 2,
            line = d->info.ulTargetWidth * (d->info.bitDepthMinus8 ? 2 : 1);
     d->mapped[n] = malloc(wide * rows);
