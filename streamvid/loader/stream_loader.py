@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_REPEATS = {False: 1, True: 2}
-"""After so many epochs of local files, and of byte ranges of a storage, which cost more, another one is expected."""
-
 
 class StreamLoader:
     """Streams a dataset into PyTorch batches; every iteration over it is an epoch.
@@ -230,7 +227,7 @@ class StreamLoader:
         self._stats, self._settled = LoaderStats(fetch=fetched), False
         """Whether a batch was asked for: the world is final."""
         self._position = RunPosition(self._schedule.start(0))
-        self._repeats = 0  # epochs that have come to their end: then, the next one is begun in advance
+        self._repeats = 0  # epochs that have come to their end: after one, of byte ranges two, the next is begun early
         self._begun: tuple[Cursor, Epoch] | None = None
         self._watch = GpuWatch(device_id, self._position.where)
         self._restored: Mapping[str, Any] | None = None
@@ -351,9 +348,8 @@ class StreamLoader:
         masked = self._quarantine.policy.on_error == "mask"
         following = schedule.after(cursor)
         self._access.follow(Uses(epoch, following.epoch, schedule.plan.world, len(self.dataset)))
-        rendered = self._engine.run(
-            epoch, partial(self._begin, following) if self._repeats >= _REPEATS[self._access.by_range] else None
-        )
+        expected = partial(self._begin, following) if self._repeats > self._access.by_range else None
+        rendered = self._engine.run(epoch, expected)
         try:
             for left in reversed(range(epoch.left)):
                 started = time.perf_counter()
@@ -369,7 +365,6 @@ class StreamLoader:
                 here = before.schedule
                 self._log.add(before.position, cursor.position, here.plan.topology, len(here.checksums))
                 yield Delivery(batch, cursor, following, last=not left)
-            # The engine's own end, with which its decoder stays for the next epoch.
             next(rendered, None)
             self._repeats += 1
         finally:

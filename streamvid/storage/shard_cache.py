@@ -11,7 +11,6 @@ import errno
 import hashlib
 import itertools
 import logging
-import math
 import os
 import re
 import threading
@@ -96,9 +95,7 @@ class ShardCache:
         self._warned: set[str] = set()
         self._unusable: tuple[float, str] | None = None
         self._damaged: dict[str, str] = {}
-        self._reserved = 0
-        self.evicted = -math.inf
-        """When this process last made room, in seconds of `time.monotonic`."""
+        self._reserved, self.evicted = 0, float("-inf")  # bytes of `reserve`; when room was last made, monotonic
         self.writing = threading.Lock()
         """Held from `reserve` until the ranges are written."""
         try:
