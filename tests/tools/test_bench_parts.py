@@ -195,8 +195,9 @@ def test_bars_of_decoding_are_checked() -> None:
         assert sum(not check.passed for check in decode.checks([decoded(**change)])) == 1
     found = [decoded(**change) for change in bad]
     few = {"error": "", "pynv": 1.0, "native": 0.0, "decoded": 1.0, "delivered": 1.0, "memory": 0.0, "same": True}
+    assert decode.checks([decoded(error=f"{decode_rows.TOO_LARGE} 99 GB")]) == []
     rows = decode.table([*found, dataclasses.asdict(Case("VP9 720p", 15, 1, 64)) | few])
-    assert [row["same"] for row in rows] == ["True"] * 4 + ["False"] * 3 + ["does not run", "True"]
+    assert [row["same"] for row in rows] == ["True"] * 4 + ["False"] * 3 + ["died", "True"]
     assert {tuple(row) for row in rows} == {tuple(rows[0])}
 
 

@@ -50,6 +50,7 @@ PACKETS: Final = 5000
 _WITHIN_ONE: Final = 0.999
 _SECONDS: Final = 1.5
 """That measuring it again and again may take."""
+TOO_LARGE: Final = "needs memory:"
 COMPARED: Final = 16
 """Samples of a row whose frames are compared."""
 SIZES: Final = 132
@@ -119,7 +120,13 @@ class Bench:
                 os.sched_setaffinity(int(thread), self._all_cores[: self._cores])
         if f"{SIZES} sizes" in case.kind:
             return self._sizes(case)
+        import torch
+
         work = random_batches([self._clip(clip_path(case, self._clips))], case)
+        # Three batches of frames: two that are alive, and what the allocator keeps.
+        needed = 3 * case.batch * WINDOW * 3 * _area(work)
+        if needed > 0.8 * torch.cuda.mem_get_info()[1]:
+            return {**dataclasses.asdict(case), "error": f"{TOO_LARGE} {needed / 1e9:.0f} GB"}
         pynv, native = self._limit(case, [one for batch in work for one in batch])
         with MemoryWatch() as memory:
             decoder = GpuDecoder(device_id=0, threads=self._cores, max_batch=case.batch)
