@@ -1,7 +1,7 @@
 """Decode sessions of the native module (`streamvid/native/nvdec.c`): a call takes the packets of a whole job.
 
-Python gets the GIL back once a job, and where as many wanted pictures are mapped as may be. A session is opened for a
-largest size, and set to that of each job: NVDEC takes 0.3 ms for it, where opening takes 40 to 58.
+Python gets the GIL back once a job, and where the memory for copies of wanted pictures is full. A session is opened
+for a largest size, and set to that of each job: NVDEC takes 0.3 ms for it, where opening takes 40 to 58.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 
 STAGED: Final = 32
-"""Pictures that are handed over at once, at most: worth a launch, and few enough to need little memory. The decoder has
-an output surface for each, and one more."""
+"""Pictures that are handed over at once, at most: worth a launch, and few enough to need little memory."""
 _FEWEST_STAGED: Final = 4
 _STAGED_BYTES: Final = 64 << 20
 """Of large ones so many bytes, but not fewer than `_FEWEST_STAGED`."""
@@ -31,7 +30,7 @@ CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 1
 """`cudaVideoCodec`."""
 _SWITCHED: Final = frozenset({"h264", "hevc"})
 """Codecs whose sessions are set from size to size. Those of others have come out wrong then: they take one size."""
-_VERSION: Final = 2
+_VERSION: Final = 3
 """`nvdec_version`."""
 _EXTRA_SURFACES: Final = 2
 _DELAY: Final = 4
@@ -44,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class Staging(ctypes.Structure):
-    """Which pictures are mapped and wait to be handed over: `nvdec_staging`.
+    """Copies of pictures that wait to be handed over: `nvdec_staging`.
 
     Attributes:
         confirmed: all jobs with a lower number have got all their pictures.
@@ -181,7 +180,7 @@ def _family(key: SessionKey) -> tuple[object, ...]:
 
 
 def staged(key: SessionKey) -> int:
-    """Pictures that a session keeps mapped, at most."""
+    """Pictures that a session has memory for."""
     return max(_FEWEST_STAGED, min(STAGED, _STAGED_BYTES // key.surface_bytes))
 
 
@@ -193,7 +192,7 @@ class NativeSession:
         device_id: the GPU's number.
         key: codec and bit depth of all its jobs, width and height of the largest.
         stream: CUDA stream on which `launch` queues its work.
-        take, launch: what becomes of wanted pictures; also called in `decode`, where `slots` of them are mapped.
+        take, launch: what becomes of wanted pictures; also called in `decode`, where there are `slots` of them.
         slots: default: `staged`.
 
     Raises:

@@ -1,5 +1,4 @@
-/* Decode sessions of NVDEC: packets of whole jobs in, wanted pictures out where the decoder has them, no
- * interpreter between.
+/* Decode sessions of NVDEC: packets of whole jobs in, copies of the wanted pictures out, no interpreter between.
  *
  * streamvid/decode/native_session.py calls it through ctypes, which lets go of the GIL. The driver's libraries are opened
  * at run time. A session belongs to one thread at a time; only `nvdec_stop` may be called by another. Each packet has a
@@ -34,7 +33,6 @@ enum {
     NOT_WANTED = -1,
     NOT_SHOWN = -2,
     SLOTS = 64,
-    SURFACES = 128, /* that a decoder may have */
 };
 
 #define FUNCTIONS(X)                                                                                 \
@@ -46,6 +44,9 @@ enum {
     X(cuda, cuCtxPushCurrent, "cuCtxPushCurrent_v2", (CUcontext))                                    \
     X(cuda, cuCtxPopCurrent, "cuCtxPopCurrent_v2", (CUcontext *))                                    \
     X(cuda, cuStreamSynchronize, "cuStreamSynchronize", (CUstream))                                  \
+    X(cuda, cuMemAlloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                    \
+    X(cuda, cuMemFree, "cuMemFree_v2", (CUdeviceptr))                                                \
+    X(cuda, cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *, CUstream))                \
     X(cuda, cuEventCreate, "cuEventCreate", (CUevent *, unsigned))                                   \
     X(cuda, cuEventRecord, "cuEventRecord", (CUevent, CUstream))                                     \
     X(cuda, cuEventSynchronize, "cuEventSynchronize", (CUevent))                                     \
@@ -70,8 +71,7 @@ static struct {
     FUNCTIONS(DECLARE)
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Wanted pictures that are mapped, and what became of the jobs. The caller's, who may read it between calls and in
- * `full`. */
+/* Copies of wanted pictures, and what became of the jobs. The caller's, who may read it between calls and in `full`. */
 typedef struct {
     int64_t confirmed;       /* all wanted pictures of jobs with a lower number were handed over or wait for it */
     int64_t packets;         /* given until now; others may look at it during a call */
@@ -89,7 +89,7 @@ typedef struct {
     int32_t surfaces;                 /* decode surfaces beyond those that the first stream needs */
     int32_t delay;                    /* pictures that the parser holds back, so that nobody waits for the chip */
     int32_t flags;                    /* more CUVID_PKT_* of each packet */
-    CUstream stream;                  /* in whose order pictures are made, and read */
+    CUstream stream;                  /* in whose order copies are made, and read */
     nvdec_staging *staging;
     int32_t (*full)(void); /* has queued on `stream` all work on the staged pictures; not 0: could not */
 } nvdec_options;
@@ -130,9 +130,9 @@ typedef struct {
     int64_t job;                  /* its number */
     uint64_t fed;                 /* packets, since the opening */
     picture waiting[WAITING];
-    unsigned long long mapped[SLOTS]; /* addresses of the staged pictures, as the driver gave them */
-    CUevent laid_out[SURFACES];   /* of each decode surface, after which what was mapped of it is NV12 */
-    CUevent read;                 /* after which the staged pictures are */
+    CUdeviceptr memory;           /* of the staged pictures, one behind another */
+    size_t slot;                  /* bytes of each, at most */
+    CUevent copied;               /* after the last copy */
     int64_t opened, reconfigured;
     atomic_int stop, busy;
     int status;
@@ -160,7 +160,7 @@ static int check(nvdec_session *s, const char *name, CUresult result) {
 
 /* Of this interface: the caller refuses a module that was built for another. */
 API int nvdec_version(void) {
-    return 2;
+    return 3;
 }
 
 /* Open the driver's libraries, once in a process. NULL, or why it cannot be done. */
@@ -201,48 +201,48 @@ static int get_context(nvdec_session *s, int device) {
 
 /* ---- what the parser calls ---- */
 
-static void unmap(nvdec_session *s) {
-    for (nvdec_staging *staging = s->options.staging; staging->count;)
-        CALL(s, cuvidUnmapVideoFrame, s->decoder, s->mapped[--staging->count]);
-}
-
-static int record(nvdec_session *s, CUevent *event) {
-    return (*event || CALL(s, cuEventCreate, event, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) &&
-           CALL(s, cuEventRecord, *event, s->options.stream);
-}
-
-/* They are unmapped when they have been read: nothing says that the driver makes the next picture in that memory, or
- * decodes to it, in the order of the stream. */
+/* Their memory is used again in the order of the stream. */
 static int hand_over(nvdec_session *s) {
     if (!s->options.staging->count) return 1;
     if (s->options.full()) return fail(s, NVDEC_STOPPED, "decoded pictures could not be handed over");
-    if (!record(s, &s->read) || !CALL(s, cuEventSynchronize, s->read)) return 0;
-    unmap(s);
-    return !s->status;
+    s->options.staging->count = 0;
+    return 1;
 }
 
 static void close_decoder(nvdec_session *s) {
     if (!s->decoder) return;
-    /* Its memory may still be read. */
-    CALL(s, cuStreamSynchronize, s->options.stream);
-    unmap(s);
     CALL(s, cuvidDestroyDecoder, s->decoder);
     s->decoder = NULL;
+}
+
+static void free_memory(nvdec_session *s) {
+    if (!s->memory) return;
+    /* It may still be read. */
+    CALL(s, cuStreamSynchronize, s->options.stream);
+    CALL(s, cuMemFree, s->memory);
+    s->memory = 0;
 }
 
 static int larger(int a, int b) {
     return a > b ? a : b;
 }
 
-/* Nothing is cropped or scaled by the chip: `keep` leaves out what is not shown. */
+static int even(int a) {
+    return (a + 1) / 2 * 2;
+}
+
+/* Nothing is cropped or scaled by the chip: `copy` leaves out what is not shown. */
 static CUVIDSHORTRECT whole(const CUVIDEOFORMAT *format) {
     return (CUVIDSHORTRECT){0, 0, (short)format->coded_width, (short)format->coded_height};
 }
 
 static int open_decoder(nvdec_session *s, const CUVIDEOFORMAT *format) {
     close_decoder(s);
+    free_memory(s);
     s->max_width = larger(s->max_width, (int)format->coded_width);
     s->max_height = larger(s->max_height, (int)format->coded_height);
+    s->slot = (size_t)even(s->max_width) * (size_t)even(s->max_height) * (s->options.bit_depth > 8 ? 2 : 1) * 3 / 2;
+    if (!CALL(s, cuMemAlloc, &s->memory, s->slot * (size_t)s->options.staging->slots)) return 0;
     CUVIDDECODECREATEINFO info = {
         .CodecType = format->codec,
         .ChromaFormat = format->chroma_format,
@@ -250,8 +250,7 @@ static int open_decoder(nvdec_session *s, const CUVIDEOFORMAT *format) {
         .OutputFormat = format->bit_depth_luma_minus8 ? cudaVideoSurfaceFormat_P016 : cudaVideoSurfaceFormat_NV12,
         .ulCreationFlags = cudaVideoCreate_PreferCUVID,
         .ulNumDecodeSurfaces = (unsigned long)s->surfaces,
-        /* Where all are mapped, cuvidDecodePicture does not return. */
-        .ulNumOutputSurfaces = (unsigned long)s->options.staging->slots + 1,
+        .ulNumOutputSurfaces = 2,
         .ulWidth = format->coded_width,
         .ulHeight = format->coded_height,
         .ulTargetWidth = format->coded_width,
@@ -311,8 +310,7 @@ static int on_sequence(void *user, CUVIDEOFORMAT *format) {
     if (!fits || !same) {
         if (!s->empty) return fail(s, NVDEC_STREAM, "changes its format between two key frames");
         s->surfaces = larger(s->surfaces, need);
-        if (s->surfaces > SURFACES) return fail(s, NVDEC_STREAM, "needs %d surfaces", s->surfaces);
-        if (!hand_over(s)) return 0;
+        if (!fits && !hand_over(s)) return 0;
         finish_decoding(s);
         if (!(fits ? reconfigure(s, format) : open_decoder(s, format))) return 0;
     }
@@ -326,16 +324,20 @@ static int on_decode(void *user, CUVIDPICPARAMS *coded) {
     if (!s->decoder || coded->CurrPicIdx < 0 || coded->CurrPicIdx >= s->surfaces)
         return fail(s, NVDEC_STREAM, "the parser has no surface for a picture");
     s->empty = 0;
-    /* An engine does not wait for the stream on which a picture is laid out anew before it decodes another to its place. */
-    CUevent laid_out = s->laid_out[coded->CurrPicIdx];
     s->last = coded->CurrPicIdx;
-    return (!laid_out || CALL(s, cuEventSynchronize, laid_out)) && CALL(s, cuvidDecodePicture, s->decoder, coded);
+    return CALL(s, cuvidDecodePicture, s->decoder, coded);
 }
 
-/* Map a picture, until `full` has queued what reads it. */
-static int keep(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const picture *wanted) {
+/* Copy a picture to the next slot: all lines that are coded, as far as they are shown, as one copy of both planes costs
+ * less than two of fewer lines. The copy is waited for: nothing says that the driver decodes another picture to its
+ * place, or makes one in that memory, in the order of the stream, and on a busy GPU it does not. More than one that stays
+ * mapped while others are decoded came out wrong, too. */
+static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const picture *wanted) {
     nvdec_staging *staging = s->options.staging;
     int32_t n = staging->count;
+    size_t sample = s->options.bit_depth > 8 ? 2 : 1, columns = (size_t)even(s->width), line = columns * sample,
+           lines = (size_t)even((int)s->format.coded_height), top = (size_t)s->format.display_area.top;
+    CUdeviceptr place = s->memory + s->slot * (size_t)n;
     CUVIDPROCPARAMS how = {
         .progressive_frame = shown->progressive_frame,
         .second_field = shown->repeat_first_field + 1,
@@ -343,17 +345,31 @@ static int keep(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const pictur
         .unpaired_field = shown->repeat_first_field < 0,
         .output_stream = s->options.stream,
     };
+    unsigned long long mapped;
     unsigned pitch;
-    if (!CALL(s, cuvidMapVideoFrame, s->decoder, shown->picture_index, &s->mapped[n], &pitch, &how)) return 0;
-    int sample = s->options.bit_depth > 8 ? 2 : 1, lines = ((int)s->format.coded_height + 1) / 2 * 2;
-    int top = s->format.display_area.top, left = s->format.display_area.left;
+    if (!CALL(s, cuvidMapVideoFrame, s->decoder, shown->picture_index, &mapped, &pitch, &how)) return 0;
+    CUDA_MEMCPY2D planes = {
+        .srcMemoryType = CU_MEMORYTYPE_DEVICE,
+        .srcDevice = mapped,
+        .srcXInBytes = (size_t)s->format.display_area.left * sample,
+        .srcPitch = pitch,
+        .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+        .dstDevice = place,
+        .dstPitch = line,
+        .WidthInBytes = line,
+        .Height = lines * 3 / 2,
+    };
+    int copied = CALL(s, cuMemcpy2DAsync, &planes, s->options.stream) &&
+                 (s->copied || CALL(s, cuEventCreate, &s->copied, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) &&
+                 CALL(s, cuEventRecord, s->copied, s->options.stream) && CALL(s, cuEventSynchronize, s->copied);
+    if (!CALL(s, cuvidUnmapVideoFrame, s->decoder, mapped) || !copied) return 0;
     staging->jobs[n] = wanted->job;
     staging->rows[n] = wanted->row;
-    staging->places[n] = s->mapped[n] + (uint64_t)pitch * (uint64_t)top + (uint64_t)(left * sample);
-    staging->chroma_at[n] = (int64_t)pitch * (lines - top + top / 2);
-    staging->columns[n] = (int32_t)pitch / sample;
+    staging->places[n] = place + top * line;
+    staging->chroma_at[n] = (int64_t)((lines - top + top / 2) * line);
+    staging->columns[n] = (int32_t)columns;
     staging->count++;
-    return record(s, &s->laid_out[shown->picture_index]) && (staging->count < staging->slots || hand_over(s));
+    return staging->count < staging->slots || hand_over(s);
 }
 
 static void settle(nvdec_session *s) {
@@ -372,7 +388,7 @@ static int on_display(void *user, CUVIDPARSERDISPINFO *shown) {
     picture *one = &s->waiting[number % WAITING];
     if (!ours || one->number != number || one->done || (!s->lenient && number != s->oldest))
         return s->lenient || fail(s, NVDEC_PICTURES, "a picture comes out of the decoder that is not the next one");
-    if (one->row >= 0 && !keep(s, shown, one)) return 0;
+    if (one->row >= 0 && !copy(s, shown, one)) return 0;
     one->done = 1;
     settle(s);
     return 1;
@@ -492,9 +508,8 @@ API int nvdec_close(nvdec_session *s) {
         int current = enter(s);
         if (s->parser) CALL(s, cuvidDestroyVideoParser, s->parser);
         close_decoder(s);
-        for (int n = 0; n < SURFACES; n++)
-            if (s->laid_out[n]) CALL(s, cuEventDestroy, s->laid_out[n]);
-        if (s->read) CALL(s, cuEventDestroy, s->read);
+        free_memory(s);
+        if (s->copied) CALL(s, cuEventDestroy, s->copied);
         if (current) leave(s);
         CALL(s, cuDevicePrimaryCtxRelease, s->device);
     }

@@ -215,6 +215,32 @@ CUresult cuStreamSynchronize(CUstream stream) {
     return 0;
 }
 
+CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
+    MAY_FAIL(1);
+    *address = (uintptr_t)malloc(bytes);
+    count(1);
+    return 0;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr address) {
+    int result = fails(__func__);
+    if (queued) result = INVALID_VALUE; /* it may still be read */
+    standin_synchronize();
+    free((void *)(uintptr_t)address);
+    count(-1);
+    return result;
+}
+
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) {
+    (void)stream;
+    MAY_FAIL(1);
+    if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE || copy->dstMemoryType != CU_MEMORYTYPE_DEVICE) return INVALID_VALUE;
+    enqueue((queued_copy){(unsigned char *)(uintptr_t)copy->dstDevice,
+                          (const unsigned char *)(uintptr_t)copy->srcDevice + copy->srcXInBytes, copy->dstPitch,
+                          copy->srcPitch, copy->WidthInBytes, copy->Height});
+    return 0;
+}
+
 CUresult cuEventCreate(CUevent *made, unsigned flags) {
     MAY_FAIL(1);
     if (flags != (CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) return INVALID_VALUE;
