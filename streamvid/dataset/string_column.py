@@ -101,7 +101,8 @@ def hashes(array: pa.Array) -> UInt64:
     # Every eight bytes are read as a number, those behind a string's end masked.
     padded = np.concatenate([np.frombuffer(data or b"", dtype=np.uint8), np.zeros(8, dtype=np.uint8)])
     words = np.ndarray((len(padded) - 7,), dtype=np.uint64, buffer=padded, strides=(1,))
-    result = sizes.astype(np.uint64)
+    # Not the size itself, which the first bytes of short strings may be.
+    result = (sizes.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
     for done in range(0, int(sizes.max(initial=0)), 8):
         left = np.clip(sizes - done, 0, 8).astype(np.uint64)
         mask = np.where(

@@ -27,7 +27,9 @@ def test_repr_shows_the_first_three() -> None:
     assert repr(string_column(["a", "b", "c", "d"])) == "StringColumn(['a', 'b', 'c', …])"
 
 
-texts = st.lists(st.one_of(st.text(max_size=30), st.sampled_from(["", "a", "a\0", "b" * 8, "b" * 16])), max_size=20)
+texts = st.lists(
+    st.one_of(st.text(max_size=30), st.sampled_from(["", "\1", "\2\0", "a", "a\0", "b" * 8, "b" * 16])), max_size=20
+)
 
 
 @given(texts, st.integers(0, 5), st.integers(0, 20))

@@ -185,8 +185,9 @@ def test_what_is_needed_soonest_stays_in_a_cache_that_is_too_small(
     videos, planned = fetched("planned", 5, limit)
     assert sum(path.stat().st_blocks * 512 for path in (tmp_path / "planned").rglob("*.ranges")) <= limit + 64 * 1024
     assert sum(freed) > whole
-    # By what was used last, all of it would be fetched each time. How far is read ahead follows the time that it takes.
-    assert planned < whole + 4 * 0.85 * whole
+    # By what was used last, all of it would be fetched each time: of the sixth epoch, too, which is read ahead. How far
+    # is read ahead follows the time that it takes.
+    assert planned < whole + 5 * 0.85 * whole
     again, _ = fetched("planned", 1, limit)
     assert all(torch.equal(a, b) for a, b in zip(videos[: len(again)], again, strict=True))
 

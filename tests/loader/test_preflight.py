@@ -205,9 +205,12 @@ def test_a_run_that_needs_nvdec_and_lacks_it_says_so(dataset: Dataset) -> None:
         assert find_cpu_decoded(dataset, jpeg, device_id=0, probe=probe, num_threads=1).on_cpu.sum() == 2
 
 
-def test_clips_decoded_on_the_cpu_are_counted(dataset: Dataset) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_clips_decoded_on_the_cpu_are_counted(dataset: Dataset, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fields are for cores where the native module of NVDEC was not built."""
+    monkeypatch.setattr(preflight, "built_modules", lambda: [Path("nvdec.so")] if native else [])
     found = [(what.split()[0], bool(why), len(rows)) for what, why, rows in cpu_decoded_clips(dataset)]
-    assert found == [("mjpeg", True, 2), ("h264", True, 1)]
+    assert found == [("mjpeg", True, 2), *([] if native else [("h264", True, 1)])]
 
 
 def test_damaged_clips_neither_end_the_check_nor_send_their_group_to_the_cpu(
