@@ -78,7 +78,7 @@ def enlarge(low: torch.Tensor) -> torch.Tensor:
 def train(model: nn.Module, loader: sv.StreamLoader, steps: int, device: torch.device) -> None:
     """A fixed number of steps, over as many epochs as they take."""
     optimizer = torch.optim.Adam(model.parameters())
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     step = 0
     while step < steps:
         for batch in loader:
