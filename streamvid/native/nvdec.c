@@ -217,7 +217,7 @@ static void close_decoder(nvdec_session *s) {
 
 static void free_memory(nvdec_session *s) {
     if (!s->memory) return;
-    /* It may still be read. */
+    /* It may still be read, and the decoder's last picture laid out. */
     CALL(s, cuStreamSynchronize, s->options.stream);
     CALL(s, cuMemFree, s->memory);
     s->memory = 0;
@@ -237,8 +237,8 @@ static CUVIDSHORTRECT whole(const CUVIDEOFORMAT *format) {
 }
 
 static int open_decoder(nvdec_session *s, const CUVIDEOFORMAT *format) {
-    close_decoder(s);
     free_memory(s);
+    close_decoder(s);
     s->max_width = larger(s->max_width, (int)format->coded_width);
     s->max_height = larger(s->max_height, (int)format->coded_height);
     s->slot = (size_t)even(s->max_width) * (size_t)even(s->max_height) * (s->options.bit_depth > 8 ? 2 : 1) * 3 / 2;
@@ -507,8 +507,8 @@ API int nvdec_close(nvdec_session *s) {
     if (s->context) {
         int current = enter(s);
         if (s->parser) CALL(s, cuvidDestroyVideoParser, s->parser);
-        close_decoder(s);
         free_memory(s);
+        close_decoder(s);
         if (s->copied) CALL(s, cuEventDestroy, s->copied);
         if (current) leave(s);
         CALL(s, cuDevicePrimaryCtxRelease, s->device);
