@@ -20,7 +20,7 @@ from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 
-STAGED: Final = 32
+_STAGED: Final = 32
 """Pictures that are handed over at once, at most: worth a launch, and few enough to need little memory."""
 _FEWEST_STAGED: Final = 4
 _STAGED_BYTES: Final = 64 << 20
@@ -181,7 +181,7 @@ def _family(key: SessionKey) -> tuple[object, ...]:
 
 def staged(key: SessionKey) -> int:
     """Pictures that a session has memory for."""
-    return max(_FEWEST_STAGED, min(STAGED, _STAGED_BYTES // key.surface_bytes))
+    return max(_FEWEST_STAGED, min(_STAGED, _STAGED_BYTES // key.surface_bytes))
 
 
 class NativeSession:

@@ -175,8 +175,7 @@ def _rows(data: bytes) -> None:
     content = in_memory(lambda path: write_rows(path, row_blocks([table], [entry]), [entry]))
     clips, texts = read_rows(content, [entry])
     list(check_fields(table, clips))
-    meta = texts.metadata()
-    for name in meta.names:
+    for name in (meta := texts.metadata()).names:
         with contextlib.suppress(StreamvidError):
             meta.get(name)
 
