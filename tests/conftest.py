@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -38,6 +39,17 @@ def quarantine_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     """Each test makes the same clips, and would find those of others and of earlier runs in the working folder."""
     folder = tmp_path_factory.getbasetemp() / f"quarantine-{next(_number)}"
     monkeypatch.setattr(quarantine, "FOLDER", str(folder))
+
+
+@pytest.fixture(autouse=True)
+def logging_of_its_own() -> Iterator[None]:
+    """The command line, called in a test's own process, sets levels and a handler that later tests would meet."""
+    root, names = logging.getLogger(), {"streamvid", "streamvid.progress", "libav", *logging.Logger.manager.loggerDict}
+    handlers, levels = root.handlers[:], {logger: logger.level for logger in (root, *map(logging.getLogger, names))}
+    yield
+    root.handlers[:] = handlers
+    for logger, level in levels.items():
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session", autouse=True)
