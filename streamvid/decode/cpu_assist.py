@@ -1,8 +1,8 @@
-"""CPU cores that decode jobs of the NVDEC queue with FFmpeg while the engines have more than they can do.
+"""CPU cores that decode jobs of the NVDEC queue with FFmpeg while the engines have a backlog.
 
-A core decodes about as many H.264 packets a second as an NVDEC engine. Both standards define decoded samples bit for
-bit, so FFmpeg and NVDEC give the same luma and chroma. Those of FFmpeg are sent to the GPU as NVDEC's surfaces, where
-the same kernel makes pixels of both: they do not depend on who decoded.
+A core decodes about as many H.264 packets a second as an NVDEC engine. H.264 and HEVC define decoded samples bit for
+bit, so FFmpeg and NVDEC give the same luma and chroma. FFmpeg's planes are copied to the GPU in the layout of NVDEC's
+surfaces, and the same kernel converts both: pixels do not depend on the decoder.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 _STAGED_BYTES: Final = 16 << 20
-"""Bytes of decoded frames copied to the GPU at once, at most; and those of how many whole ones."""
+"""Most bytes of decoded frames that are copied to the GPU at once."""
 _MOST: Final = 32
+"""Whole frames that are copied at once, at most."""
 _PIX_FMTS: Final = {8: ("yuv420p", "yuvj420p"), 10: ("yuv420p10le",), 12: ("yuv420p12le",)}
 
 log = logging.getLogger(__name__)
@@ -43,10 +44,10 @@ class CpuAssistWorker:
     """Decodes jobs with FFmpeg and has the GPU make pixels of them. To be used by one thread.
 
     Args:
-        stream: takes frames to the GPU, where they become pixels; shared by the workers of a pool. The GPU has few
-            queues for streams, and those of the engines must not wait for one another.
-        queue: where jobs come from.
-        pace: of the engines.
+        stream: CUDA stream for copies and kernels, shared by the cores of a pool: the GPU has few hardware queues for
+            streams, and the engines' streams must not share one.
+        queue: the pool's job queue.
+        pace: measured by the engines.
         first: shared by the workers of a pool.
     """
 
@@ -59,9 +60,9 @@ class CpuAssistWorker:
         self._key: SessionKey | None = None
         self._context = ReusableCodecContext(taken=self._count)
         self._first = first
-        # Used by turns: one is filled while the other is sent.
+        # Two buffers: one is filled while the other is sent.
         self._uploads: deque[_Upload] = deque()
-        # Frames in the first of them: job, which of its slice's frames, and its surface as `SurfaceQueue.add` takes it.
+        # Frames in the first buffer: job, row in the slice, and the surface's arguments of `SurfaceQueue.add`.
         self._staged: list[tuple[GopJob, int, tuple[int, int, int]]] = []
 
     def run(self) -> None:
@@ -130,7 +131,7 @@ class CpuAssistWorker:
         key = job.key
         stsd = in_band_description(key.codec, width=key.width, height=key.height)
         packets = zip(job.packets, job.display_order, strict=True)
-        # To the last frame: those behind the last wanted one may be damaged, and it predicted from them.
+        # To the last frame: one behind the last wanted frame may be damaged, and the wanted frame predicted from it.
         count = 0
         for frame in self._context.decode(stsd, packets, reorder=reorder_depth(job.display_order)):
             self._stage(frame, job, wanted)
@@ -180,13 +181,13 @@ class CpuAssistWorker:
 
 
 class _Upload:
-    """Pinned memory for parts of surfaces, and as much on the GPU, to which one copy takes them.
+    """Pinned memory for parts of surfaces, and memory of the same size on the GPU, filled by one copy.
 
     Attributes:
         size: in bytes.
-        address, surface: of it in host memory, and on the GPU.
-        used: bytes that are to be copied.
-        reusable: event after which they may be overwritten; None if they never were used.
+        address, surface: addresses of the host memory and of the device memory.
+        used: bytes to copy.
+        reusable: CUDA event after which both may be overwritten; None before the first use.
     """
 
     def __init__(self, size: int, stream: torch.cuda.Stream) -> None:
@@ -199,18 +200,18 @@ class _Upload:
         self.reusable: torch.cuda.Event | None = None
 
     def has_room(self, key: SessionKey, window: Window) -> bool:
-        """Whether part of one more surface fits in."""
+        """Whether the window of one more surface fits in."""
         if self.reusable is not None:
             self.reusable.synchronize()
             self.reusable, self.used = None, 0
         return self.used + _size(key, window) <= len(self._bytes)
 
     def put(self, planes: Sequence[Samples], key: SessionKey, window: Window) -> tuple[int, int, int]:
-        """Write the part of a frame as NV12, or as P016 with samples in the upper bits.
+        """Write the window of a frame as NV12, or as P016 with samples in the upper bits.
 
         Returns:
-            the device address where the whole surface would begin, the samples from one line to the next, and the bytes
-            to its chroma.
+            the device address at which the whole surface would begin, its pitch in samples, and the bytes from luma to
+            chroma.
         """
         wide = key.bit_depth > 8
         top, bottom, left, right = window
@@ -233,6 +234,6 @@ class _Upload:
 
 
 def _size(key: SessionKey, window: Window) -> int:
-    """Bytes of a part of a surface, rounded up: a load of U and V together needs an even address."""
+    """Bytes of a window of a surface, rounded up to 16: a load of U and V together needs an even address."""
     samples = (window.bottom - window.top) * (window.right - window.left) * 3 // 2
     return -(-samples * (2 if key.bit_depth > 8 else 1) // 16) * 16

@@ -1,8 +1,8 @@
-"""The threads of decode engines. One that is stuck or dies is left behind with its sessions, and another takes its
-place.
+"""The threads of decode engines. A thread that is stuck or dies is left behind with its sessions, and a new one takes
+its place.
 
-What a stuck thread was at fails, and is made anew in other memory: it keeps its own, to which it may still write when
-it wakes up.
+The jobs of a stuck thread fail, and the loader decodes their batch again into other memory. The stuck thread keeps the
+memory that it had, to which it may still write when it wakes up.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from streamvid.errors import GpuLostError, VideoError
 from streamvid.stopwatch import TICK_S, Deadline
 
 _JOIN_S: Final = 10.0
-"""Seconds that the threads are waited for at exit."""
+"""Seconds to wait for the threads at exit."""
 _MOST_STUCK: Final = 3
-"""Threads for each engine that may be stuck at a time: more are no session's fault."""
+"""Stuck threads per worker above which the GPU counts as lost: a single bad stream does not cause more."""
 
 log = logging.getLogger(__name__)
 
 
 class Worker(Protocol):
-    """What a thread does: takes jobs from a queue and decodes them.
+    """The work of one thread: takes jobs from a queue and decodes them.
 
     Attributes:
-        doing: the jobs that it is at, a new tuple for each; () while it waits for some.
-        packets: how many its decoder has taken until now.
+        doing: the jobs being decoded, a new tuple each time; () while the worker waits for jobs.
+        packets: packets fed to its decoder so far.
     """
 
     doing: tuple[GopJob, ...]
@@ -42,18 +42,18 @@ class Worker(Protocol):
     def packets(self) -> int: ...
 
     def run(self) -> None:
-        """Decode until the queue is closed and empty, or `abandon` was called."""
+        """Decode until the queue is closed and empty, or `abandon` is called."""
 
     def abandon(self) -> list[GopJob]:
         """Take no more jobs. Called by another thread.
 
         Returns:
-            the jobs that are not finished.
+            the unfinished jobs.
         """
 
 
 class _Engine:
-    """A thread with its worker. `error` says why it has ended, if it should not have."""
+    """A thread with its worker. `error` is the reason if the thread ended with an exception."""
 
     def __init__(self, name: str, make: Callable[[], Worker]) -> None:
         self.worker: Worker | None = None
@@ -71,13 +71,13 @@ class _Engine:
             self.error = f"failed ({' '.join(str(error).split())[:300]})"
 
     def problem(self, pace: Pace) -> str | None:
-        """What is wrong with it, if anything. To be called every `TICK_S`."""
+        """Why the thread has to be replaced, or None. Called every `TICK_S`."""
         if not self.thread.is_alive():
             return self.error
         jobs = () if self.worker is None else self.worker.doing
         doing = jobs[0] if jobs else self.worker
         if self._deadline is None or doing is not self._seen():
-            # Weakly: a job has the memory of its batch.
+            # A weak reference: a job keeps the memory of its batch alive.
             self._seen = (lambda: None) if doing is None else weakref.ref(doing)
             packets = sum(len(job.packets) for job in jobs)
             limits = [pace.deadline(jobs[0].encoded, count) if jobs else pace.least_s for count in (packets, 1)]
@@ -90,9 +90,9 @@ class EngineThreads:
     """A thread for each worker of a queue. They end when the queue is closed and empty.
 
     Args:
-        queue: where the workers take jobs from.
-        makers: of each worker, by name; called in its thread, and again for the one that takes its place.
-        pace: of the workers, for deadlines.
+        queue: the queue from which the workers take jobs.
+        makers: by the worker's name, a function that makes it; called in its thread, and again to replace it.
+        pace: measured by the workers; gives deadlines.
     """
 
     def __init__(self, queue: DecodeQueue, makers: Mapping[str, Callable[[], Worker]], pace: Pace) -> None:
@@ -104,7 +104,8 @@ class EngineThreads:
         self._watcher.start()
 
     def close(self, timeout: float | None = _JOIN_S) -> None:
-        """Let the threads end when the queue is empty, and wait for those that are not stuck."""
+        """Let the threads end when the queue is empty; waits up to `timeout` seconds (None: no limit) for the threads
+        that are not stuck."""
         if os.getpid() != self._pid:
             return  # a forked child has none of the threads, and they may have held the queue's lock
         self._queue.close()
@@ -128,7 +129,7 @@ class EngineThreads:
     def _replace(self, name: str, engine: _Engine, problem: str) -> None:
         jobs = [] if engine.worker is None else engine.worker.abandon()
         if engine.worker is None and (job := self._queue.take(current=None, opened=(), block=False)) is not None:
-            # Nobody may be left who decodes it.
+            # The worker failed to start: fail a queued job instead, which no other worker may be left to decode.
             self._queue.session_closed(job.key)
             jobs = [job]
         clips = ", ".join(dict.fromkeys(job.encoded.name for job in jobs)) or "none"

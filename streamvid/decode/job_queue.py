@@ -1,8 +1,8 @@
-"""The work queue of the NVDEC engines and the CPU cores that assist them: who takes which job next. Needs no GPU.
+"""The job queue of the NVDEC engines and of the CPU cores that assist them: which worker takes which job next.
 
-Every worker takes a job when it is free, so a slow one delays nobody, and engines go from one batch to the next without
-a pause. Opening a decode session costs as much as decoding some dozens of packets, so an engine prefers jobs that its
-open sessions can decode.
+A worker takes a job whenever it is free, so a slow worker does not delay the others, and engines go from one batch to
+the next without a pause. Opening a decode session costs as much as decoding some dozens of packets, so an engine
+prefers jobs that its open sessions can decode.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from streamvid.errors import VideoError
 SESSION_OPEN_PACKETS: Final = 64
 """Packets decoded in the time that opening a session takes: 45 ms, against 0.7 ms for a packet of 720p H.264 (H200)."""
 CPU_BACKLOG: Final = 3
-"""CPU cores take jobs only while the queue holds at least `CPU_BACKLOG` × engines × the packets of those jobs; more
-where a core was seen to take more times as long as an engine. It usually is one to two and a half, and a core must not
-be the one that a batch waits for in the end."""
+"""A CPU core takes jobs only while the queue holds at least `CPU_BACKLOG` × engines × the packets of those jobs, so
+that a batch does not end up waiting for a core. The measured time ratio of core to engine, usually 1 to 2.5, takes the
+place of `CPU_BACKLOG` if it is higher."""
 _AGAIN: Final = 1000
-"""Jobs of engines after which a core that has taken none since may try whether it is as slow as it was."""
+"""After this many engine jobs of a configuration without a core's, cores try it again, whatever ratio was measured."""
 CPU_MIN_PIXELS: Final = 20_000_000
-"""A core takes jobs of at least so many packets × pixels at once (a dozen frames of 1080p, two dozen of 720p). With
-less, the cost per job in Python outweighs the decoding, and holds the GIL against the engines."""
+"""Packets × pixels per frame of the jobs that a core takes at once, at least (a dozen frames of 1080p, two dozen of
+720p). With less, the cost per job in Python outweighs the decoding, and holds the GIL against the engines."""
 _CPU_MIN_FRAME_PIXELS: Final = 500_000
 """Smaller frames are left to the engines, for the same reason."""
 ENOUGH: Final = 2
-"""Decoded batches that wait for the loop, from which on cores leave all jobs to the engines: what they decode has to be
-copied to the GPU, and the engines keep up."""
+"""With this many decoded batches waiting for the loop, cores leave all jobs to the engines: the engines keep up, and
+frames from a core have to be copied to the GPU."""
 _OPEN_DELAY: Final = 0.05
-"""Seconds that an engine leaves jobs to others with a matching session before it opens one of its own."""
+"""Seconds for which an engine leaves jobs to engines that have a matching session, before it opens a session itself."""
 
 
 class DecodeQueue:
@@ -55,10 +55,10 @@ class DecodeQueue:
         self._packets = 0
         self._waiting = 0
         self._closed = False
-        # Of each configuration: engines with an open session, and packets that ever came.
+        # By configuration: engines with an open session, and packets put so far.
         self._holders: Counter[SessionKey] = Counter()
         self._seen: Counter[SessionKey] = Counter()
-        # Likewise, how many times as long as an engine a core takes, and jobs of engines since a core took one.
+        # By configuration: the time ratio of core to engine, and the engines' jobs since a core last took one.
         self._slower: dict[SessionKey, float] = {}
         self._since: Counter[SessionKey] = Counter()
 
@@ -78,7 +78,8 @@ class DecodeQueue:
             self._changed.notify_all()
 
     def retry(self, job: GopJob, error: VideoError) -> None:
-        """Give back a job that failed: an engine tries it once more, alone in its decoder; then its batch fails."""
+        """Return a failed job: an engine decodes it a second time, alone in its decoder. If that fails, or the queue
+        has no engines or is closed, its batch fails with `error`."""
         with self._changed:
             if job.retry_of is None and self._engines and not self._closed and not job.group.abandoned:
                 self._retries.append(replace(job, retry_of=error))
@@ -87,17 +88,17 @@ class DecodeQueue:
         job.group.fail(error)
 
     def take(self, *, current: SessionKey | None, opened: Container[SessionKey], block: bool) -> GopJob | None:
-        """The next job for an engine: retries first, then the oldest batch; of that a job that the current session can
-        decode, one that another open session can, or one that is worth opening a session for.
+        """The next job for an engine. Retries come first, then the oldest batch; within a batch a job for the current
+        session, then one for another open session, then one that is worth opening a session for.
 
         Args:
             current: configuration of the session in use.
-            opened: configurations of all its open sessions. If the job has another one, it counts as opened from then
-                on, until `session_closed`.
+            opened: configurations of all the engine's open sessions. If the job's is not among them, it counts as
+                opened from now until `session_closed`.
             block: wait for a job.
 
         Returns:
-            None if there is none, or, with `block`, if the queue is closed and empty.
+            the job; None if there is none, or, with `block`, if the queue is closed and empty.
         """
         may_wait = True
         with self._changed:
@@ -111,25 +112,25 @@ class DecodeQueue:
                     return job
                 if not block or (self._closed and not self._batches):
                     return None
-                # Engines that have sessions for the queued jobs may be busy for long: after the delay, open another.
+                # Engines with sessions for the queued jobs may stay busy: after the delay, open a session here.
                 may_wait = self._changed.wait(_OPEN_DELAY if self._batches else None)
 
     def waiting(self, change: int) -> None:
-        """Decoded batches wait for the loop, more or fewer than before."""
+        """Add `change` to the number of decoded batches that wait for the loop."""
         with self._changed:
             self._waiting += change
             self._changed.notify_all()
 
     def core_took(self, key: SessionKey, slower: float) -> None:
-        """A core has done a job of this configuration, in so many times the time of an engine."""
+        """Record that a core took `slower` times as long as an engine for a job of this configuration."""
         with self._changed:
             self._slower[key] = (self._slower.get(key, slower) + slower) / 2
 
     def take_for_cpu(self) -> list[GopJob]:
-        """The next jobs for a CPU core, of one batch and configuration, and enough of them to be worth it. Of the
-        newest batch, as a core may take longer than the engines for what is left of one before.
+        """The next jobs for a CPU core: of one batch and configuration, and worth at least `CPU_MIN_PIXELS`. They are
+        from the newest batch, because a core may take longer than the engines need for the rest of an older one.
 
-        Blocks until `CPU_BACKLOG` and `ENOUGH` allow some. Empty if the queue is closed and they allow none.
+        Blocks until `CPU_BACKLOG` and `ENOUGH` allow a job. Empty if the queue is closed and they allow none.
         """
         with self._changed:
             while True:
@@ -151,12 +152,12 @@ class DecodeQueue:
                 self._changed.wait()
 
     def seen(self) -> list[SessionKey]:
-        """All configurations that ever came."""
+        """All configurations put so far."""
         with self._changed:
             return list(self._seen)
 
     def session_closed(self, key: SessionKey) -> None:
-        """An engine closed its session of this configuration."""
+        """Record that an engine closed its session of this configuration."""
         with self._changed:
             self._holders[key] = max(0, self._holders[key] - 1)
             self._changed.notify_all()

@@ -1,7 +1,7 @@
 """Decode sessions of the native module (`streamvid/native/nvdec.c`): a call takes the packets of a whole job.
 
-Python gets the GIL back once a job, and where the memory for copies of wanted pictures is full. A session is opened
-for a largest size, and set to that of each job: NVDEC takes 0.3 ms for it, where opening takes 40 to 58.
+Python takes the GIL back once per job, and when the staging memory for copies of wanted pictures is full. A session is
+opened for the largest frame size and reconfigured for each other size: that takes NVDEC 0.3 ms, opening takes 40 to 58.
 """
 
 from __future__ import annotations
@@ -21,22 +21,27 @@ from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 
 _STAGED: Final = 32
-"""Pictures that are handed over at once, at most: worth a launch, and few enough to need little memory."""
+"""Most pictures that are staged before they are handed over: enough to be worth a launch, few enough to need little
+memory."""
 _FEWEST_STAGED: Final = 4
 _STAGED_BYTES: Final = 64 << 20
-"""Of large ones so many bytes, but not fewer than `_FEWEST_STAGED`."""
+"""Bytes of staging memory for large pictures, which holds at least `_FEWEST_STAGED` of them."""
 SLOTS: Final = 64
+"""Array length of `nvdec_staging`: `SLOTS` in nvdec.c."""
 CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
-"""`cudaVideoCodec`."""
-_SWITCHED: Final = frozenset({"h264", "hevc"})
-"""Codecs whose sessions are set from size to size. Those of others have come out wrong then: they take one size."""
+"""Values of `cudaVideoCodec`."""
+_RECONFIGURED: Final = frozenset({"h264", "hevc"})
+"""Codecs whose sessions are reconfigured for other frame sizes. Other codecs decoded wrongly after that, so each of
+their sessions is for one size."""
 _VERSION: Final = 3
-"""`nvdec_version`."""
+"""The interface version that `nvdec_version` must return."""
 _EXTRA_SURFACES: Final = 2
+"""Decode surfaces beyond the minimum of the stream."""
 _DELAY: Final = 4
-"""Pictures that the parser holds back. Mapping a picture waits until it is decoded, so the engine needs others to be
-at."""
+"""Pictures that the parser delays before it displays them. Mapping a picture waits until it is decoded, so the engine
+needs later pictures to work on."""
 _STREAM, _NOT_WANTED, _NOT_SHOWN = 2, -1, -2
+"""`NVDEC_STREAM`, `NOT_WANTED` and `NOT_SHOWN` in nvdec.c."""
 _ERROR_BYTES: Final = 400
 
 log = logging.getLogger(__name__)
@@ -46,11 +51,12 @@ class Staging(ctypes.Structure):
     """Copies of pictures that wait to be handed over: `nvdec_staging`.
 
     Attributes:
-        confirmed: all jobs with a lower number have got all their pictures.
-        packets: given until now.
-        slots, count: pictures to hold at most, and how many there are.
-        jobs, rows: of each, the number of its job and its row in the job's target.
-        places, columns, chroma_at: its device address, samples from a line to the next, and bytes to its chroma.
+        confirmed: the number below which all jobs have received all their pictures.
+        packets: packets fed to the decoder so far.
+        slots, count: capacity, and number of staged pictures.
+        jobs, rows: for each picture the number of its job, and its row in the job's target.
+        places, columns, chroma_at: for each picture its device address, its pitch in samples, and the bytes from its
+            luma to its chroma.
     """
 
     _fields_ = (
@@ -85,7 +91,7 @@ class _Job(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Caps:
-    """What a chip decodes of a codec, as `cuvidGetDecoderCaps` says."""
+    """A chip's decoding capabilities for a codec, from `cuvidGetDecoderCaps`; sizes in pixels."""
 
     supported: bool
     engines: int
@@ -96,14 +102,14 @@ class Caps:
 
 
 class NvdecLibrary:
-    """The native module, with the driver behind it.
+    """The native module, bound to the driver's libraries.
 
     Args:
-        path: of the module.
-        cuda, nvcuvid: the driver's libraries.
+        path: the module's file.
+        cuda, nvcuvid: names or paths of the driver's libraries.
 
     Raises:
-        OSError: it cannot be loaded, or the driver's libraries cannot.
+        OSError: the module or one of the libraries cannot be loaded.
     """
 
     def __init__(self, path: Path, cuda: str = "libcuda.so.1", nvcuvid: str = "libnvcuvid.so.1") -> None:
@@ -131,10 +137,10 @@ class NvdecLibrary:
             raise OSError(error.decode(errors="replace"))
 
     def caps(self, device_id: int, codec: str, bit_depth: int = 8) -> Caps:
-        """What a GPU decodes of a codec.
+        """A GPU's capabilities for a codec in 4:2:0.
 
         Raises:
-            RuntimeError: the driver does not say.
+            RuntimeError: the driver's query failed.
         """
         found, error = (ctypes.c_int32 * 6)(), ctypes.create_string_buffer(_ERROR_BYTES)
         if self.calls.nvdec_caps(device_id, CODECS[codec], bit_depth, found, error, len(error)):
@@ -143,57 +149,61 @@ class NvdecLibrary:
 
 
 def built_modules() -> list[Path]:
-    """Files of the native module: none where streamvid was installed without a C compiler."""
+    """Files of the native module; none if streamvid was installed without a C compiler."""
     return sorted(Path(__file__).parents[1].glob("native/nvdec*.so"))
 
 
 @cache
 def native_library() -> NvdecLibrary | None:
-    """The native module, loaded once; None where it was not built, or finds no driver: the log says it."""
+    """The native module, loaded once; None (and the reason in the log) if it was not built or finds no driver."""
     reason = "streamvid was installed without a C compiler"
     for path in built_modules():
         try:
             return NvdecLibrary(path)
-        except (OSError, AttributeError) as error:  # built for another machine, or long ago
+        except (OSError, AttributeError) as error:  # built for another machine or an older version
             reason = str(error)
     log.info("the native module of NVDEC is not used: %s", reason)
     return None
 
 
 def largest(key: SessionKey, seen: Iterable[SessionKey]) -> SessionKey:
-    """What a session for jobs of a configuration should be opened for: the largest of all that were seen which it can
-    be set to."""
+    """The configuration to open a session with for jobs of `key`: the largest width and height among the
+    configurations in `seen` that the session can be reconfigured for."""
     found = [key, *(other for other in seen if alike(other, key))]
     return replace(key, width=max(k.width for k in found), height=max(k.height for k in found), dpb_group="")
 
 
 def alike(one: SessionKey, other: SessionKey) -> bool:
-    """Whether a session can be switched between two configurations if it is large enough. Its memory is that of the
-    largest: 4K and 8K are apart."""
+    """Whether a session that is large enough for both can be reconfigured from one configuration to the other. Sizes up
+    to 2048, up to 4096 and above are kept apart, because a session takes the memory of its largest size."""
     return _family(one) == _family(other)
 
 
 def _family(key: SessionKey) -> tuple[object, ...]:
     side = max(key.width, key.height)
-    size = (side > 2048, side > 4096) if key.codec in _SWITCHED else (key.width, key.height)
+    size = (side > 2048, side > 4096) if key.codec in _RECONFIGURED else (key.width, key.height)
     return key.codec, key.bit_depth, size
 
 
 def staged(key: SessionKey) -> int:
-    """Pictures that a session has memory for."""
+    """Pictures that a session of this configuration can stage."""
     return max(_FEWEST_STAGED, min(_STAGED, _STAGED_BYTES // key.surface_bytes))
 
 
 class NativeSession:
-    """A decode session of the native module. To be used by one thread, but for `stop`.
+    """A decode session of the native module. Not thread-safe, except for `stop` and `packets`.
 
     Args:
         library: the native module.
         device_id: the GPU's number.
-        key: codec and bit depth of all its jobs, width and height of the largest.
+        key: codec and bit depth of all jobs, and the largest width and height.
         stream: CUDA stream on which `launch` queues its work.
-        take, launch: what becomes of wanted pictures; also called in `decode`, where there are `slots` of them.
-        slots: default: `staged`.
+        take: called for each staged picture when pictures are handed over.
+        launch: called after that. `decode` calls both, too, whenever `slots` pictures are staged.
+        slots: capacity of the staging memory in pictures; default: `staged(key)`.
+        extra_surfaces: decode surfaces beyond the minimum of the stream.
+        delay: pictures that the parser delays before it displays them.
+        flags: `CUVID_PKT_*` flags added to each packet.
 
     Raises:
         RuntimeError: the driver refuses it.
@@ -215,7 +225,7 @@ class NativeSession:
     ) -> None:
         self._calls, self._staging, self.key = library.calls, Staging(slots=slots or staged(key)), key
         self._take, self._launch = take, launch
-        # Of the jobs in the decoder.
+        # Configuration and DPB frames of the jobs in the decoder.
         self._now, self._dpb_frames = key, 0
         self._lock = threading.Lock()
         self._raised: Exception | None = None
@@ -251,25 +261,26 @@ class NativeSession:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How often a decoder was opened, and set to another size; its surfaces, and the largest size it can be set
-        to."""
+        """How often a decoder was opened, and how often reconfigured; its surfaces, and its largest width and
+        height."""
         found = (ctypes.c_int64 * 5)()
         self._calls.nvdec_counts(self._session, found)
         return tuple(found)
 
     def takes(self, key: SessionKey, dpb_frames: int = 0) -> bool:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`. Surfaces are added where a job needs more."""
+        """See `streamvid.decode.nvdec_worker.DecodeSession`. DPB frames are no limit: the decoder is opened anew with
+        more surfaces if a job needs them."""
         mine = self.key
         return alike(key, mine) and key.width <= mine.width and key.height <= mine.height
 
     def follows(self, job: GopJob) -> bool:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`: what is in the decoder comes out first where it must."""
+        """See `streamvid.decode.nvdec_worker.DecodeSession`: `decode` drains the decoder first if it has to."""
         return self.takes(job.key)
 
     def decode(self, number: int, job: GopJob) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
-        # The decoder is set to another size, or opened anew with more surfaces; and it does not reset at a CRA picture
-        # that follows another job: it would decode its leading pictures, wrongly.
+        # Drained first if the decoder is to be reconfigured or opened anew with more surfaces. So is it before a CRA
+        # picture, at which NVDEC does not reset: it would decode the leading pictures, wrongly.
         alone = job.alone or job.key != self._now or job.dpb_frames > self._dpb_frames or not job.starts_with_idr
         self._now, self._dpb_frames = job.key, max(job.dpb_frames, self._dpb_frames)
         self._name = job.encoded.name
@@ -306,7 +317,7 @@ class NativeSession:
                 self._calls.nvdec_stop(self._session)
 
     def close(self) -> None:
-        """Free the session; not while a call is under way."""
+        """Free the session. No other call may be running."""
         with self._lock:
             session, self._session = self._session, None
             if session is not None:

@@ -1,7 +1,7 @@
-"""Persistent decode sessions, fed with packets by one worker for each NVDEC engine of the chip.
+"""Persistent decode sessions, fed with packets by one or two worker threads for each NVDEC engine of the chip.
 
-DALI opens a decoder for every stream of a batch that its cache has none for, and waits for the last stream of a batch
-before it starts the next. Here sessions stay open for the whole run, engines take jobs from a queue
+DALI opens a decoder for every stream whose size is not in its decoder cache, and waits for the last stream of a batch
+before it starts the next batch. Here sessions stay open for the whole run, engines take jobs from a queue
 (`streamvid.decode.job_queue`) across batches, and idle CPU cores assist (`streamvid.decode.cpu_assist`). A kernel reads
 the surfaces and writes pixels straight to where they belong (`streamvid.decode.surface_target`).
 """
@@ -38,8 +38,8 @@ NVDEC_ENGINES: Final = 7
 """Engines of an H100 or H200, for drivers that do not say."""
 _NVDEC_LIBRARY: Final = "libnvcuvid.so.1"
 _SESSIONS: Final = 2
-"""Threads for each engine, with sessions of the native module: while one session is emptied, to be set to another size,
-the engine works for the other."""
+"""Threads for each engine if the native module decodes: while one session is drained, to be reconfigured for another
+frame size, the engine decodes for the other session."""
 _MEMORY_SHARE: Final = 32
 """All sessions together take at most 1/32 of the GPU's memory."""
 
@@ -47,10 +47,10 @@ log = logging.getLogger(__name__)
 
 
 def load_nvdec() -> None:
-    """Load the driver's library of NVDEC, which PyNvVideoCodec and DALI use.
+    """Load the driver's NVDEC library, which PyNvVideoCodec and DALI use.
 
     Raises:
-        InputError: it is not there, as in containers without the driver capability `video`.
+        InputError: the library is missing, as in containers without the driver capability `video`.
     """
     try:
         ctypes.CDLL(_NVDEC_LIBRARY)
@@ -63,18 +63,18 @@ def load_nvdec() -> None:
 
 
 def missing_packages() -> list[str]:
-    """Of the packages that decode sessions need, those that are not installed."""
+    """Names of the packages that decode sessions need and that are not installed."""
     needed = ("triton",) if native_library() is not None else ("PyNvVideoCodec", "triton")
     return [name for name in needed if importlib.util.find_spec(name) is None]
 
 
 @cache
 def decoder_caps(device_id: int, codec: str) -> Caps:
-    """What NVDEC decodes of a codec, of 8 bits and 4:2:0. The driver is asked once: PyNvVideoCodec has crashed in it
-    behind a session that stood still.
+    """NVDEC's capabilities for a codec at 8 bits and 4:2:0. The driver is asked once per codec: a second query by
+    PyNvVideoCodec, made while a session hung, has crashed.
 
     Raises:
-        Exception: neither the native module nor PyNvVideoCodec can say it.
+        Exception: the driver's query failed, or PyNvVideoCodec does not load.
     """
     if (library := native_library()) is not None:
         return library.caps(device_id, codec)
@@ -86,12 +86,12 @@ def decoder_caps(device_id: int, codec: str) -> Caps:
 
 
 def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool | None:
-    """A pool of decode sessions of the native module, or of PyNvVideoCodec where that was not built; None (and one
-    warning) if neither works on this machine, or Triton does not.
+    """A pool of decode sessions of the native module, or of PyNvVideoCodec if the native module was not built; None
+    (and one warning) if Triton or the chosen decoder does not work on this machine.
 
     Args:
         device_id: the GPU's number.
-        threads: CPU cores that may be used. One for each engine and one for the caller are kept; the others assist.
+        threads: CPU cores that may be used. One per engine and one for the caller stay free; the others assist.
     """
     if missing := missing_packages():
         _warn_of_dali(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed")
@@ -119,34 +119,35 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
 def _warn_of_python() -> None:
     log.warning(
         "the native module of NVDEC was not built, or does not load: PyNvVideoCodec feeds NVDEC in its place, which "
-        "costs cores and opens a session for each size. Install a C compiler, then streamvid again"
+        "takes more CPU and opens a session for each frame size. Install a C compiler, then streamvid again"
     )
 
 
 @cache
 def _warn_of_dali(reason: str) -> None:
-    """Once in a process: each loader asks twice."""
+    """Log once per process: a loader opens a pool for its preflight check, and another to decode."""
     log.warning(
         "%s: DALI's decoder takes the place of decode sessions, 3 to 48 times slower, with clipped colours. CPU "
-        "cores decode what it gets wrong. `pip install PyNvVideoCodec triton`, and see `streamvid doctor`",
+        "cores decode the clips that DALI decodes wrongly. `pip install PyNvVideoCodec triton`, and see "
+        "`streamvid doctor`",
         reason,
     )
 
 
 class NvdecSessionPool:
-    """Decodes slices on all NVDEC engines, each with a thread and persistent sessions of its own.
+    """Decodes slices on all NVDEC engines, with threads that each own persistent sessions.
 
     Args:
         device_id: the GPU's number.
         engines: NVDEC engines of the chip.
-        sessions: threads for each of them.
-        cpu_workers: threads that decode on the CPU while the engines have more than they can do.
+        sessions: threads per engine.
+        cpu_workers: threads that decode on the CPU while the engines have a backlog.
         library: the native module; None: PyNvVideoCodec decodes.
 
     Attributes:
-        native: the native module decodes.
-        stream: allocates what is decoded to. One of its own: memory that was freed on another stream would have to be
-            waited for.
+        native: whether the native module decodes.
+        stream: CUDA stream on which output memory is allocated. It is the pool's own: an allocation would have to wait
+            for memory that was freed on another stream.
     """
 
     def __init__(
@@ -169,8 +170,8 @@ class NvdecSessionPool:
         makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines * sessions)}
         makers |= {f"cpu-assist-{n}": core for n in range(cpu_workers)}
         self._threads = EngineThreads(self._queue, makers, pace)
-        # Also without `close`: a pool that nobody refers to frees its sessions, and when the interpreter exits the
-        # threads must be gone, because one that returns from the driver then crashes the process.
+        # Runs without `close`, too: a pool that was garbage-collected frees its sessions, and no thread may outlive the
+        # interpreter, because one that returns from the driver after that crashes the process.
         self._finalize = weakref.finalize(self, self._threads.close)
 
     def compile(self, kernel: Kernel) -> None:
@@ -193,12 +194,12 @@ class NvdecSessionPool:
         """Begin to decode a batch.
 
         Args:
-            slices: of clips whose `streamvid.decode.gpu.decode_support` is NVDEC.
-            targets: of each, where its frames go.
+            slices: of clips that `streamvid.decode.gpu.decode_support` routes to NVDEC.
+            targets: where each slice's frames go.
 
         Returns:
-            what waits until all is written. `result` raises VideoError if a slice does not decode to its frames, or its
-            engine is stuck; GpuLostError if many are.
+            the pending batch: `result` waits until all frames are written. It raises VideoError if a slice does not
+            decode to its frames or its engine is stuck, and GpuLostError if many engines are stuck.
 
         Raises:
             VideoError: a slice is damaged; then nothing of the batch is begun.
@@ -215,8 +216,8 @@ class NvdecSessionPool:
             color: the transform's option.
 
         Returns:
-            the frames, pending: per slice a uint8 tensor [frames, height, width, 3] on the GPU, views of one
-            allocation, which must not be freed before work that reads it is done.
+            the pending frames: per slice a uint8 tensor [frames, height, width, 3] on the GPU. All are views of one
+            allocation, which must not be freed before the work that reads it is done.
         """
         import torch
 

@@ -1,4 +1,4 @@
-"""One NVDEC engine: decode sessions that stay open, and the loop that feeds them."""
+"""One worker thread of an NVDEC engine: decode sessions that stay open, and the loop that feeds them."""
 
 from __future__ import annotations
 
@@ -20,68 +20,69 @@ if TYPE_CHECKING:
     import torch
 
 _SURFACES: Final = 32
+"""Surfaces for which a PyNvVideoCodec session allocates memory; 25 to 33 were measured."""
 _NATIVE_SURFACES: Final = 22
-"""Surfaces that a session of PyNvVideoCodec holds memory for, measured: 25 to 33; one of the native module, 9 to 22."""
+"""The same for a session of the native module; 9 to 22 were measured."""
 
 log = logging.getLogger(__name__)
 
 
 class DecodeSession(Protocol):
-    """A decoder that takes jobs one after another, and hands their wanted frames over, many at a time.
+    """A decoder that takes jobs one after another, and hands over their wanted frames in groups.
 
-    After any error it is of no use but to be closed. To be used by one thread, but for `stop`, `packets` and `waiting`.
+    After any error it can only be closed. Not thread-safe, except for `stop` and `packets`.
 
     Attributes:
-        key: the largest configuration that it takes.
+        key: the largest configuration that it decodes.
     """
 
     key: SessionKey
 
     @property
     def confirmed(self) -> int:
-        """All jobs with a lower number have got all their frames."""
+        """The number below which all jobs have received all their frames."""
 
     @property
     def packets(self) -> int:
-        """How many it was given until now."""
+        """Packets fed to the decoder so far."""
 
     def takes(self, key: SessionKey, dpb_frames: int = 0) -> bool:
-        """Whether it can decode jobs of a configuration that need so many DPB frames."""
+        """Whether the session can decode jobs of a configuration that need `dpb_frames` DPB frames."""
 
     def follows(self, job: GopJob) -> bool:
-        """Whether it takes a job while frames of others are left in it."""
+        """Whether the session can begin a job while frames of earlier jobs are still in the decoder."""
 
     def decode(self, number: int, job: GopJob) -> None:
-        """Decode a job, as the continuation of those before. Frames may be left in the decoder.
+        """Decode a job as the continuation of the previous jobs. Frames may stay in the decoder.
 
         Args:
-            number: of the job, higher than those before.
-            job: of a configuration that it takes, and one that `follows`, or the decoder was flushed. Behind one that
-                has to be alone it is to be flushed.
+            number: the job's number, higher than those of previous jobs.
+            job: of a configuration that the session `takes`. Unless the session `follows` it, `flush` was called
+                before. After a job with `alone`, call `flush`.
 
         Raises:
-            VideoError: frames are lost, or not what the dataset says.
+            VideoError: frames are lost, or differ from the dataset's description of the clip.
             RuntimeError: the driver fails.
         """
 
     def waiting(self) -> list[int]:
-        """Of each decoded frame that waits to be handed over, the number of its job."""
+        """The job number of each decoded frame that is not handed over yet."""
 
     def hand_over(self) -> None:
-        """Hand them over, and launch the work on them."""
+        """Hand over the waiting frames, and launch the kernels that read them."""
 
     def flush(self) -> None:
-        """Take the frames that are left in the decoder, and hand over all.
+        """Drain the decoder, and hand over all frames.
 
         Raises:
             RuntimeError, VideoError: as `decode`.
         """
 
     def stop(self) -> None:
-        """Have a `decode` that is under way end soon, if that is possible. Any thread may call it."""
+        """Make a running `decode` return early, if the session supports that. Any thread may call it."""
 
     def close(self) -> None:
-        """Free it."""
+        """Free the decoder."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +96,14 @@ class _Opened:
 class NvdecWorker:
     """Decodes jobs from a queue. Jobs of one decoder configuration follow one another as a single stream.
 
-    To be used by one thread.
+    Used by one thread, except for `abandon` and `packets`.
 
     Args:
         device_id: the GPU's number.
-        queue: where jobs come from.
-        pace: is told how long jobs take.
+        queue: the pool's job queue.
+        pace: records how long jobs take.
         first: shared by the workers of a pool.
-        memory_limit: bytes of GPU memory that its sessions may take together. One may always be open.
+        memory_limit: bytes of GPU memory for all sessions of this worker. One session may always be open.
         library: the native module; None: PyNvVideoCodec decodes.
     """
 
@@ -116,7 +117,6 @@ class NvdecWorker:
         memory_limit: int,
         library: NvdecLibrary | None = None,
     ) -> None:
-
         self._device_id, self._queue, self._pace, self._memory_limit = device_id, queue, pace, memory_limit
         self._library = library
         self.doing: tuple[GopJob, ...] = ()
@@ -124,18 +124,18 @@ class NvdecWorker:
         self._abandoned = False
         self._stream = loader_stream(device_id)
         self._surfaces = SurfaceQueue(self._stream, first)
-        # By the largest configuration that each takes; least recently used first.
+        # Keyed by the largest configuration of each session; least recently used first.
         self._sessions: OrderedDict[SessionKey, _Opened] = OrderedDict()
-        # Of the last job, and the session that it is in.
+        # The configuration of the last job, and its session.
         self._current: SessionKey | None = None
         self._in: DecodeSession | None = None
-        # Jobs in the current session by number, and how many of their frames have no launch yet.
+        # Jobs in the current session by number, and the number of their frames without a launched kernel.
         self._jobs: dict[int, GopJob] = {}
         self._frames_left: dict[int, int] = {}
         self._last_number = 0
-        # Jobs whose frames all have one but are not yet confirmed, and the CUDA event after which they are written.
+        # Unconfirmed jobs whose kernels are all launched, each with the CUDA event after which its frames are written.
         self._unconfirmed: deque[tuple[int, torch.cuda.Event]] = deque()
-        # Of each frame that waits for a launch, the number of its job.
+        # The job number of each frame that waits for a launch.
         self._waiting: list[int] = []
 
     def __contains__(self, key: object) -> bool:
@@ -157,7 +157,7 @@ class NvdecWorker:
                 self._decode(job)
                 # While waiting for the next job, hold no reference to the output of this one.
                 del job
-            # If it was abandoned, a job may have come since; and memory that it writes to must not be freed.
+            # An abandoned worker may still have jobs: the memory that they write to must not be freed before.
             self._fail(RuntimeError("its engine was given up"))
             for key in list(self._sessions):
                 self._close(key)
@@ -201,7 +201,7 @@ class NvdecWorker:
         self._frames_left[self._last_number] = len(job.dst_rows)
         try:
             session.decode(self._last_number, job)
-            # What a batch before is due must not wait for frames of this one.
+            # Frames of an earlier batch must not wait for frames of this one.
             if any(self._jobs[number].group is not job.group for number in dict.fromkeys(session.waiting())):
                 session.hand_over()
             self._finish_confirmed(session.confirmed)
@@ -213,7 +213,7 @@ class NvdecWorker:
         self._pace.add(job.encoded, len(job.packets), perf_counter() - began)
 
     def _session(self, job: GopJob) -> DecodeSession:
-        """The session for a job's configuration, opened or reopened if need be; it becomes the current one."""
+        """The session for a job's configuration, opened or reopened if necessary; it becomes the current one."""
         key, size, first = job.key, None, job.key
         for other, opened in list(self._sessions.items()):
             if not opened.session.takes(key):
@@ -246,7 +246,7 @@ class NvdecWorker:
         return self._in
 
     def _memory(self, key: SessionKey) -> int:
-        """Bytes that a session takes, at most."""
+        """GPU memory of a session in bytes, at most."""
         surfaces = _SURFACES if self._library is None else _NATIVE_SURFACES
         return (surfaces + staged(key)) * key.surface_bytes
 

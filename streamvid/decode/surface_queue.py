@@ -1,4 +1,4 @@
-"""Decoded surfaces on their way to pixels: one thread's, in the order of its CUDA stream."""
+"""Converts decoded surfaces to pixels: one thread's queue of kernel launches on its CUDA stream."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     import torch
 
 _ROWS: Final = 128
-"""Pictures made by one launch at most."""
+"""Most pictures per launch."""
 _DITHERED: Final = 32
-"""The same where a launch needs memory for all its surfaces in 8 bits."""
+"""Most pictures per launch if the kernel dithers: it needs scratch memory for all the surfaces in 8 bits."""
 _TABLES: Final = 16
 """Launches queued on the GPU before the thread waits for the first."""
 _PRIORITY: Final = -5
@@ -26,10 +26,10 @@ _PRIORITY: Final = -5
 
 
 def loader_stream(device_id: int) -> torch.cuda.Stream:
-    """A stream whose work goes before the model's.
+    """A CUDA stream of higher priority than the model's.
 
-    A decode session waits for its small kernels and copies picture by picture. At the model's own priority each would
-    wait until the blocks of the model's kernels before it have all begun, and the engines for them.
+    A decode session waits for small kernels and copies picture by picture. At the model's priority each of them would
+    wait until all blocks of the model's earlier kernels have started, and the NVDEC engines would wait, too.
     """
     import torch
 
@@ -37,13 +37,13 @@ def loader_stream(device_id: int) -> torch.cuda.Stream:
 
 
 Take = Callable[[int, int, int, int, int], None]
-"""Takes a decoded frame that is wanted: number of its job, which of its slice's frames it is; of its surface the
-address, samples from a line to the next, and bytes to its chroma. The surface stays until the next launch is
-queued, and what is done with it then comes behind that."""
+"""Takes a wanted decoded frame: number of its job, its row among the slice's frames, and of its surface the device
+address, the pitch in samples and the bytes from luma to chroma. The surface stays valid for work that is on the CUDA
+stream up to the next launch."""
 
 
 class FirstLaunches:
-    """What has been launched before, by any thread: a kernel is compiled when it first is, and by one thread."""
+    """Serialises the first launch of each kernel, at which Triton compiles it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock, self._seen = threading.Lock(), set[Kernel]()
@@ -61,10 +61,10 @@ class FirstLaunches:
 
 
 class SurfaceQueue:
-    """Collects surfaces and makes their pictures with few launches. To be used by one thread.
+    """Collects surfaces and makes their pictures with few launches. Not thread-safe.
 
     Args:
-        stream: of that thread, the current one. Surfaces must be there, in its order, when `launch` is called.
+        stream: the thread's current CUDA stream. `launch` reads the surfaces in the order of this stream.
         first: shared by the threads of a pool.
     """
 
@@ -78,18 +78,18 @@ class SurfaceQueue:
         self._scratch: torch.Tensor | None = None
         self._rows: dict[Kernel, list[tuple[tuple[int, ...], tuple[int, int]]]] = {}
         self._targets: list[SurfaceTarget] = []
-        # Targets that a queued kernel still writes to: their memory must not be freed before.
+        # Targets to which queued kernels still write: their memory must not be freed before.
         self._writing: deque[tuple[torch.cuda.Event, list[SurfaceTarget]]] = deque()
 
     def add(self, surface: int, pitch: int, chroma_at: int, target: SurfaceTarget, row: int) -> None:
-        """Have a surface made into its pictures.
+        """Add a surface to the next launch, with all pictures that are made of it.
 
         Args:
-            surface: device address, of NV12 or P016. Only the target's window has to be there.
+            surface: device address of NV12 or P016. Only the target's window has to be valid.
             pitch: samples from a line to the next.
-            chroma_at: bytes from the surface to its chroma.
-            target: of its slice.
-            row: which of the slice's frames it is.
+            chroma_at: bytes from luma to chroma.
+            target: the slice's target.
+            row: the frame's index in the slice.
         """
         if target not in self._targets:
             self._stream.wait_event(target.ready)
@@ -99,10 +99,10 @@ class SurfaceQueue:
             self._rows.setdefault(write.kernel, []).append((numbers, write.size))
 
     def launch(self) -> torch.cuda.Event:
-        """Queue the work on all that was added.
+        """Queue the kernels for all added surfaces.
 
         Returns:
-            the event after which it is done.
+            the CUDA event after which their pictures are written.
         """
         import torch
 
@@ -120,12 +120,12 @@ class SurfaceQueue:
         return written
 
     def clear(self) -> None:
-        """Drop what was added and not launched."""
+        """Drop the surfaces that were added and not launched."""
         self._rows.clear()
         self._targets = []
 
     def synchronize(self) -> None:
-        """Wait until all that was launched is done."""
+        """Wait for all launched kernels."""
         self._stream.synchronize()
         self._writing.clear()
 
@@ -156,8 +156,9 @@ class _PinnedTable:
     """Pinned host memory from which the GPU copies the table of a launch.
 
     Attributes:
-        rows: int64 [_ROWS, ROW]. address: of it. reusable: event after which it may be overwritten; None if it never
-            was used.
+        rows: int64 [_ROWS, ROW].
+        address: of `rows` in host memory.
+        reusable: CUDA event after which `rows` may be overwritten; None before the first use.
     """
 
     def __init__(self) -> None:
@@ -168,15 +169,15 @@ class _PinnedTable:
         self.reusable: torch.cuda.Event | None = None
 
     def is_free(self) -> bool:
-        """Whether it may be overwritten now."""
+        """Whether `rows` may be overwritten now."""
         return self.reusable is None or bool(self.reusable.query())  # type: ignore[no-untyped-call]
 
 
 class CudaCopies:
     """Asynchronous copies by the CUDA driver's own API, queued on a stream.
 
-    PyTorch would do the same by way of DLPack at ten times the cost in Python per frame. The calls only queue, so they
-    keep the GIL (PyDLL): with as many threads, releasing it and getting it back costs more than the call.
+    PyTorch's copy through DLPack takes ten times the Python time per frame. The calls only queue work, so they keep the
+    GIL (PyDLL): with many threads, releasing and reacquiring it costs more than the call.
     """
 
     def __init__(self, stream: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the surfaces of a batch go on the GPU, as pixels."""
+"""Where on the GPU the frames of a batch's slices are written as pixels, and with which parameters."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Write(NamedTuple):
     """A picture that is made of a surface.
 
     Attributes:
-        kernel: makes it.
+        kernel: the kernel that makes it.
         pixels: device address of its first pixel.
-        params: device address of its clip's parameters; in a list for `make_targets`, their number.
-        size: its height and width.
+        params: device address of its clip's parameters; before `make_targets`, their index.
+        size: height and width in pixels.
     """
 
     kernel: Kernel
@@ -38,13 +38,13 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SurfaceTarget:
-    """What becomes of the frames of a slice.
+    """The pictures that are made of a slice's frames.
 
     Attributes:
-        writes: of each frame, the pictures that are made of it.
-        window: what of its surface is read for them.
-        memory: has the pixels and the parameters; must not be freed while a kernel may work on it.
-        ready: event after which they may be written and read.
+        writes: for each frame, its pictures.
+        window: the part of each surface that the kernels read.
+        memory: the tensors with pixels and parameters; must not be freed while a kernel may use them.
+        ready: CUDA event after which `memory` may be used.
     """
 
     writes: Sequence[Sequence[Write]]
@@ -60,14 +60,14 @@ def make_targets(
     params: Sequence[Int64],
     memory: Sequence[torch.Tensor],
 ) -> list[SurfaceTarget]:
-    """The targets of a batch's slices. Their parameters go to the GPU in one copy, after what is queued on the stream.
+    """The targets of a batch's slices. All parameters go to the GPU in one copy on the stream.
 
     Args:
-        stream: the current one; has allocated `memory`.
-        writes: of each slice, of each frame.
-        windows: of each slice, what of its surfaces is read.
-        params: as of `streamvid.color.surfaces.clip_params`.
-        memory: that the pixels are in.
+        stream: the current CUDA stream, on which `memory` was allocated.
+        writes: for each slice and frame, its pictures, with indices into `params`.
+        windows: for each slice, the part of its surfaces that the kernels read.
+        params: from `streamvid.color.surfaces.clip_params`.
+        memory: the tensors with the pixels.
     """
     import torch
 
@@ -86,13 +86,16 @@ def make_targets(
 def full_size(
     slices: Sequence[EncodedSlice], forms: Sequence[PlaneFormat], color: ColorOption, stream: torch.cuda.Stream
 ) -> tuple[list[torch.Tensor], list[SurfaceTarget]]:
-    """RGB at full size, uint8 [frames, height, width, 3] of each slice on the GPU, and what writes it.
+    """Memory for RGB at full size, and the targets that write it.
 
     Args:
         slices: of a batch.
-        forms: of their surfaces.
+        forms: the planes of each slice's surfaces.
         color: the transform's option.
-        stream: the current one.
+        stream: the current CUDA stream.
+
+    Returns:
+        for each slice a uint8 tensor [frames, height, width, 3] on the GPU, and its target.
     """
     import torch
 
