@@ -1,4 +1,4 @@
-"""A dataset's clips in groups that a decoder treats alike, each with its row of the table of what a GPU decodes."""
+"""Groups of a dataset's clips that a decoder treats alike, with their rows in the table of what a GPU decodes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.video.gpu_support import Support, support
 
 _NAMED: Final = 3
-"""Clips of a group that a message names."""
+"""Most clips of a group that a message names."""
 
 
 @dataclass(frozen=True)
 class ClipGroup:
-    """Clips that differ in nothing but size, and have one row in the table of `streamvid.video.gpu_support`."""
+    """Clips that differ only in size, and have the same row in the table of `streamvid.video.gpu_support`."""
 
     codec: str
     profile: str
@@ -32,7 +32,7 @@ class ClipGroup:
         return " ".join(text for text in (self.codec, self.profile, self.pix_fmt) if text)
 
     def describe(self, dataset: ClipSource, rows: Int64, reason: str) -> str:
-        """For messages: how many clips of this group, the keys of some, and what is wrong with them."""
+        """For messages: the number of clips `rows`, the keys of some, and `reason`."""
         keys = ", ".join(dataset.key(row) for row in rows[:_NAMED].tolist())
         return f"{len(rows)} clips of {self} such as {keys} ({reason})"
 
@@ -67,15 +67,16 @@ def group_clips(dataset: ClipSource, rows: Int64 | None = None) -> dict[ClipGrou
 def header_faults(
     dataset: ClipSource, rows: Int64, fault: Callable[[str, bytes, int, int], str], *, most: float = math.inf
 ) -> dict[str, Int64]:
-    """Which clips a decoder would decode wrongly, as their sample descriptions say.
+    """The clips that a decoder would decode wrongly, found by their sample descriptions.
 
     Args:
-        rows: int64 [clips].
-        fault: codec, sample description, width and height of decoded frames → what is wrong, or "".
-        most: of more different clips than these none is looked at.
+        dataset: the dataset.
+        rows: int64 [clips], the clips to look at.
+        fault: codec, sample description, width and height of decoded frames → the fault, or "".
+        most: with more than this many distinct pairs of sample description and size, nothing is looked at.
 
     Returns:
-        int64 [clips], the rows by what is wrong.
+        int64 [clips], the rows with each fault.
     """
     clips = dataset.clips
     first, which = unique_rows(clips.stsd_id[rows], clips.width[rows], clips.height[rows])

@@ -1,6 +1,6 @@
 """Decoding on the CPU with FFmpeg: slices are cut at key frames, and threads decode the segments.
 
-Frames go on as they are decoded, as planes of YUV; frame sinks convert them.
+Each frame goes to a frame sink as planes of YUV as soon as it is decoded; the sink converts it.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ from streamvid.video.packet_selection import EncodedSlice
 from streamvid.workers import START_S
 
 _MIN_SEGMENT: Final = 32
-"""Packets of a segment at least: opening a codec context costs as much as decoding a frame of 640x360."""
+"""Fewest packets of a segment: opening a codec context costs as much as decoding a frame of 640x360."""
 
 
 class SliceDecoder(Protocol):
     """Decodes one slice at a time, for one thread.
 
     Attributes:
-        keeps_limit: it raises StuckDecoderError at its limit, rather than that its thread must be left behind.
+        keeps_limit: whether `frames` itself raises StuckDecoderError at its limit. If not, a stuck thread has to be
+            left behind.
     """
 
     keeps_limit: ClassVar[bool]
 
     @property
     def packets(self) -> int:
-        """How many FFmpeg has taken until now; asked by other threads."""
+        """Packets that FFmpeg was given so far; read by other threads."""
 
     def frames(
         self,
@@ -65,31 +66,31 @@ class SliceDecoder(Protocol):
 
         Args:
             encoded, segment: as of `decode_frames`.
-            limit_s: seconds that it may take, as `streamvid.stopwatch.Stopwatch` counts them.
-            targets: says where frames may be written instead of being given.
+            limit_s: most seconds for the segment, as `streamvid.stopwatch.Stopwatch` counts them.
+            targets: for a picture format, where frames may be written instead of being yielded.
 
         Returns:
-            not always in order, each frame's row and the frame, which is valid until the next is asked for.
+            each frame's row and the frame, which is valid until the next is asked for; not always in order.
 
         Raises:
-            DamagedClipError: it does not decode to its frames.
+            DamagedClipError: the slice does not decode to its frames.
         """
 
     def close(self) -> None:
-        """Free what it keeps from slice to slice."""
+        """Free the decoder's memory and processes."""
 
 
 class CpuDecoder:
-    """Decodes with FFmpeg in threads, each on one segment of a slice at a time, so that few long slices keep all
-    threads busy, too.
+    """Decodes with FFmpeg in threads. Each thread decodes one segment of a slice at a time, so that a few long slices
+    keep all threads busy, too.
 
-    A slice that is not decoded by its deadline (`streamvid.decode.deadline`) fails. Its thread, if it is stuck, is left
-    behind; it has frame sinks of a batch that is never delivered.
+    A slice that is not decoded by its deadline (`streamvid.decode.deadline`) fails. If its thread is stuck, the thread
+    is left behind; its frame sinks are of a batch that is never delivered.
 
     Args:
         threads: segments decoded at once; 0 is 1.
         initializer: called once in each thread before it decodes.
-        decoder: what each thread decodes with; default: FFmpeg in the thread itself.
+        decoder: class of each thread's decoder; default: FFmpeg in the thread itself.
         pace: gives deadlines.
     """
 
@@ -111,8 +112,8 @@ class CpuDecoder:
     def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> Pending[list[UInt8]]:
         """Begin to decode a batch to RGB at full size; `color` is the transform's option.
 
-        Batches are finished in the order in which they were submitted: with one submitted ahead of the one that is
-        waited for, a decoder never pauses between them.
+        Batches finish in the order in which they were submitted. To keep the threads busy, submit a batch before
+        waiting for the previous one.
         """
         sinks = [_FullSizeSink(encoded, color) for encoded in slices]
         written = self.write(slices, sinks)
@@ -127,7 +128,8 @@ class CpuDecoder:
         """Begin to decode a batch into sinks, one for each slice.
 
         Returns:
-            what waits until all frames are written; its `result` raises VideoError if a slice does not decode.
+            the pending batch: `result` waits until all frames are written, and raises VideoError if a slice does not
+            decode.
         """
         futures: list[Future[None]] = []
         parts = [
@@ -135,7 +137,7 @@ class CpuDecoder:
             for encoded, sink in zip(slices, sinks, strict=True)
             for segment in split_at_keyframes(encoded)
         ]
-        # Longest first, so that threads without work at a batch's end wait for short ones (Graham 1969).
+        # Longest first, so that the last segments of a batch are short: longest processing time first (Graham 1969).
         for encoded, sink, segment in sorted(parts, key=_work, reverse=True):
             futures.append(
                 self._threads.submit(
@@ -160,7 +162,7 @@ class CpuDecoder:
         return self.submit(slices, color=color).result()
 
     def close(self) -> None:
-        """Free the threads. Waits for what they do, but not beyond its deadline."""
+        """End the threads. Waits for their segments, but not beyond their deadlines."""
         self._threads.close()
 
     def _limits(self, encoded: EncodedSlice, segment: SliceSegment) -> tuple[float, float]:
@@ -274,7 +276,7 @@ def split_at_keyframes(encoded: EncodedSlice) -> list[SliceSegment]:
     """Cut a slice into segments that decode independently of each other, in order."""
     cuts = [0]
     if not set(encoded.frames.tolist()) <= set(encoded.display_order.tolist()):
-        # A wanted frame that no packet has: only decoding the slice as a whole notices that, and raises.
+        # A wanted frame without a packet: only decoding the whole slice notices that, and raises.
         return [(0, len(encoded.sizes))]
     for start in encoded.starts.tolist():
         if start - cuts[-1] >= _MIN_SEGMENT and len(encoded.sizes) - start >= _MIN_SEGMENT:

@@ -1,4 +1,4 @@
-"""How long decoding a slice may take, by the pace that was measured in this run."""
+"""Deadlines for decoding a slice, from the pace that was measured in this run."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from streamvid.video.packet_selection import EncodedSlice
 T = TypeVar("T")
 
 LEAST_S: Final = 10.0
-"""Seconds that every slice may take."""
+"""Shortest deadline, in seconds."""
 _PATIENCE: Final = 20.0
-"""How many times as long as at the median pace a slice may take. Packets of one clip differ by less; what slows all
-of them, such as a busy machine, slows the pace, too."""
+"""A deadline is this multiple of the time at the median pace. Packets of one clip differ by less, and a busy machine
+slows the measured pace, too."""
 _PIXELS_PER_S: Final = 10_000_000
-"""The pace that is assumed before any was measured, patience included: a tenth of a slow core's."""
+"""The pace assumed before the first measurement, patience included: a tenth of a slow core's."""
 _REMEMBERED: Final = 63
 LATE_S: Final = 30.0
-"""Seconds after which the log says of what clips a batch is."""
+"""Seconds after which the log names the clips of an unfinished batch."""
 _NAMED: Final = 8
 
 log = logging.getLogger(__name__)
 
 
 class Pace:
-    """Seconds per packet of the slices decoded last, by codec and size of their frames. Thread-safe.
+    """Seconds per packet of the latest slices, by codec and frame size. Thread-safe.
 
     Args:
-        least_s: seconds that every slice may take.
+        least_s: shortest deadline, in seconds.
     """
 
     def __init__(self, *, least_s: float = LEAST_S) -> None:
@@ -42,32 +42,31 @@ class Pace:
         self._measured: defaultdict[tuple[str, int], deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
 
     def add(self, encoded: EncodedSlice, packets: int, seconds: float) -> None:
-        """Note that so many packets of a slice were decoded in so many seconds."""
+        """Record that `packets` packets of a slice were decoded in `seconds`."""
         with self._lock:
             self._measured[_kind(encoded)].append(seconds / packets)
 
     def deadline(self, encoded: EncodedSlice, packets: int | None = None) -> float:
-        """Seconds that decoding a slice, or so many packets of it, may take, as `streamvid.stopwatch.Stopwatch` counts
-        them: `_PATIENCE` times as many as at the median pace of slices of its codec and size, and at least `LEAST_S`.
-        """
+        """Most seconds for decoding a slice, or `packets` packets of it, as `streamvid.stopwatch.Stopwatch` counts
+        them: 20 times the median for slices of its codec and size, and at least `least_s`."""
         packets = len(encoded.sizes) if packets is None else packets
         with self._lock:
             return max(self.least_s, packets * self._each(encoded))
 
     def measured(self, encoded: EncodedSlice) -> float | None:
-        """The median of the seconds per packet of slices of its codec and size; None before the first."""
+        """Median seconds per packet of slices of this codec and size; None before the first."""
         with self._lock:
             found = self._measured.get(_kind(encoded))
             return median(found) if found else None
 
     def add_all(self, slices: Sequence[EncodedSlice], seconds: float) -> None:
-        """Note that a batch was decoded in so many seconds, which its slices share by their packets' pixels."""
+        """Record that a batch was decoded in `seconds`, divided among its slices in proportion to packets × pixels."""
         pixels = [len(one.sizes) * one.width * one.height for one in slices]
         for one, share in zip(slices, pixels, strict=True):
             self.add(one, len(one.sizes), seconds * share / sum(pixels))
 
     def deadline_of_all(self, slices: Sequence[EncodedSlice]) -> float:
-        """Seconds that decoding a batch may take."""
+        """Most seconds for decoding a batch."""
         with self._lock:
             return max(self.least_s, sum(len(one.sizes) * self._each(one) for one in slices))
 
@@ -77,17 +76,17 @@ class Pace:
 
 
 class LateBatches:
-    """Names the clips of a batch that takes long, whatever it is that does, such as a DALI pipeline. It only logs.
+    """Logs the clips of a batch that takes long, for stages without a deadline, such as a DALI pipeline.
 
     Args:
-        late_s: seconds after which a batch is late, unless another has taken a fifth of them, or more.
+        late_s: seconds after which a batch is late; at least five times the longest batch so far.
     """
 
     def __init__(self, *, late_s: float | None = None) -> None:
         self._late_s, self._slowest = LATE_S if late_s is None else late_s, 0.0
 
     def wait_for(self, result: Callable[[], T], names: Sequence[str]) -> T:
-        """The result of a batch of clips of these names."""
+        """Wait for the result of a batch of clips with these names."""
         began, late_s = time.monotonic(), max(self._late_s, 5 * self._slowest)
         timer = threading.Timer(late_s, _say_late, (late_s, names))
         timer.daemon = True
@@ -105,5 +104,5 @@ def _say_late(late_s: float, names: Sequence[str]) -> None:
 
 
 def _kind(encoded: EncodedSlice) -> tuple[str, int]:
-    """Codec, and pixels of a frame up to a factor of two: a dataset may have thousands of sizes."""
+    """Codec, and pixels per frame to a power of two: a dataset may have thousands of sizes."""
     return encoded.codec, (encoded.width * encoded.height).bit_length()

@@ -1,4 +1,4 @@
-"""The unit of work of the persistent decode sessions: one closed GOP of a slice, with what it needs of a session."""
+"""The unit of work of the persistent decode sessions: one closed GOP of a slice, with its decoder configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _ALIKE: Final = DpbRequirement("", 0, MAX_REORDER)
-"""Of codecs whose streams all need the same."""
+"""The requirement for codecs other than H.264 and HEVC, whose streams do not differ in it."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SessionKey:
     Attributes:
         codec: as in docs/format.md.
         width, height: of decoded frames, in pixels.
-        bit_depth: bits per sample, 8 or 10.
+        bit_depth: bits per sample, 8, 10 or 12.
         dpb_group: as `streamvid.bitstream.nal.DpbRequirement.group`.
     """
 
@@ -72,7 +72,7 @@ class JobGroup:
     """Completion of all jobs of one batch: a latch that also keeps the first error and the CUDA events to wait for.
 
     Args:
-        jobs: how many jobs the group has.
+        jobs: number of jobs.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -105,8 +105,8 @@ class JobGroup:
         self.finish()
 
     def abandon(self, error: VideoError | GpuLostError) -> None:
-        """Fail at once, without waiting for the jobs that are left: one of them may never end. Whoever works on them
-        keeps their memory until it has written to it."""
+        """Fail at once, without waiting for unfinished jobs, of which one may never end. Their workers keep the batch's
+        memory until they have written to it."""
         with self._lock:
             if self._pending and not self._abandoned:
                 self._error, self._abandoned = self._error or error, True
@@ -114,7 +114,7 @@ class JobGroup:
 
     @property
     def abandoned(self) -> bool:
-        """Whether its frames are of no use to anybody."""
+        """Whether the batch has failed by `abandon`, so that its frames are not wanted any more."""
         return self._abandoned
 
     def wait(self) -> None:
@@ -123,7 +123,7 @@ class JobGroup:
 
         Raises:
             VideoError: a job failed.
-            GpuLostError: jobs fail whoever does them.
+            GpuLostError: so many engines are stuck that the GPU counts as lost.
         """
         self._done.result()
         if not self._abandoned:
@@ -138,23 +138,23 @@ class GopJob:
     """The packets of a slice from one IDR picture to the next, or to the end: decodable by themselves.
 
     Attributes:
-        encoded: the slice they are from.
+        encoded: the slice of the packets.
         target: where the slice's frames go.
-        packets: in decode order, with all headers before the first: of H.264 and HEVC access units in Annex B.
-        starts_with_idr: False where a slice begins with a CRA or recovery point: it decodes alone, but must not
-            follow another job in the same session.
-        display_order: of each packet, its rank in presentation order, as `EncodedSlice.display_order`.
+        packets: in decode order, with all headers before the first; for H.264 and HEVC, access units in Annex B.
+        starts_with_idr: False if the slice begins with a CRA picture or a recovery point: such a job decodes alone, but
+            must not follow another job in the same session.
+        display_order: for each packet, its rank in presentation order, as `EncodedSlice.display_order`.
         hidden: ranks of the packets that give no frame.
-        dst_rows: rank of each wanted frame → which of the slice's frames it is.
-        key: configuration of the session it needs.
-        dpb_frames: frames that session must hold, as `streamvid.bitstream.nal.DpbRequirement.frames`.
-        in_order: pictures are reordered no further than the bitstream says. Otherwise NVDEC may hand them out in
-            another order than they are displayed in.
-        group: the batch it belongs to.
-        retry_of: the error of the first attempt, if this is the second one, which is made packet by packet with
+        dst_rows: rank of each wanted frame → its index among the slice's frames.
+        key: configuration of the session.
+        dpb_frames: frames that the session must hold, as `streamvid.bitstream.nal.DpbRequirement.frames`.
+        in_order: pictures are reordered no further than the bitstream says. If False, NVDEC may hand them out in
+            another order than the display order.
+        group: the job's batch.
+        retry_of: the error of the first attempt, if this is the second. The second is made packet by packet with
             nothing else in the decoder.
-        timed: a frame has the timestamp of its packet. Otherwise there are pictures that are not displayed, at which
-            NVIDIA's parser deals timestamps out anew: frames are told by their order, with nothing else in the decoder.
+        timed: a frame has the timestamp of its packet. If False, some pictures are not displayed, and NVIDIA's parser
+            reassigns timestamps: frames are matched by their order, with nothing else in the decoder.
     """
 
     encoded: EncodedSlice
@@ -173,7 +173,7 @@ class GopJob:
 
     @property
     def exact(self) -> bool:
-        """Whether it is fed packet by packet, and frames are told by their timestamps alone."""
+        """Whether the job is fed packet by packet, and frames are matched by their timestamps alone."""
         return self.timed and (self.retry_of is not None or not self.in_order)
 
     @property
@@ -213,10 +213,10 @@ def session_key(codec: str, stsd: bytes, width: int, height: int) -> tuple[Sessi
 
 
 def stream_bit_depth(codec: str, stsd: bytes) -> int:
-    """Bits per sample by a sample description; 8 of codecs that have no others in NVDEC.
+    """Bits per sample from a sample description; 8 for codecs that NVDEC decodes at no other depth.
 
     Raises:
-        ValueError: it is not one of the codec.
+        ValueError: the sample description is not of this codec.
     """
     if codec in NAL_SYNTAX:
         return parameter_sets(codec, stsd).bit_depth
@@ -226,12 +226,13 @@ def stream_bit_depth(codec: str, stsd: bytes) -> int:
 
 
 def _headers(encoded: EncodedSlice, packet: bytes) -> bytes:
-    """What comes before the picture of a packet of MPEG-4."""
+    """The bytes before the first VOP of an MPEG-4 packet; empty for other codecs."""
     return packet[: max(0, packet.find(b"\0\0\1\xb6"))] if encoded.codec == "mpeg4" else b""
 
 
 def stream_header(codec: str, stsd: bytes) -> bytes:
-    """What a decoder has to know before the first packet and packets need not have: MPEG-4's headers.
+    """MPEG-4's headers, which a decoder needs before the first packet and packets need not repeat; empty for other
+    codecs.
 
     Raises:
         ValueError: the sample description has none.
@@ -252,8 +253,8 @@ def split_at_idr(
 
     Args:
         slices: of one batch.
-        targets: of each slice, where its frames go.
-        native: the native module decodes them.
+        targets: where each slice's frames go.
+        native: whether the native module decodes them.
 
     Returns:
         the jobs, in order. They belong to one new `JobGroup`.
@@ -292,7 +293,7 @@ def split_at_idr(
 
 
 class _ClosedGop(NamedTuple):
-    """Part of a slice: see `GopJob`. `in_band`: the latest parameter sets in its packets or in those before."""
+    """Part of a slice: see `GopJob`. `in_band`: the latest in-band parameter sets up to this part."""
 
     packets: list[bytes]
     starts_with_idr: bool
@@ -315,7 +316,7 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
             kind_of = classifier(encoded.codec, encoded.stsd)
             kinds = [kind_of(memoryview(packet)) for packet in packets]
             hidden = {n for n, kind in enumerate(kinds) if kind.hidden}
-            # Of a VOP that is not coded NVDEC gives the picture before once more.
+            # For a VOP that is not coded, NVDEC outputs the previous picture again.
             silent = set() if encoded.codec == "mpeg4" else hidden
             untimed = silent | {n for n, kind in enumerate(kinds) if kind.superframe or kind.show_existing}
         else:
@@ -330,7 +331,7 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
         raise VideoError(
             f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
         )
-    # CRA pictures start a decode, but leading pictures behind them may refer to frames before it: no cut there.
+    # No cut at a CRA picture: its leading pictures may refer to frames before it.
     idr = {n for n in starts if syntax is None or syntax.is_idr(packets[n])}
     cuts = sorted({0} | idr)
     in_band = b""
@@ -340,7 +341,7 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
         headers = in_band or _headers(encoded, packets[start])
         if problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
-        known = not syntax and has_headers(encoded.codec, headers)  # those in band count
+        known = not syntax and has_headers(encoded.codec, headers)  # the packet has its own headers
         first = (b"" if known else header) + in_band + packets[start]
         no_frame = frozenset(ranks[n] for n in silent if start <= n < end)
         timed = untimed.isdisjoint(range(start, end))

@@ -1,10 +1,10 @@
-"""Matches the frames that a decode session hands out to the packets that were fed to it. Needs no GPU.
+"""Matches the frames that a decode session hands out to the packets that were fed to it.
 
-A decoded frame carries the timestamp of its packet. Where several packets are fed in one call, only the first has a
+A decoded frame carries the timestamp of its packet. If several packets are fed in one call, only the first has a
 timestamp of ours, and NVIDIA's parser invents the others. Frames are therefore matched by presentation order, and the
-order is verified: a frame whose timestamp is known must be the one that is expected next, and a job is confirmed only
-by a matching frame of a later job, or when the decoder is drained with nothing missing. A decoder that drops or
-repeats a frame is noticed before anybody gets the frames after it.
+order is verified: a frame with a known timestamp must be the expected one, and a job is confirmed only by a matching
+frame of a later job, or when the decoder is drained with nothing missing. So a dropped or repeated frame is noticed
+before the frames after it are delivered.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _JOB_NUMBERS: Final = 1 << 20
 
 
 class FrameMatcher:
-    """The frames that one decode session still owes."""
+    """The frames that are still expected from one decode session."""
 
     def __init__(self) -> None:
-        # By presentation order: job, destination if wanted, timestamp if it was given with a call.
+        # In presentation order: job, destination if wanted, timestamp if it was fed with a call.
         self._expected: deque[tuple[int, Destination | None, int | None]] = deque()
-        # By timestamp, where packets are fed one by one.
+        # Keyed by timestamp, if packets are fed one by one.
         self._by_timestamp: dict[int, Destination] = {}
         self._exact = False
         self._last_job = 0
         self.confirmed = 0
-        """All jobs with a lower number have got their own frames, without a gap."""
+        """The number below which all jobs have received all their frames."""
 
     def expect(
         self,
@@ -58,14 +58,14 @@ class FrameMatcher:
 
         Args:
             job: its number, higher than those before.
-            display_order: of each packet, in decode order, its rank in presentation order.
+            display_order: for each packet, in decode order, its rank in presentation order.
             dst_rows: rank of each wanted frame → its row.
             exact: feed every packet in a call of its own, so that each frame has its timestamp and order does not
                 matter. The decoder must be empty.
-            per_call: packets that are fed in one call otherwise.
+            per_call: packets per call if not `exact`.
             hidden: ranks of the packets that give no frame.
-            timed: frames have the timestamps of their packets. If not, their order and number alone count, the decoder
-                must be empty, and is to be drained afterwards.
+            timed: frames have the timestamps of their packets. If not, frames are matched by order and number alone:
+                the decoder must be empty before the job, and be drained after it.
 
         Returns:
             the calls to make: first packet, end (exclusive), timestamp.
@@ -86,14 +86,14 @@ class FrameMatcher:
         ]
 
     def match(self, get_timestamp: Callable[[], int]) -> Destination | None:
-        """The destination of the next frame that the decoder handed out; None if nobody wants it.
+        """The destination of the next frame that the decoder handed out; None if the frame is not wanted.
 
         Args:
-            get_timestamp: reads the frame's timestamp. That is slow in PyNvVideoCodec, so it is called only where the
-                timestamp is known.
+            get_timestamp: reads the frame's timestamp. That is slow in PyNvVideoCodec, so it is called only for frames
+                whose timestamp is known.
 
         Raises:
-            VideoError: it is not the frame that is due.
+            VideoError: the frame is not the expected one.
         """
         if self._exact:
             return self._by_timestamp.pop(get_timestamp(), None)
@@ -102,15 +102,15 @@ class FrameMatcher:
         job, destination, expected = self._expected.popleft()
         if expected is not None:
             if get_timestamp() != expected:
-                raise VideoError("frames come out of the decoder that do not belong there")
+                raise VideoError("a frame comes out of the decoder that is not the next one")
             self.confirmed = job
         return destination
 
     def drain(self) -> int:
-        """Close the account: the decoder was flushed and has nothing left.
+        """End the jobs so far: the decoder was flushed and is empty.
 
         Returns:
-            how many frames are missing (of the wanted ones, if fed exactly). If 0, all jobs are confirmed.
+            the number of missing frames (after `exact`, of missing wanted frames). If 0, all jobs are confirmed.
         """
         missing = len(self._by_timestamp) if self._exact else len(self._expected)
         self.reset()
@@ -119,7 +119,7 @@ class FrameMatcher:
         return missing
 
     def reset(self) -> None:
-        """Expect nothing any more: the decoder is gone."""
+        """Expect no more frames: the decoder was closed."""
         self._expected.clear()
         self._by_timestamp.clear()
 

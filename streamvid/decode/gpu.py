@@ -41,45 +41,45 @@ Tool = TypeVar("Tool")
 
 
 class PictureSink(Protocol):
-    """Where the frames of a batch go on the GPU, whoever decodes them. The pool's stream is the current one in all
-    calls."""
+    """Takes the frames of a batch from all decoders, and puts them where they belong on the GPU. The pool's CUDA stream
+    is the current one in all calls."""
 
     def targets(self, numbers: Sequence[int], forms: Sequence[PlaneFormat]) -> list[SurfaceTarget]:
-        """Where the surfaces of slices, by their numbers in the batch, go.
+        """The targets of the slices that decode sessions decode.
 
         Args:
-            numbers: of the slices.
+            numbers: the slices' numbers in the batch.
             forms: the planes of their surfaces.
         """
 
     def sinks(self, numbers: Sequence[int]) -> Sequence[FrameSink]:
-        """What takes the frames of slices that the CPU decodes."""
+        """Frame sinks for the slices that the CPU decodes, by their numbers in the batch."""
 
     def upload(self) -> None:
-        """Send what those have got to the GPU; returns when it is there."""
+        """Copy the frames in the sinks to the GPU; returns when they are there."""
 
     def put_rgb(self, made: Mapping[int, torch.Tensor]) -> None:
-        """Take the frames of slices that DALI decodes, uint8 [frames, height, width, 3], in right colours, by the
-        slices' numbers."""
+        """Take the frames of slices that DALI decodes, with their colours corrected: uint8 [frames, height, width, 3]
+        by the slices' numbers."""
 
 
 _PIX_FMTS: Final = {8: "yuv420p", 10: "yuv420p10le", 12: "yuv420p12le"}
 _DITHER_BLOCK: Final = 4
-"""NVDEC dithers 10 bits to 8 in blocks of 4×4 samples, and counts samples of the coded size that are not in the frame:
-`streamvid.color.nv12_kernel` does the same only where both sides are multiples of this."""
+"""NVDEC dithers 10 bits to 8 in blocks of 4×4 samples of the coded size. `streamvid.color.nv12_kernel` does the same
+only for frames whose sides are multiples of this, as it has no samples beyond the frame."""
 
 
 @lru_cache(maxsize=4096)
 def decode_support(codec: str, stsd: bytes, width: int, height: int, *, native: bool) -> Support:
-    """Who decodes a clip, by the table of `streamvid.video.gpu_support`.
+    """The clip's row in the table of `streamvid.video.gpu_support`, and so its route.
 
-    Its sample description says its bit depth, and what decode sessions get wrong. That chroma is 4:2:0, and what else
-    the table asks for, the preflight check has seen to.
+    The sample description gives the bit depth, and the faults of decode sessions with this stream. The preflight check
+    has seen to chroma (4:2:0) and to the table's other conditions.
 
     Args:
         codec, stsd: as in docs/format.md.
         width, height: of decoded frames, in pixels.
-        native: decode sessions are those of the native module.
+        native: whether decode sessions are those of the native module.
     """
     try:
         pix_fmt = _PIX_FMTS.get(stream_bit_depth(codec, stsd), "unknown")
@@ -96,24 +96,24 @@ def decode_support(codec: str, stsd: bytes, width: int, height: int, *, native: 
 
 class GpuDecoder:
     """Decodes images with DALI (`streamvid.decode.images`), and videos with NVDEC: by persistent decode sessions
-    (`streamvid.decode.nvdec`) where PyNvVideoCodec is installed and supports the clip, by DALI's `fn.decoders.video`
-    otherwise.
+    (`streamvid.decode.nvdec`) where they work and support the clip, by DALI's `fn.decoders.video` otherwise.
 
-    For DALI, slices with the same parameter sets are joined into as many streams as are decoded at once. Clips whose
-    size DALI's decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and those that the table
-    or `submit`'s caller gives to the CPU, are decoded there.
+    For DALI, slices with the same parameter sets are joined into `streams` streams. The CPU decodes the clips whose
+    size DALI's decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and the clips that the
+    table or `submit`'s caller gives to it.
 
     Args:
         device_id: the GPU's number.
         threads: CPU threads.
         max_batch: slices per batch at most.
         streams: streams per batch in DALI, if slices share sample descriptions; by default one per engine of an H200,
-            and at most one per thread. More gain next to nothing at 720p, and lose at 1080p: docs/performance.md.
-        sessions: False: DALI decodes what the sessions could.
-        isolate: what the CPU decodes, it decodes in child processes, and no cores assist the engines.
+            and at most one per thread. More streams gain next to nothing at 720p, and lose at 1080p:
+            docs/performance.md.
+        sessions: open decode sessions; False: DALI decodes in their place.
+        isolate: the CPU decodes in child processes, and no cores assist the engines.
 
     Attributes:
-        sessions: the decode sessions; None where DALI has to do.
+        sessions: the decode sessions; None if DALI decodes in their place.
     """
 
     def __init__(
@@ -194,10 +194,7 @@ class GpuDecoder:
         *,
         color: ColorOption,
     ) -> Pending[None]:
-        """Begin to decode a batch to where its pictures belong; only with `sessions`.
-
-        `slices`, `on_cpu`, `color` and errors are as of `submit`.
-        """
+        """Begin to decode a batch into `pictures`; only with `sessions`. The rest is as of `submit`."""
         import torch
 
         assert self.sessions is not None
@@ -217,13 +214,13 @@ class GpuDecoder:
                 on_cores.result()
                 with torch.cuda.stream(stream):
                     if made:
-                        stream.wait_stream(torch.cuda.default_stream(stream.device))  # DALI's frames are in its order
+                        stream.wait_stream(torch.cuda.default_stream(stream.device))  # on which DALI writes its frames
                     made |= {n: recoloured(made[n], slices[n].color.chosen(color)) for n in by_dali}
                     pictures.put_rgb(made)
                     pictures.upload()
                     stream.synchronize()  # before `made` is freed
             finally:
-                # After an error, too: memory that the engines still write to must not be freed.
+                # After an error, too: memory to which the engines still write must not be freed.
                 on_gpu.result()
 
         return Pending(partial(self._unless_lost, gather))
@@ -235,7 +232,7 @@ class GpuDecoder:
 
         Args:
             slices, on_cpu: as of `submit`.
-            as_dali: pixels have to be as DALI's. The kernel does not make those of every size.
+            as_dali: pixels have to equal those of DALI's decoder, which the kernels do not reproduce at every size.
         """
         divided: dict[Route, list[int]] = {route: [] for route in Route}
         for number, encoded in enumerate(slices):
@@ -292,8 +289,12 @@ class GpuDecoder:
         decode: Callable[[Tool], list[torch.Tensor]],
         slices: Sequence[EncodedSlice],
     ) -> Callable[[], list[torch.Tensor]]:
-        """Begin to decode slices in a thread with a deadline; waits for their frames when it is called. At first, and
-        after an error, pipelines are opened, which does not count."""
+        """Begin to decode slices in a thread with a deadline, which is longer at the first call and after an error,
+        because a pipeline is opened then.
+
+        Returns:
+            a function that waits for the frames.
+        """
         found: list[list[torch.Tensor]] = []
 
         def timed(tool: Tool) -> None:
@@ -326,7 +327,7 @@ class GpuDecoder:
 
 
 class _ReopenedDali:
-    """A `DaliDecoder` that is opened when it is needed, and again after an error, as it is of no use then."""
+    """A `DaliDecoder` that is opened at the first call, and opened anew after an error, which leaves it unusable."""
 
     def __init__(self, make: Callable[[], DaliDecoder]) -> None:
         self._make = make
@@ -347,7 +348,7 @@ class _ReopenedDali:
 
 
 def _has_wrong_packets(encoded: EncodedSlice, *, native: bool) -> bool:
-    """Whether a slice has packets that decode sessions decode wrongly, which its headers do not say."""
+    """Whether decode sessions would decode the slice wrongly because of its packets, although its headers are fine."""
     if not needs_packets(encoded.codec, encoded.stsd, native=native):
         return False
     data, ends = memoryview(encoded.data), np.cumsum(encoded.sizes).tolist()  # type: ignore[arg-type]
@@ -356,7 +357,7 @@ def _has_wrong_packets(encoded: EncodedSlice, *, native: bool) -> bool:
 
 
 def _made_as_dali(form: PlaneFormat) -> bool:
-    """Whether a kernel makes the pixels of DALI's decoder of such surfaces."""
+    """Whether the kernels reproduce the pixels of DALI's decoder from surfaces of this format."""
     step = 2 if form.bits == 8 else _DITHER_BLOCK
     return form.bits <= 10 and form.width % step == 0 and form.height % step == 0
 

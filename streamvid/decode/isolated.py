@@ -1,7 +1,7 @@
-"""FFmpeg in a child process: a clip that crashes it, or that it never finishes, costs that clip alone.
+"""FFmpeg in a child process: if a clip crashes or hangs FFmpeg, only that clip is lost.
 
-Frames come back through memory that both processes map. It has no name, so that nothing is left of it when they end,
-however they do.
+Frames come back through memory that both processes map. The memory has no name in the file system, so nothing is left
+behind, however the processes end.
 """
 
 from __future__ import annotations
@@ -35,20 +35,19 @@ from streamvid.video.packet_selection import EncodedSlice
 from streamvid.workers import START_S, WorkerCrashError, WorkerProcess, WorkerStuckError
 
 _LARGEST: Final = 6
-"""Bytes of a pixel at most: three planes of 16 bits, as large as luma each."""
+"""Most bytes per pixel: three planes of 16 bits at luma's size."""
 _LEAST_BYTES: Final = 8 << 20
-"""Shared memory of a process at least: small frames go in groups, large ones should stay in the cores' caches."""
+"""Least bytes of a process's shared memory: room for groups of small frames; large frames go one by one, so that they
+stay in the cores' caches."""
 _PACKET_S: Final = LEAST_S
-"""Seconds that a packet may take, of however many a slice has: a decoder that takes none for so long hangs."""
+"""Seconds without progress by a packet after which a decoder counts as stuck."""
 _TRIED_S: Final = LEAST_S / 2
-"""The same where a slice is tried once more, so that it is known to hang within 10 s."""
+"""The same for the second attempt at a slice, so that a slice is known to hang within 10 s."""
 
 
 class IsolatedDecoder:
-    """Decodes slices in a child process, which is replaced when it dies: a `streamvid.decode.cpu.SliceDecoder`. To be
-    used by one thread at a time.
-
-    A context manager, which ends the process.
+    """Decodes slices in a child process, which is replaced when it dies: a `streamvid.decode.cpu.SliceDecoder`, for one
+    thread at a time. As a context manager it ends the process on exit.
     """
 
     keeps_limit: ClassVar[bool] = True
@@ -78,14 +77,14 @@ class IsolatedDecoder:
         Args:
             encoded, segment: as of `decode_frames`.
             limit_s: seconds after which the process is killed, as `streamvid.stopwatch.Stopwatch` counts them.
-            packet_s: seconds after which it is killed if it takes no further packet.
+            packet_s: seconds without a further packet after which the process is killed.
             targets: not used.
 
         Returns:
-            not always in order, each frame's row and the frame, which is valid until the next is asked for.
+            each frame's row and the frame, which is valid until the next is asked for; not always in order.
 
         Raises:
-            DamagedClipError: it does not decode to its frames; a StuckDecoderError: not in that time; a
+            DamagedClipError: the slice does not decode to its frames; as StuckDecoderError: not in time; as
                 CrashedDecoderError: the process died.
             OSError: no process can be started.
         """
@@ -108,7 +107,7 @@ class IsolatedDecoder:
                 raise undecodable(StuckDecoderError, encoded, str(error)) from error
             raise undecodable(CrashedDecoderError, encoded, str(error)) from error
         except GeneratorExit:
-            self._process = None  # a stream that is not read to its end
+            self._process = None  # its stream was not read to the end
             raise
 
     def close(self) -> None:
@@ -130,13 +129,13 @@ class IsolatedDecoder:
 
     def _start(self, encoded: EncodedSlice) -> WorkerProcess:
         if self._process is not None and not self._process.is_alive():
-            self._process.end()  # it died with nothing to do: that is no slice's fault
+            self._process.end()  # it died while idle: no slice is to blame
             self._process = None
         if self._process is None:
             process = WorkerProcess(inherit=[self._memory])
             process.handshake()
             try:
-                # Imports may take long, from a disk that others read at the same time: not at the first slice's cost.
+                # Imports may take long on a busy disk: they do not count against the first slice's limit.
                 process.call(_prepare, self._memory, is_image_entry(encoded.stsd), limit_s=START_S)
             except WorkerCrashError as error:
                 raise OSError(f"a process that decodes could not be started ({error})") from error
@@ -147,17 +146,16 @@ class IsolatedDecoder:
 def decode_isolated(
     slices: Sequence[EncodedSlice], *, deadline: float | None = None, processes: int = 1
 ) -> list[VideoError | None]:
-    """Try to decode slices in child processes: whether each decodes, is damaged, hangs or crashes FFmpeg.
+    """Try to decode slices in child processes, to find whether each decodes, is damaged, hangs or crashes FFmpeg.
 
     Args:
-        slices: which; their frames are dropped.
-        deadline: seconds that each may take; default: by its size and number of packets. Each packet may take
-            `_TRIED_S`.
-        processes: how many slices are tried at once.
+        slices: the slices; their frames are dropped.
+        deadline: most seconds per slice; default: by its size and number of packets. Each packet may take 5 s.
+        processes: slices tried at once.
 
     Returns:
-        for each slice None, or why it does not decode, of `streamvid.decode.slice_frames`: a DamagedClipError,
-        StuckDecoderError or CrashedDecoderError.
+        for each slice None, or its error from `streamvid.decode.slice_frames`: a DamagedClipError, StuckDecoderError or
+        CrashedDecoderError.
     """
     pace = Pace()
 
@@ -183,7 +181,7 @@ def decode_isolated(
 
 
 def _cut(encoded: EncodedSlice, segment: SliceSegment | None) -> EncodedSlice:
-    """The slice without the bytes of packets outside of a segment."""
+    """The slice with the bytes of a segment's packets only; the other packets have size 0."""
     if segment is None or segment == (0, len(encoded.sizes)):
         return encoded
     numbers = np.arange(len(encoded.sizes))
@@ -213,8 +211,8 @@ def _planes(slot: UInt8, form: PlaneFormat) -> tuple[Samples, Samples, Samples]:
 def _decode_into(
     descriptor: int, size: int, encoded: EncodedSlice, segment: SliceSegment | None
 ) -> Generator[tuple[int, list[int], PlaneFormat, str], None, None]:
-    """In the child: decode into the shared memory. Yields the rows of the frames that lie in one half of the slots, in
-    turn, the first of those slots, and how the frames lie: the parent reads one half while the other is filled."""
+    """In the child: decode into the shared memory, whose halves are used in turn: the parent reads one half while the
+    other is filled. Yields, for each filled half, its first slot, the frames' rows and their plane and pixel format."""
     slots = _slots(_mapped(descriptor, size), encoded)
     context = _context(descriptor)
     half, first = len(slots) // 2, 0
@@ -253,6 +251,6 @@ def _mapped(descriptor: int, size: int) -> mmap.mmap:
 
 @lru_cache(maxsize=1)
 def _context(descriptor: int) -> ReusableCodecContext:
-    """What is kept from slice to slice. It reads a byte before each packet, by which the parent sees that decoding goes
-    on (`WorkerProcess.stream`)."""
+    """The codec context that is kept from slice to slice. It reads a byte of the shared memory before each packet, by
+    which the parent sees progress (`WorkerProcess.stream`)."""
     return ReusableCodecContext(taken=partial(os.pread, descriptor, 1, 0))

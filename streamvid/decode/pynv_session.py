@@ -1,4 +1,4 @@
-"""A decode session of PyNvVideoCodec, where the native module (`streamvid.decode.native_session`) was not built."""
+"""A decode session of PyNvVideoCodec, used if the native module (`streamvid.decode.native_session`) was not built."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     import torch
 
 _AT_ONCE: Final = 4
-"""Wanted frames of one call that are worth a launch, which reads the decoder's own surfaces. Fewer are copied, as those
-are reused after the next call, and wait for others: a launch takes as long in Python as ten copies."""
+"""With this many wanted frames from one call, the kernels are launched at once and read the decoder's own surfaces.
+Fewer frames are copied and wait for others, because a launch takes as much time in Python as ten copies, and the
+decoder reuses its surfaces after the next call."""
 _STAGED: Final = 32
-"""Frames that wait so at most: few enough to need little memory."""
+"""Most copied frames that wait for a launch: few enough to need little memory."""
 
 
 class NvdecFrame(Protocol):
@@ -60,9 +61,9 @@ class PynvSession:
 
     Args:
         decoder: PyNvVideoCodec's, for `key`.
-        key, dpb_frames: configuration of its jobs, and the most DPB frames that they may need.
-        take, launch: what becomes of wanted frames.
-        copies: on the decoder's stream.
+        key, dpb_frames: configuration of its jobs, and the most DPB frames that a job may need.
+        take, launch: as of `streamvid.decode.native_session.NativeSession`.
+        copies: on the decoder's CUDA stream.
         device: the GPU.
     """
 
@@ -82,9 +83,9 @@ class PynvSession:
         self._take, self._launch, self._copies, self._device = take, launch, copies, device
         self._packet = _PacketFactory()
         self._matcher = FrameMatcher()
-        # Of the last job whose surface size was checked.
+        # Number of the last job whose surface size was checked.
         self._checked = 0
-        # Copies that wait for a launch, and their memory.
+        # Number of copies that wait for a launch, and their memory.
         self._staged = 0
         self._staging: torch.Tensor | None = None
 
@@ -96,11 +97,11 @@ class PynvSession:
         return key == self.key and dpb_frames <= self._dpb_frames
 
     def follows(self, job: GopJob) -> bool:
-        # NVDEC does not reset at a CRA picture that follows another job: it would decode its leading pictures, wrongly.
+        # NVDEC does not reset at a CRA picture that follows another job: it would decode the leading pictures, wrongly.
         return job.key == self.key and job.starts_with_idr
 
     def decode(self, number: int, job: GopJob) -> None:
-        # Only Annex B says where one packet ends and the next begins.
+        # Only in Annex B can the parser find where one packet ends and the next begins.
         per_call = PACKETS_PER_CALL if self.key.codec in NAL_SYNTAX else 1
         calls = self._matcher.expect(
             number,
@@ -136,8 +137,8 @@ class PynvSession:
         self._decoder = None
 
     def _decode(self, data: bytes, timestamp: int, name: str) -> None:
-        """Take the wanted ones of the frames that the decoder hands out for a packet. Their surfaces are reused after
-        its next, in the order of the CUDA stream, so they are read or copied at once."""
+        """Decode a packet and take the wanted frames that come out. The decoder reuses their surfaces at its next
+        packet, in the order of the CUDA stream, so kernels or copies that read them are queued at once."""
         assert self._decoder is not None
         key, wanted = self.key, []
         for frame in self._decoder.Decode(self._packet(data, timestamp)):
@@ -145,9 +146,9 @@ class PynvSession:
             if destination is None:
                 continue
             number, row = destination
-            # The size cannot change within a job, and reading it takes as long as a copy.
+            # Checked once per job, within which the size cannot change: reading it takes as long as a copy.
             if number != self._checked:
-                # Rounded down where a side is odd.
+                # PyNvVideoCodec rounds odd sides down.
                 shape, size = (key.height * 3 // 2, key.pitch), key.luma_bytes * 3 // 2
                 if tuple(frame.shape) != shape or frame.framesize() != size:
                     raise VideoError(
@@ -163,7 +164,7 @@ class PynvSession:
             self.hand_over()
 
     def _copied(self, surface: int) -> int:
-        """A copy of a surface that stays as it is until the next launch."""
+        """Device address of a copy of a surface, valid until the next launch."""
         import torch
 
         size = self.key.surface_bytes
@@ -182,7 +183,7 @@ class _PacketFactory:
         import PyNvVideoCodec as nvc  # noqa: N813
 
         self._new = nvc.PacketData
-        # The address of the bytes by Python's C interface takes a tenth of the time that it takes by way of NumPy.
+        # Python's C API gives the address of the bytes in a tenth of NumPy's time.
         self._address = ctypes.PyDLL(None).PyBytes_AsString
         self._address.argtypes, self._address.restype = [ctypes.py_object], ctypes.c_void_p
 

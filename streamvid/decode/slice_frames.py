@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Frame = TypeVar("Frame")
 
 SliceSegment = tuple[int, int]
-"""Packets of a slice, from and to."""
+"""A range of a slice's packets: first, and end (exclusive)."""
 
 
 class DamagedClipError(VideoError):
@@ -74,12 +74,17 @@ def decode_pictures(
     taken: ctypes.c_int64,
     targets: FindTargets | None = None,
 ) -> Iterator[tuple[int, Picture]]:
-    """The same as planes, each picture valid until the next is asked for, and by the native part where it was built.
+    """As `decode_frames`, but yields planes, each valid until the next is asked for. The native part decodes, if it was
+    built and has the codec.
 
     Args:
-        context: which adds to `taken`, too.
-        taken: counts packets that FFmpeg is given.
-        targets: says where the native part may write pictures of a format, instead of giving them.
+        encoded, segment: as of `decode_frames`.
+        context: keeps FFmpeg's decoder open; must add to `taken`, too, where PyAV decodes.
+        taken: incremented for each packet that FFmpeg is given.
+        targets: for a picture format, where the native part writes pictures instead of yielding them.
+
+    Raises:
+        DamagedClipError: the slice does not decode to its frames.
     """
     if encoded.codec in native_decoder.CODECS and native_decoder.compiled() is not None:
         yield from _decoded(encoded, segment, partial(_by_native, context, taken, targets))
@@ -89,12 +94,12 @@ def decode_pictures(
 
 
 class _Run(NamedTuple, Generic[Frame]):
-    """A part of a slice that FFmpeg decodes from an empty decoder on.
+    """Packets of a slice that are decoded from an empty decoder on.
 
     Attributes:
-        frames: the wanted ones: rank, height and width, and the frame.
-        has_shown: whether FFmpeg has output the picture of a rank, up to now.
-        rendered: ranks of those that were written where they belong, up to now.
+        frames: the wanted frames, each with its rank, and its height and width.
+        has_shown: whether FFmpeg has output the picture of a rank so far.
+        rendered: ranks of the wanted frames that the native part has written to their targets so far.
     """
 
     frames: Iterator[tuple[int, tuple[int, int], Frame]]
@@ -103,8 +108,7 @@ class _Run(NamedTuple, Generic[Frame]):
 
 
 _Decode = Callable[[EncodedSlice, SliceSegment, Mapping[int, int], int], _Run[Frame]]
-"""Decodes packets of a slice, from and to; given the rows of the ranks that are wanted, and how far pictures are
-reordered."""
+"""Begins to decode a segment of a slice. Gets the row of each wanted rank, and the reorder depth in pictures."""
 
 
 def _decoded(
@@ -120,7 +124,7 @@ def _decoded(
     try:
         for part in pairwise(cuts):
             run = decode(encoded, part, rows, reorder)
-            # To the last frame: those behind the last wanted one may have been damaged, and it predicted from them.
+            # To the last frame: one behind the last wanted frame may be damaged, and that one predicted from it.
             for rank, size, frame in run.frames:
                 row = rows.pop(rank)
                 if size != (encoded.height, encoded.width):
@@ -171,7 +175,7 @@ def _by_pyav(
         packets = _packets(encoded, *part)
         for frame in context.decode(encoded.stsd, packets, reorder=reorder, pixels=_most_pixels(encoded)):
             shown.add(frame.pts)
-            # Checked on frames that are not wanted, too: wanted ones may be predicted from them, without a flag.
+            # Checked on unwanted frames, too: wanted frames that are predicted from them have no flag.
             if frame.is_corrupt:
                 raise CorruptPictureError
             if frame.pts is not None and frame.pts in rows:
@@ -181,8 +185,8 @@ def _by_pyav(
 
 
 def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, has_shown: Callable[[int], bool]) -> bool:
-    """Whether a packet of a run has no frame though its header says that it is output: FFmpeg may say nothing of a
-    packet that is nonsense, and predict from what it has instead."""
+    """Whether a packet of a run gave no frame although its header says that it is shown: FFmpeg may skip an unreadable
+    packet without an error, and predict later frames from other pictures."""
     ranks = enumerate(encoded.display_order[slice(*run)].tolist(), run[0])
     silent = [n for n, rank in ranks if not has_shown(rank)]
     if not silent:
@@ -195,7 +199,7 @@ def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, has_shown: Callable
 
 
 def _most_pixels(encoded: EncodedSlice) -> int:
-    """Of its pictures, which are cropped to its size: that is known, so that what claims another is damaged."""
+    """FFmpeg's `max_pixels` for a slice, with room for the coded size: a picture that claims more is damaged."""
     return 4 * (encoded.width + 64) * (encoded.height + 64)
 
 
@@ -204,7 +208,7 @@ def _damaged(encoded: EncodedSlice, reason: str) -> DamagedClipError:
 
 
 def undecodable(kind: type[DamagedClipError], encoded: EncodedSlice, reason: str) -> DamagedClipError:
-    """The error of a slice, of one of three kinds; `reason` is without the clip's name."""
+    """An error of the given class for a slice. `reason` does not name the clip."""
     problem = {StuckDecoderError: "gets FFmpeg stuck", CrashedDecoderError: "crashes FFmpeg"}.get(kind, "is damaged")
     error = kind(f"clip {encoded.name} {problem} ({reason}): check it with `streamvid verify --decode`, pack it again")
     error.clip, error.reason = encoded.name, reason
