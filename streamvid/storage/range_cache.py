@@ -97,13 +97,18 @@ class RangeCache:
         many seconds. Nobody waits for what a cache that is full would not keep."""
         now = time.monotonic()
         end = now if now - self._cache.evicted < _EVICTED_SECONDS else now + seconds
+        # By content, in the same order for all: files of several URLs may be the same.
+        files = [(self._files[one.path], one) for one in ranges if one.path in self._files]
+        wanted = {(known.sha256, known.size, one.start, one.end) for known, one in files}
         with contextlib.ExitStack() as claims:
             with contextlib.suppress(OSError):
-                for one in sorted(ranges, key=lambda one: (one.path, one.start)):  # the same order for all
-                    if known := self._files.get(one.path):
-                        self._cache.folder.root.mkdir(parents=True, exist_ok=True)
-                        file = claims.enter_context(_opened(self._cache.folder, known, os.O_RDWR | os.O_CREAT))
-                        while not _lock(file, one) and time.monotonic() < end:
+                self._cache.folder.root.mkdir(parents=True, exist_ok=True)
+                for content, some in groupby(sorted(wanted), key=lambda one: one[:2]):
+                    file = claims.enter_context(
+                        _opened(self._cache.folder, FileIdentity(*content), os.O_RDWR | os.O_CREAT)
+                    )
+                    for _, _, first, last in some:
+                        while not _lock(file, first, last) and time.monotonic() < end:
                             time.sleep(_LOOK_SECONDS)
             yield
 
@@ -148,13 +153,11 @@ class RangeCache:
             self._cache.warn("without", "%s Until then ranges are fetched again.", error)
 
 
-def _lock(file: FileIO, one: ByteRange) -> bool:
+def _lock(file: FileIO, start: int, end: int) -> bool:
     """Lock a range of a file for this open file alone (fcntl(2), F_OFD_SETLK), until it is closed. False if another one
     has a part of it."""
     try:
-        fcntl.fcntl(
-            file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, one.start, one.end - one.start, 0)
-        )
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, start, end - start, 0))
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise

@@ -154,6 +154,16 @@ def test_a_claim_of_a_process_that_stands_still_holds_nobody_up(reader: Reader) 
     assert reader.asked == 8192
 
 
+def test_files_of_several_urls_may_be_the_same(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of copies of a video have frame indexes of the same bytes: who claims both does not wait for himself."""
+    monkeypatch.setattr(range_cache.time, "sleep", lambda _: pytest.fail("it waits"))
+    again = URL + ".copy"
+    cache = RangeCache(reader.shards, {URL: FILE, again: FILE})
+    wanted = [ByteRange(URL, 0, 8192), ByteRange(again, 4096, 12_288), ByteRange(URL, 40_960, 45_056)]
+    with cache.claimed(wanted, math.inf), cache.claimed([ByteRange(again, 12_288, 40_960)], math.inf):
+        pass
+
+
 def test_nobody_waits_for_what_a_full_cache_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "_PATIENCE", math.inf)
     monkeypatch.setattr(range_cache.time, "sleep", lambda _: pytest.fail("it waits"))

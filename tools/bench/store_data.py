@@ -48,9 +48,9 @@ def make(folder: Path, workload: str, clips: int) -> Path:
     videos.mkdir(parents=True)
     for n in range(min(clips, _MADE[workload])):
         make_video(videos / f"{n:05}.mp4", SECONDS[workload], n)
-    made = sorted(videos.iterdir())
-    for n in range(len(made), clips):
-        os.link(made[n % len(made)], videos / f"{n:05}.mp4")
+    made, dice = sorted(videos.iterdir()), np.random.default_rng(0)
+    for n in range(len(made), clips):  # in no order, so that shards differ in more than their clips' names
+        os.link(made[dice.integers(len(made))], videos / f"{n:05}.mp4")
     options = PackOptions(decode="none")
     pack([videos], folder / workload / "set", shard_size=_CHUNK, options=options, progress=False)
     some.mkdir()
