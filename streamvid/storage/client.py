@@ -18,7 +18,7 @@ from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, is_local, local_path
 
 STALL_SECONDS: Final = 20.0
-"""How long a connection of a run may send nothing before it counts as broken."""
+"""Seconds without a byte after which a connection of a run counts as broken."""
 CONNECT_SECONDS: Final = 10.0
 
 # By default s3fs reads blocks of 50 MiB and holds ten of them in memory for every file being fetched; 8 MiB are as
@@ -35,8 +35,8 @@ _kept: dict[int, Any] = {}
 
 
 def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
-    """fsspec's file system and the name in it; a `patient` caller tries again itself, so that its client does not. A
-    local name with `::` is not taken for a chained URL."""
+    """fsspec's file system and the name in it. For a `patient` caller, which retries by itself, the client does not
+    retry. A local name with `::` is not taken for a chained URL."""
     text = os.fspath(path)
     if not text:
         raise InputError("An empty path was given; name a file or folder.")
@@ -50,13 +50,13 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
 
 
 def keep(fs: T) -> T:
-    """A file system that stays until the process ends."""
+    """Keep a file system alive until the process ends."""
     _kept[id(fs)] = fs
     return fs
 
 
 def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
-    """fsspec's options of a protocol. Those that the user has configured (FSSPEC_…) are kept."""
+    """fsspec's options for a protocol. The user's configuration (FSSPEC_…) takes precedence."""
     configured = fsspec.config.conf.get(protocol, {})
     if protocol in _S3:
         if not patient:
@@ -76,7 +76,7 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
 
 
 def asked(path: AnyPath, ask: Callable[[], T], retry: Retry | None, *, action: str = "read") -> T:
-    """What `ask` gives, with its errors explained, and asked again as `retry` says."""
+    """The result of `ask`, with its errors explained, retried as `retry` says."""
     refused: set[str] = set()
 
     def attempt() -> T:
@@ -92,7 +92,7 @@ def asked(path: AnyPath, ask: Callable[[], T], retry: Retry | None, *, action: s
 
 
 def renew_credentials(refused: set[str]) -> None:
-    """Let the storages of paths that were refused look their credentials up anew, where they can; empty the set."""
+    """Make the clients of the refused paths look up their credentials again, if they can; empties the set."""
     while refused:
         path = refused.pop()
         for patient in (True, False):
@@ -103,7 +103,7 @@ def renew_credentials(refused: set[str]) -> None:
 
 
 def in_s3(path: AnyPath) -> bool:
-    """Whether a path is that of an object in S3."""
+    """Whether a path names an object in S3."""
     return get_protocol(os.fspath(path)) in _S3
 
 
@@ -112,5 +112,5 @@ def is_s3(fs: Any) -> bool:
 
 
 def has_ranges(path: AnyPath) -> bool:
-    """Whether the storage is sure to answer requests for ranges of bytes; many small HTTP servers do not."""
+    """Whether the storage supports ranged requests for sure; many small HTTP servers do not."""
     return get_protocol(os.fspath(path)) not in _HTTP

@@ -20,7 +20,7 @@ _SECRET_VARIABLE = re.compile("SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _SHORTEST_SECRET = 8
 
 EXPIRED: Final = "expired"
-"""In the place of a code, of a refusal whose text alone says that what was signed is no longer good."""
+"""Stands for the error code if only the text of an answer says that a signature or token has expired."""
 _REFUSED_CREDENTIALS = {
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired",
     "RequestTimeTooSkewed", "AuthenticationFailed", EXPIRED,
@@ -56,7 +56,7 @@ class StorageUnavailable(DatasetError):  # noqa: N818
 
 
 class AccessRefused(DatasetError):  # noqa: N818
-    """The storage refuses the credentials: for a while, perhaps, as while they are renewed."""
+    """The storage refuses the credentials; this may pass, as while they are being renewed."""
 
 
 class MissingFile(DatasetError):  # noqa: N818
@@ -68,7 +68,7 @@ class FileChangedError(DatasetError):
 
 
 class RefusedError(OSError):
-    """A storage's answer with an error, in the form of botocore's. It does not name the URL, which may be a secret."""
+    """A storage's error answer, with a `response` like botocore's. Its text leaves out the URL, which may be secret."""
 
     def __init__(self, status: int, code: str) -> None:
         super().__init__(f"the storage answers {status}{'' if code == str(status) else f' {code}'}")
@@ -91,8 +91,8 @@ async def refusal(answer: Any) -> RefusedError:
 
 
 async def raise_refusal(answer: Any) -> None:
-    """Raise the error of an answer: what aiohttp's sessions of web servers call. What is missing, and a range behind
-    the end, are left to fsspec."""
+    """Raise the error of an answer: `raise_for_status` of aiohttp's sessions. Statuses 404 and 416 are left to
+    fsspec."""
     if answer.status >= 400 and answer.status not in (404, 416):
         raise await refusal(answer)
 

@@ -1,5 +1,5 @@
-"""The way to a storage, as the requests of a run measure it, and what follows: how many requests at a time, which gaps
-to read over, and when to ask again for what does not come."""
+"""Latency and bandwidth to a storage, measured by a run's requests, and what follows from them: how many requests are
+made at a time, which gaps between ranges are read over, and when a late request is made a second time (hedged)."""
 
 from __future__ import annotations
 
@@ -14,49 +14,48 @@ from typing import Any, Final, Generic, TypeVar
 from streamvid.storage.window import Window
 
 MOST_REQUESTS: Final = 256
-"""Requests under way, and so connections, of one reader at most."""
+"""Most requests in flight, and so connections, of one reader."""
 _FEWEST_REQUESTS: Final = 32
 _REQUESTS_PER_SECOND: Final = 2500
-"""About what one event loop can send and take: more requests at a time than this many times the latency gain nothing
-(Little's law)."""
+"""About the request rate of one event loop. More requests in flight than this rate × latency gain nothing (Little's
+law)."""
 _SMALLEST_GAP: Final = 1 << 20
 _LARGEST_GAP: Final = 8 << 20
 _SAMPLES: Final = 64
 _LONG_BODY: Final = 256 << 10
-"""Bytes from which on a body says how fast the connection is."""
+"""Only bodies of at least this many bytes count for bandwidth."""
 _EXPECTED_LATENCY: Final = 0.025
 _EXPECTED_BANDWIDTH: Final = 100e6
 _QUANTILE: Final = 0.95
 _HEDGED_SHARE: Final = 0.02
-"""Share of requests, and of bytes, that may be asked for twice."""
+"""Largest share of requests, and of their bytes, that may be hedged."""
 _HEDGED_AT_FIRST: Final = 2
-"""How many may be before so many requests are made that this is less than the share of them."""
+"""Requests that may be hedged before `_HEDGED_SHARE` applies."""
 _OLDEST: Final = 3
-"""One that is late is asked again if it is of the first so many that are under way: where many others are, too, all of
-the link is slow."""
+"""Only the oldest requests in flight, this many, are hedged: if many are late, the whole link is slow."""
 _SHORTEST_LATE: Final = 0.005
 _FEWEST_TIMES: Final = 32
-"""Requests of a size class whose times are known before these say when one is late."""
+"""Measured requests of a size class (or of all sizes) from which on their quantile decides when a request is late."""
 _FEW_TIMES: Final = 4
-"""Requests of any size whose times are known before one that takes four times as long is late."""
+"""Measured requests of any size from which on a request is late after four times the longest."""
 _UNKNOWN_LATE: Final = 1.0
-"""Seconds after which one is late until then, on top of what its bytes take."""
+"""Seconds after which a request is late before that, on top of the time for its bytes."""
 _LOOK: Final = 0.01
-"""Seconds after which it is looked again whether one is late."""
+"""Seconds between two checks for late requests."""
 
 T = TypeVar("T")
 
 
 class Link:
-    """Measures requests, and bounds how many are under way. All but its figures are for one event loop's thread; a
-    forked child begins anew.
+    """Measures requests, bounds how many are in flight, and hedges late ones. Only its attributes may be read outside
+    the event loop's thread. A forked child starts with an empty one.
 
     Attributes:
-        latency: seconds until the first byte of an answer: the shortest of the last ones, as the others have waited for
-            each other.
-        bandwidth: bytes per second of one connection: the most of the last ones.
-        requests, bytes: how many were made, and how many bytes they asked for.
-        hedged, hedged_bytes: of those that were asked a second time, on top.
+        latency: seconds to the first byte of an answer: the minimum of recent requests, because slower ones have waited
+            for each other.
+        bandwidth: bytes per second of one connection: the maximum of recent requests.
+        requests, bytes: number of requests made, and bytes that they asked for.
+        hedged, hedged_bytes: the same for second requests, which are not among `requests` and `bytes`.
     """
 
     def __init__(self) -> None:
@@ -79,26 +78,26 @@ class Link:
 
     @property
     def gap(self) -> int:
-        """Bytes that come in the time that another request takes: reading over fewer is cheaper than asking twice."""
+        """Bytes that arrive during one latency: reading over a smaller gap is cheaper than a second request."""
         return int(min(max(self.latency * self.bandwidth, _SMALLEST_GAP), _LARGEST_GAP))
 
     @property
     def limit(self) -> int:
-        """How many requests may be under way."""
+        """Most requests that may be in flight now."""
         return int(min(max(self.latency * _REQUESTS_PER_SECOND, _FEWEST_REQUESTS), MOST_REQUESTS))
 
     def _admits(self, size: int) -> bool:
-        """Whether another request may be made now."""
+        """Whether a request for `size` bytes may be made now."""
         return not self._busy or (self._busy < self.limit and self._inside + size <= self._window.size(self.limit))
 
     def count(self, requests: int, size: int) -> None:
-        """Take note of requests, and of the bytes that they ask for."""
+        """Count requests, and the bytes that they ask for."""
         self.requests += requests
         self.bytes += size
 
     def measured(self, latency: float, size: int, seconds: float) -> None:
-        """Take the times of a request: until its first byte, and then for so many bytes."""
-        # Kept as numbers, as other threads ask for them while this one adds to the lists.
+        """Record a request: seconds to its first byte, and `seconds` for a body of `size` bytes."""
+        # Computed here, because other threads read the results while this thread appends to the lists.
         self._latencies.append(latency)
         self.latency = min(self._latencies)
         if size >= _LONG_BODY and seconds > 0:
@@ -106,15 +105,16 @@ class Link:
             self.bandwidth = max(self._bandwidths)
 
     async def fetch(self, size: int, ask: Callable[[], Awaitable[T]], turn: int = 0) -> T:
-        """What `ask` gives, as soon as fewer than `limit` others are under way, and none of an earlier turn waits. It
-        is asked a second time if it takes longer than 95 % of its size class do, and twice as long as half of them, of
-        2 % of requests and bytes at most, and once more if that does not come; whichever answers first counts, and the
-        others are cancelled.
+        """Make a request as soon as the limits allow it and none of an earlier turn waits, and return its answer.
+
+        The request is made a second time if it takes longer than the 95 % quantile of its size class and than twice the
+        median, and a third time if the second stalls, too: of at most 2 % of requests and bytes. The first answer
+        counts, and the other requests are cancelled.
 
         Args:
             size: bytes that are asked for.
             ask: makes the request.
-            turn: for which step of the loop it is. Those of one turn come in their order.
+            turn: the step of the loop that needs it; requests of earlier steps go first, those of one step in order.
         """
         if self._pid != os.getpid():
             self._begin()
@@ -156,7 +156,7 @@ class Link:
         self._inside += size
 
     def _end(self, size: int) -> None:
-        """One is no longer under way: those that wait may begin."""
+        """Take a finished request out of the counts, and start waiting ones that are admitted now."""
         self._busy -= 1
         self._inside -= size
         while self._queue and (self._queue[0][-1].done() or self._admits(self._queue[0][2])):
@@ -166,12 +166,12 @@ class Link:
                 waiting.set_result(None)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ask again for the oldest that are late, by what others have taken meanwhile, too."""
+        """Hedge the oldest requests that are late."""
         self._timer = loop.call_later(_LOOK, self._look, loop)
         for race in itertools.islice(self._races, _OLDEST):
             if loop.time() - race.since >= race.patience * self._late(race.size):
-                # A quarter of what may be hedged is for those that take three times as long: they are stuck, the
-                # others perhaps only late.
+                # A quarter of the hedging budget is kept for requests that take three times as long: these are stuck,
+                # others may be only late.
                 if self._may_hedge(race.size, _HEDGED_SHARE * (0.75 if race.patience == 1 else 1)):
                     self.hedged += 1
                     self.hedged_bytes += race.size
@@ -179,8 +179,8 @@ class Link:
                 race.patience = 3
 
     def _late(self, size: int) -> float:
-        """After how many seconds a request of so many bytes is late. If few of its size class are known, those of all
-        sizes say it, with the time that its bytes take."""
+        """Seconds after which a request for `size` bytes is late. With few measurements in its size class, those of all
+        sizes are used, plus the time for its bytes."""
         times: Collection[float] = self._times.get(size.bit_length(), ())
         extra = 0.0
         if len(times) < _FEWEST_TIMES:
@@ -203,13 +203,13 @@ class Link:
 
 
 class _Race(Generic[T]):
-    """A request, and others for the same: the first good answer counts.
+    """A request and its hedges, of which the first good answer counts.
 
     Attributes:
-        begin, since: when the first one was made, and the last one.
+        begin, since: event loop time of the first request, and of the latest.
         size: bytes that it asks for.
-        answer: that of the first which succeeds, or the error of the last.
-        patience: after how many times what is late it is asked again.
+        answer: the first success, or the error of the last one to fail.
+        patience: the next hedge is made after this multiple of the time at which a request is late.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, size: int, ask: Callable[[], Awaitable[T]]) -> None:
@@ -220,13 +220,13 @@ class _Race(Generic[T]):
         self.ask_again(loop)
 
     def ask_again(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make the request once more."""
+        """Make the request again, beside those in flight."""
         self.since = loop.time()
         self._asked.append(asked := asyncio.ensure_future(self._ask()))
         asked.add_done_callback(self._ended)
 
     def end(self) -> None:
-        """Cancel what is under way."""
+        """Cancel the requests in flight."""
         for asked in self._asked:
             asked.cancel()
 

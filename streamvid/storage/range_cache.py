@@ -1,13 +1,13 @@
-"""Byte ranges of remote files in the folder of the shard cache: what a node has fetched of a file, in one sparse file.
+"""Byte ranges of remote files, cached in the folder of the shard cache: one sparse file for each remote file.
 
-    <sha256>.<bytes>.ranges     the file's blocks of 4 KiB, each in its place, and behind them a byte for each: 1 if it
-                                is there
+    <sha256>.<bytes>.ranges     the remote file's blocks of 4 KiB at their offsets, then the map: a byte for each
+                                block, 1 if the block is there
 
-A block is written before its byte is, and all who write it write the same: any number of processes may, under a shared
-lock (flock), and a process that is killed leaves nothing to repair. Blocks are given up under an exclusive one: their
-bytes become 0, and then holes are punched in their place. After a power failure a block may be there by its byte alone;
-and programs may write to it. So who reads compares packets with their CRCs, and distrusts the file if they differ. A
-removed file stays what it was for those that have it open.
+A block is written before its byte in the map, and every writer writes the same bytes. So any number of processes may
+write under a shared lock (flock), and a killed process leaves nothing to repair. Blocks are given up under an exclusive
+lock: their bytes in the map become 0, then holes are punched at their offsets. After a power failure the map may name a
+block that was not written, and other programs may change the file: readers compare packets with their CRCs, and discard
+the file if they differ. Processes that have a removed file open can still read it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from streamvid.storage.cache_folder import BusyError, CacheFolder, touch
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 
 _BUSY_SECONDS: Final = 0.2
-"""How long a file that is being read is waited for, to give up a part of it."""
+"""Seconds to wait for the readers of a file before a part of it is given up."""
 _EVICTED_SECONDS: Final = 10.0
-"""A cache that has made room within so many is full."""
+"""A cache that has given up files or blocks within this many seconds counts as full."""
 _LOOK_SECONDS: Final = 0.002
 _PUNCH: Final = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE and FALLOC_FL_KEEP_SIZE of fallocate(2)."""
@@ -55,15 +55,15 @@ class RangeCache:
     """Keeps ranges of remote files.
 
     Args:
-        cache: whose folder and limit are shared. Files that it holds as a whole are read there.
-        files: URLs of the files that are kept, and what they are.
+        cache: the shard cache, whose folder and size limit are shared. Files that it holds are read there.
+        files: the files whose ranges are cached, by URL; ranges of other files are not.
     """
 
     def __init__(self, cache: ShardCache, files: Mapping[str, FileIdentity]) -> None:
         self._cache, self._files = cache, files
 
     def read(self, ranges: Sequence[ByteRange]) -> dict[int, UInt8]:
-        """The ranges that are there, uint8 [end - start], by their number in `ranges`."""
+        """The cached ones of the ranges, uint8 [end - start], by their index in `ranges`."""
         found: dict[int, UInt8] = {}
         order = sorted(range(len(ranges)), key=lambda n: ranges[n].path)
         for path, numbers in groupby(order, key=lambda n: ranges[n].path):
@@ -86,15 +86,15 @@ class RangeCache:
         return {n: block for n, block in found.items() if len(block) == ranges[n].end - ranges[n].start}
 
     def whole_blocks(self, one: ByteRange) -> ByteRange:
-        """The range with all of the blocks that it touches, which can be kept."""
+        """The range extended to whole blocks, which `keep` can write."""
         if (known := self._files.get(one.path)) is None or one.end > known.size:
             return one
         return whole_blocks(one, known.size)
 
     @contextlib.contextmanager
     def claimed(self, ranges: Sequence[ByteRange], seconds: float) -> Iterator[None]:
-        """Nobody else on this node, who claims any of these ranges of whole blocks, fetches it meanwhile, but after so
-        many seconds. Nobody waits for what a cache that is full would not keep."""
+        """Claim ranges of whole blocks while this process fetches them: other processes of the node that claim them
+        wait up to `seconds`. With a full cache, which would not keep the ranges, nobody waits."""
         now = time.monotonic()
         end = now if now - self._cache.evicted < _EVICTED_SECONDS else now + seconds
         # By content, in the same order for all: files of several URLs may be the same.
@@ -113,7 +113,7 @@ class RangeCache:
             yield
 
     def part(self, one: ByteRange) -> tuple[UInt8, list[ByteRange]]:
-        """What is there of a range of whole blocks, with anything in the place of the rest; and the rest."""
+        """A range of whole blocks as far as it is cached, with arbitrary bytes elsewhere; and the missing ranges."""
         known = self._files.get(one.path)
         with contextlib.suppress(OSError):
             if known is not None:
@@ -132,7 +132,7 @@ class RangeCache:
         return np.empty(one.end - one.start, dtype=np.uint8), [one]
 
     def keep(self, ranges: Sequence[ByteRange], blocks: Sequence[UInt8]) -> None:
-        """Write ranges of whole blocks, if the folder can be used."""
+        """Write ranges of whole blocks to the cache, if the folder can be used."""
         folder = self._cache.folder
         try:
             self._cache.check_usable()
@@ -154,8 +154,8 @@ class RangeCache:
 
 
 def _lock(file: FileIO, start: int, end: int) -> bool:
-    """Lock a range of a file for this open file alone (fcntl(2), F_OFD_SETLK), until it is closed. False if another one
-    has a part of it."""
+    """Lock a range for this open file description (fcntl(2), F_OFD_SETLK), until it is closed. False if another one has
+    locked a part of the range."""
     try:
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, start, end - start, 0))
     except OSError as error:
@@ -166,7 +166,7 @@ def _lock(file: FileIO, start: int, end: int) -> bool:
 
 
 def _map(known: FileIdentity) -> int:
-    """Where in its file the bytes of the blocks begin."""
+    """Offset of the map in the cache's file."""
     return -(-known.size // _BLOCK) * _BLOCK
 
 
@@ -177,12 +177,12 @@ def _read(file: FileIO, start: int, end: int) -> UInt8:
 
 @dataclass(frozen=True)
 class Extents:
-    """What the parts of a file are for, to choose those that are given up.
+    """When the parts of a file are needed next, to choose the blocks that are given up.
 
     Attributes:
         file: the file.
-        starts: int64 [parts], first byte of each, ascending. A part ends where the next one begins.
-        when: float64 [parts], how late each is needed next.
+        starts: int64 [parts], first byte of each, ascending. A part ends at the start of the next.
+        when: float64 [parts], when each is needed next; higher is later.
     """
 
     file: FileIdentity
@@ -191,13 +191,15 @@ class Extents:
 
 
 def give_up_latest(folder: CacheFolder, extents: Sequence[Extents], wanted: int) -> int:
-    """Give up ranges of at least so many bytes, those first that are needed latest.
+    """Free cached blocks, the ones that are needed latest first.
 
     Args:
-        wanted: bytes.
+        folder: the cache's.
+        extents: when the cached files' parts are needed.
+        wanted: bytes to free, at least.
 
     Returns:
-        bytes that were given up; 0 if the file system punches no holes.
+        bytes freed; 0 if the file system cannot punch holes.
     """
     blocks: list[Int64] = []
     when: list[Float64] = []
@@ -223,7 +225,7 @@ def give_up_latest(folder: CacheFolder, extents: Sequence[Extents], wanted: int)
 
 
 def _punch(folder: CacheFolder, known: FileIdentity, blocks: Int64) -> int:
-    """Give up blocks of a file, with what killed processes have left beside them; the bytes that are free then."""
+    """Free blocks of a file, and blocks outside the map that killed processes left. Returns the bytes freed."""
     with _opened(folder, known) as file:
         end = time.monotonic() + _BUSY_SECONDS
         while True:

@@ -27,11 +27,11 @@ MAX_OPEN_FILES: Final = 64
 """Local files that one reader keeps open at most."""
 _PROBED: Final = 4096
 _PATIENCE: Final = 1.0
-"""Seconds that what others fetch is waited for."""
+"""Seconds to wait for ranges that other processes are fetching into the cache."""
 
 
 class FileTooShort(DatasetError):  # noqa: N818
-    """A file that ends before a range of it does, or of which the disk cannot read a range."""
+    """A file that ends before a range, or a disk that cannot read a range of it."""
 
 
 class RangeReader:
@@ -44,9 +44,9 @@ class RangeReader:
 
     Args:
         retry: for how long a remote storage that does not answer is asked again.
-        like: another reader: what that knows of remote files is shared, but no open file.
+        like: another reader, whose `remote` is shared; open files are not.
         cache: keeps ranges of remote files on a local disk.
-        turn: its place among other readers: remote ranges of earlier ones go first.
+        turn: its place among other readers: remote ranges of earlier turns are read first.
 
     Attributes:
         remote: reads remote files.
@@ -85,9 +85,9 @@ class RangeReader:
 
         Args:
             ranges: in any order, of any number of files; they may overlap.
-            versions: that files must have, by path.
-            neighbours: what lies between the ranges will be read, too. If there is a cache, it is read with them where
-                that is cheaper than to ask once more.
+            versions: by path, the version that a file must have.
+            neighbours: the bytes between the ranges will be wanted, too. If there is a cache, gaps that are cheaper to
+                read than another request are read into it with them.
 
         Returns:
             The bytes of each range, uint8 [end - start], in the order of `ranges`.
@@ -95,7 +95,7 @@ class RangeReader:
         Raises:
             DatasetError: a file is missing, cannot be read, ends before a range does, or is an object whose ETag has
                 changed since this reader read it first. Names the file.
-            FileChangedError: it is another version of the file.
+            FileChangedError: a file is not of its version in `versions`.
             StorageUnavailable: the storage did not answer, for as long as `retry` says.
         """
         versions = versions or {}
@@ -142,7 +142,8 @@ class RangeReader:
     def _fetch_neighbours(
         self, cache: RangeCache, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion]
     ) -> list[UInt8]:
-        """Ranges with all between them, but for what is in the cache by then: others want the same."""
+        """Read ranges with the gaps between them into the cache, and return the ranges. Blocks that other processes
+        have put there meanwhile are not fetched again."""
         joined, places = self.joined(ranges, REQUEST_BYTES, math.inf)
         with cache.claimed(joined, _PATIENCE):
             parts = [cache.part(one) for one in joined]
@@ -156,12 +157,13 @@ class RangeReader:
         return [cut_out(one, joined[n], parts[n][0]) for one, n in zip(ranges, places, strict=True)]
 
     def joined(self, ranges: Sequence[ByteRange], gap: int, waste: float = WASTE) -> tuple[list[ByteRange], list[int]]:
-        """What is asked for to get remote ranges, as of `join`, in whole blocks where a cache keeps them."""
+        """The requests for remote ranges, as of `streamvid.storage.byte_range.join`; in whole blocks if a cache keeps
+        them."""
         wanted = ranges if self.cache is None else [self.cache.whole_blocks(one) for one in ranges]
         return join(wanted, gap=gap, waste=waste)
 
     def fetch_joined(self, joined: Sequence[ByteRange], versions: Mapping[str, FileVersion]) -> list[UInt8]:
-        """Remote ranges, asked for as they are and given to the cache."""
+        """Read remote ranges without joining them, and write them to the cache."""
         parts = in_parts(joined)
         asked = self.remote.read(parts, retry=self.retry, versions=versions, turn=self.turn.number)
         read = iter(np.frombuffer(data, dtype=np.uint8) for data in asked)
@@ -174,8 +176,8 @@ class RangeReader:
         return blocks
 
     def _read_local(self, wanted: ByteRange, versions: Mapping[str, FileVersion]) -> UInt8:
-        """A range of a local file: of one on a mounted storage that does not answer it is asked for again, as of a
-        remote one, and the file is opened anew."""
+        """A range of a local file. On a mounted storage that does not answer, the file is reopened and read again, as
+        `retry` says."""
 
         def attempt() -> UInt8:
             file = self._file(wanted.path, versions)
@@ -193,7 +195,7 @@ class RangeReader:
             return self.retry(attempt)
 
     def _file(self, path: str, versions: Mapping[str, FileVersion]) -> _LocalFile:
-        """A file, open. Another version that was open is closed: the path may be that of another file now."""
+        """The open file of a path, reopened if it is of another version: the path may name another file now."""
         kept = self._open.get(path)
         if kept is not None and kept.is_version(versions.get(path)):
             return kept
@@ -203,12 +205,12 @@ class RangeReader:
 
 
 def cut_out(wanted: ByteRange, whole: ByteRange, block: UInt8) -> UInt8:
-    """A range out of the bytes of one that holds it; fewer where the file ends."""
+    """The bytes of `wanted`, cut out of the bytes of `whole`; fewer if the file ends before."""
     return block[wanted.start - whole.start : wanted.end - whole.start]
 
 
 def _failed(path: str, done: str, error: OSError) -> DatasetError:
-    """The error of a local file that cannot be opened or read. One of a mounted storage may come back."""
+    """The error of a local file that cannot be opened or read; a StorageUnavailable if trying again may help."""
     if error.errno in BROKEN_ERRNOS or error.errno == errno.EIO:
         what = f"cannot be {done} ({error.strerror}): check the disk, or the network if it is mounted from there"
         return _unreadable(path, what, StorageUnavailable)
@@ -238,14 +240,14 @@ class _LocalFile:
             raise _unreadable(path, f"is a link to {real}: if that is meant, name its folder with roots=")
 
     def is_version(self, wanted: FileVersion | None) -> bool:
-        """Whether the open file, whatever has become of its name, is what it should be."""
+        """Whether the open file, which may have been renamed or removed, has the wanted size and modification time."""
         if wanted is None:
             return True
         now = os.fstat(self._descriptor)
         return (now.st_size, str(now.st_mtime_ns)) == (wanted.size, wanted.mark)
 
     def check(self, path: str, versions: Mapping[str, FileVersion]) -> None:
-        """Raises FileChangedError if what was read is not of the version that was asked for."""
+        """Raise FileChangedError if the open file is not of its version in `versions`."""
         wanted = versions.get(path)
         if wanted is not None and not self.is_version(wanted):
             now = os.fstat(self._descriptor).st_size
@@ -276,7 +278,7 @@ class _LocalFile:
         return block[:done]
 
     def _answers(self) -> bool:
-        """Whether other parts of the file can be read, from the disk: then it is no outage."""
+        """Whether another part of the file can be read from the disk, so that the error is not an outage."""
         size = os.fstat(self._descriptor).st_size
         for start in (0, size // 2, max(0, size - _PROBED)):
             with suppress(OSError):

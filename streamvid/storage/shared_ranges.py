@@ -1,4 +1,4 @@
-"""Remote ranges that several readers want, which are asked for together."""
+"""Remote byte ranges of several readers, joined across readers into shared requests."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from streamvid.storage.url import is_local
 
 
 class SharedRanges:
-    """Ranges of remote files for several readers, numbered in the order in which they begin to read. Those close
-    together, whoever wants them, are one request, made by the first reader that wants a part of it. So nobody waits for
-    more than his own ranges.
+    """Ranges of remote files for several readers, which begin to read in the order of their numbers. Ranges close to
+    each other become one request, whichever readers want them. The first of these readers makes the request, so that
+    every reader waits only for requests that hold its own ranges.
 
     Args:
-        reader: whose retries, cache and connections they use; it looks into the cache at once.
-        wanted: what each will read.
+        reader: its retries, cache and connections are used; the cache is read at once.
+        wanted: the ranges of each reader, by its number.
     """
 
     def __init__(self, reader: RangeReader, wanted: Sequence[Sequence[ByteRange]]) -> None:
@@ -45,11 +45,11 @@ class SharedRanges:
         self._blocks: dict[int, UInt8 | BaseException] = {}
 
     def reader(self, number: int, turn: Turn) -> RangeReader:
-        """The reader of that number, for one thread: it reads what it was said to want, once."""
+        """The reader with this number, for one thread and one `read` of its ranges in `wanted`."""
         return _Reader(self, number, self._like, turn)
 
     def fetch(self, number: int, reader: RangeReader, versions: Mapping[str, FileVersion]) -> None:
-        """Make the requests of a reader."""
+        """Make the requests that this reader is the first to need."""
         own = self._own[number]
         blocks: Sequence[UInt8 | BaseException] = []
         try:
@@ -64,7 +64,7 @@ class SharedRanges:
                 self._come.notify_all()
 
     def block(self, wanted: ByteRange) -> UInt8:
-        """A range, as soon as it is there. Raises what its request has."""
+        """The bytes of a range, uint8; waits for its request, and raises the request's error."""
         if (found := self._found.get(wanted)) is not None:
             return found
         place = self._place[wanted]

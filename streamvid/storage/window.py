@@ -1,27 +1,29 @@
-"""How many bytes may be under way at a time before requests only wait for each other: found by trying."""
+"""A congestion window for ranged requests: the bytes that may be in flight, adapted to the measured throughput."""
 
 from __future__ import annotations
 
 from typing import Final
 
 _BODY: Final = 512 << 10
-"""The window is counted in bodies of so many bytes, as many as requests may be under way at most."""
+"""Bytes per request in the largest window."""
 _FIRST: Final = 0.25
 _LEAST: Final = 1 / 32
+"""The first and the smallest window, as shares of the largest."""
 _GROWS: Final = 1.2
 _SUFFERS: Final = 0.95
-"""Twice as many bytes stay if they bring so many times as much, half as many if they bring that much."""
+"""A doubled window is kept if throughput grows by the first factor; a halved one if it keeps the second share."""
 _REST: Final = 16
-"""Measurements until the next trial, after both were in vain."""
+"""Measurements until the next trial, after a doubled and a halved window were both given up."""
 
 
 class Window:
-    """Bytes that may be under way: halved where throughput does not suffer from that, doubled where it grows. What
-    comes is compared only while requests wait for their turn.
+    """The number of bytes that may be in flight. A trial halves or doubles it for one measurement of throughput, and
+    the new size stays if throughput does not suffer or grows, respectively. Measured only while requests wait for the
+    window, as throughput has another bound otherwise.
 
-    More than latency times throughput only wait for each other, in the storage or on the link: each takes longer, a
-    stalled one is told from the others later, and those of the next step share the link with those of later ones.
-    Times of single requests do not tell, as storages answer some ten times later than others at any load.
+    With more bytes in flight than latency × throughput, requests wait for each other in the storage or on the link:
+    each takes longer, a stalled request is noticed later, and requests of the next step share the link with those of
+    later steps. Latency is no signal: storages answer some requests ten times later than others at any load.
     """
 
     def __init__(self) -> None:
@@ -30,17 +32,18 @@ class Window:
         self._rest, self._vain, self._count, self._bytes = 2, 0, 0, 0
 
     def size(self, most: int) -> int:
-        """Bytes that may be under way, of so many requests at most."""
+        """Bytes that may be in flight, for at most `most` concurrent requests."""
         return int(self._share * self._trial * most * _BODY)
 
     def idle(self) -> None:
-        """None waits: what comes then says nothing."""
+        """Restart the measurement, as no request waits for the window."""
         self._count = 0
 
     def came(self, now: float, size: int, busy: int) -> None:
-        """So many bytes have come, while others wait and so many requests are under way; `now` in seconds."""
+        """Record a response of `size` bytes at time `now` in seconds, with `busy` requests in flight and others waiting
+        for the window."""
         self._count += 1
-        if self._count <= busy:  # they were asked for when the window was another
+        if self._count <= busy:  # these requests were made under the previous window
             self._begin, self._bytes = now, 0
             return
         self._bytes += size
@@ -49,7 +52,7 @@ class Window:
             self._judge(self._bytes / (now - self._begin))
 
     def _judge(self, rate: float) -> None:
-        """Take the throughput of the window that is tried, or of the usual one."""
+        """Take a measurement, in bytes per second, of the window on trial, or of the current one between trials."""
         if self._trial == 1.0:
             self._usual = rate
             self._rest -= 1
