@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 GRAY: Final = 1 << 16
-"""Subsampling of chroma that is one sample for the whole frame."""
+"""The subsampling that stands for gray: one neutral chroma sample for the whole frame."""
 
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A decoded frame, valid as long as what it was made from.
+    """A decoded frame, valid as long as the memory of its planes.
 
     Attributes:
-        planes: Y, Cb and Cr (or G, B and R) as the format says, uint8 or uint16 [height, width] each.
-        form: how they lie in memory.
-        pix_fmt: FFmpeg's name of that.
+        planes: Y, Cb and Cr (or G, B and R), uint8 or uint16 [height, width] each.
+        form: their format.
+        pix_fmt: FFmpeg's name of the pixel format.
     """
 
     planes: tuple[Samples, Samples, Samples]
@@ -35,11 +35,11 @@ class Picture:
 
 
 def picture_of(frame: VideoFrame) -> Picture:
-    """The planes of a frame, without copying, but for pixel formats that are neither planar YUV, planar RGB nor gray:
-    FFmpeg makes those planar RGB. Alpha is left out."""
+    """The planes of a frame, not copied. Only pixel formats other than planar YUV, planar RGB and gray are converted,
+    by FFmpeg to planar RGB. Alpha is left out."""
     name = frame.format.name
     if not name.startswith(("yuv", "gray", "gbr")) or name.endswith("be"):
-        # Packed and paletted formats, of which none has chroma that is subsampled.
+        # Packed and paletted formats; none of them has subsampled chroma.
         frame = frame.reformat(format="gbrp", threads=1)  # a decoding thread has its core
         name = "gbrp"
     form = _format(name, frame.height, frame.width)
@@ -51,7 +51,14 @@ def picture_of(frame: VideoFrame) -> Picture:
 
 
 def picture_at(name: str, height: int, width: int, addresses: Sequence[int | None], strides: Sequence[int]) -> Picture:
-    """The planes of a frame of FFmpeg's in planar YUV, planar RGB or gray, by where they lie; strides in bytes."""
+    """The planes of an FFmpeg frame in memory.
+
+    Args:
+        name: FFmpeg's name of the pixel format: planar YUV, planar RGB or gray.
+        height, width: in pixels.
+        addresses: of the planes; None where there is no plane.
+        strides: of the planes, in bytes.
+    """
     form = _format(name, height, width)
     sizes = [(height, width), form.chroma, form.chroma]
     return _picture(

@@ -1,9 +1,9 @@
 """Decoded planes → the pixels of one picture of the model's tensor, in one pass.
 
 The definition: resample Y, Cb and Cr in real numbers, each from its own size and siting (`streamvid.color.resample`),
-convert by the matrix, clip to 0 to 255 and round, once; then normalise. Planes that are RGB are resized as DALI's graph
-does it at edges, so that images are the same on a GPU. The C of `streamvid/native/pixels.c` does it in
-float32, and NumPy in four or five times the time where that was not compiled.
+convert by the matrix, clip to 0 to 255 and round, once; then normalise. RGB planes are treated at edges as DALI's
+resize does, so that images are the same on a GPU. `streamvid/native/pixels.c` computes in float32; if it was not
+compiled, NumPy does the same in four to five times the time.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ from streamvid.color.tags import KR_KB, RGB, Color
 Samples = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
 log = logging.getLogger(__name__)
 _SERIAL_NUMBERS: Final = 1 << 15
-"""Numbers that PyTorch converts without starting threads."""
+"""Most elements that PyTorch converts without starting threads."""
 _ROWS, _FEW, _BLOCK, _VERSION = 16, 8, 32, 2
-"""As in pixels.c."""
+"""Constants of pixels.c, by which it lays out scratch memory, and its interface version."""
 _TYPES: Final = {"uint8": 0, "float16": 1, "bfloat16": 2, "float32": 3}
+"""Numbers of output dtypes in pixels.c."""
 
 
 @dataclass(frozen=True)
 class PlaneFormat:
-    """How the planes of a clip's frames lie in memory.
+    """Sizes and sample depth of a frame's planes.
 
     Attributes:
-        height, width: of luma.
-        subsampling: luma samples per chroma sample, down and across.
-        bits: of a sample; more than 8 lie in uint16.
-        is_rgb: the planes are G, B and R, whatever the clip is tagged with.
+        height, width: of luma, in samples.
+        subsampling: luma samples per chroma sample, vertically and horizontally.
+        bits: bits per sample; more than 8 are stored in uint16.
+        is_rgb: the planes are G, B and R, whatever the clip's tags say.
     """
 
     height: int
@@ -60,7 +61,8 @@ class PlaneFormat:
 def conversion(color: Color, bits: int) -> Float64:
     """float64 [3, 4]: samples (Y, Cb, Cr, 1) → R, G, B from 0 to 255.
 
-    ITU-T H.273, 8.3, the equations of MatrixCoefficients and VideoFullRangeFlag. By "gbr" the planes are G, B and R.
+    Equations of MatrixCoefficients and VideoFullRangeFlag in ITU-T H.273, 8.3. With the matrix "gbr" the planes are G,
+    B and R.
     """
     one, peak = 1 << (bits - 8), (1 << bits) - 1
     chroma = 255 / peak if color.full_range else 255 / (224 * one)
@@ -80,8 +82,8 @@ def conversion(color: Color, bits: int) -> Float64:
 
 
 def recolouring(color: Color) -> Float32:
-    """float32 [3, 3]: RGB as DALI's decoder makes it, by BT.601 whatever the tags → by the clip's matrix, in either
-    range. What DALI has clipped does not come back, and its chroma is sited at the centre."""
+    """float32 [3, 3]: RGB of DALI's decoder, which always converts by BT.601 → RGB by the clip's matrix, for limited
+    and full range. It cannot restore levels that DALI clipped, nor move DALI's chroma from its siting at the centre."""
     if color.as_dali or color.matrix in ("bt601", "gbr"):
         return np.eye(3, dtype=np.float32)
     made, wanted = (conversion(Color(one, True, (0, 0)), 8)[:, :3] for one in ("bt601", color.matrix))
@@ -91,7 +93,7 @@ def recolouring(color: Color) -> Float32:
 def normalise(
     planes: Sequence[UInt8], out: npt.NDArray[Any], *, dtype: str, mean: Sequence[float], std: Sequence[float]
 ) -> None:
-    """(level / 255 - mean) / std, as `PlaneRenderer` has it.
+    """(level / 255 - mean) / std, as `PlaneRenderer` computes it.
 
     Args:
         planes: red, green and blue, uint8 [height, width] each.
@@ -131,8 +133,8 @@ class _Axis(ctypes.Structure):
 
 
 class _Settings(ctypes.Structure):
-    """What of pixels.c's `sv_picture` is the same for all of a clip; `_PICTURE` packs it with the planes before it and
-    the output behind it, faster than ctypes fills a structure in."""
+    """The fields of `sv_picture` in pixels.c that are the same for all frames of a clip. `_PICTURE` packs them between
+    the planes and the output, which is faster than filling in a ctypes structure."""
 
     _fields_ = (
         ("rows", _Axis * 2), ("columns", _Axis * 2), ("matrix", ctypes.c_float * 12), ("mean", ctypes.c_float * 3),
@@ -146,9 +148,9 @@ _OUTPUT_AT: Final = struct.calcsize(f"@{3 * 'Pqii'}{ctypes.sizeof(_Settings)}s0P
 
 @cache
 def compiled() -> Any:
-    """The compiled `sv_render`; None, and one warning, where it was not built."""
+    """The compiled `sv_render`; None, and one warning, if it was not built."""
     for path in sorted(Path(__file__).parents[1].glob("native/pixels*.so")):
-        with suppress(OSError, AttributeError):  # built for another machine, or long ago
+        with suppress(OSError, AttributeError):  # built for another machine or an older version
             library = ctypes.CDLL(str(path))
             if library.sv_pixels_version() != _VERSION:
                 continue
@@ -163,15 +165,15 @@ def compiled() -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Where `sv_render` is to write a clip's pictures of one format, for C that calls it itself.
+    """Where `sv_render` writes a clip's pictures of one format, for C code that calls it.
 
     Attributes:
-        render: the function's address.
-        picture: an `sv_picture` of pixels.c, but for where planes and output lie.
-        output_at: where it has the output's address.
-        outputs: uint64 [rows], that address of each picture; 0: it has none.
-        floats: of scratch memory for the function.
-        kept: what the outputs lie in.
+        render: address of the function.
+        picture: an `sv_picture` of pixels.c, in which the addresses of planes and output are still to be filled in.
+        output_at: offset of the output's address in `picture`, in bytes.
+        outputs: uint64 [rows], the output's address for each row; 0: the picture is not rendered.
+        floats: float32 elements of scratch memory that the function needs.
+        kept: the array in which the outputs lie, kept alive.
     """
 
     render: int
@@ -183,13 +185,14 @@ class Targets:
 
 
 class PlaneRenderer:
-    """Renders frames of one clip for one view; any thread may call it.
+    """Renders frames of one clip for one view. Thread-safe.
 
     Args:
-        planes: how they lie in memory.
-        color: what their samples mean.
-        start, end: y and x of the part of the frame that is shown, in luma samples from its upper left corner.
-        size: height and width that it is resized to.
+        planes: format of the frames' planes.
+        color: matrix, range and siting of their samples.
+        start, end: y and x of the crop box's upper left and lower right corner, in luma samples from the frame's upper
+            left corner.
+        size: height and width to which the crop is resized.
         dtype: of the output: "uint8", "float16", "bfloat16" (its bits in uint16) or "float32".
         mean, std: per channel, in levels: (level - mean) / std; not for uint8.
     """
@@ -239,7 +242,7 @@ class PlaneRenderer:
         """Render one frame.
 
         Args:
-            planes: Y, Cb and Cr as the format has them, uint8 or uint16 [height, width] each.
+            planes: Y, Cb and Cr in this format, uint8 or uint16 [height, width] each.
             out: [3, height, width] of the output's dtype, of any strides; written.
         """
         call = compiled()
@@ -255,11 +258,11 @@ class PlaneRenderer:
         return _PICTURE.pack(*y, *u, *v, self._settings, out.ctypes.data, *strides, _TYPES[self._dtype])
 
     def targets(self, out: npt.NDArray[Any], offsets: Int64) -> Targets | None:
-        """To have C render frames of a clip; None where it cannot.
+        """The targets with which C code renders a clip's frames; None if the native part was not built.
 
         Args:
-            out: as of a call, for one of them.
-            offsets: int64 [frames], of each one's place from that, in bytes; -1: it has none.
+            out: as of a call, for a picture at offset 0.
+            offsets: int64 [rows], bytes from `out` to each row's output; -1: the row is not rendered.
         """
         if (call := compiled()) is None:
             return None
@@ -269,7 +272,7 @@ class PlaneRenderer:
 
     def _by_numpy(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:
         made = [_mixed(plane, self._rows[n > 0], self._columns[n > 0]) for n, plane in enumerate(planes)]
-        # In the order of pixels.c: a matrix product rounds as BLAS likes.
+        # Summed in the order of pixels.c; a matrix product would round as BLAS does.
         y, u, v = made
         levels = np.stack([a * y + b * u + d * v + e for a, b, d, e in self._matrix])
         levels = np.floor(np.clip(levels, 0, 255) + np.float32(0.5))
@@ -286,7 +289,7 @@ def _axis(of: Taps) -> _Axis:
 
 
 def _span(of: Taps, count: int) -> int:
-    """Source samples that so many output samples beside each other are made of, at most."""
+    """Most source samples that `count` adjacent output samples depend on."""
     steps = np.cumsum(np.abs(np.diff(of.first, prepend=of.first[:1])))
     count = min(count, len(steps))
     return int((steps[count - 1 :] - steps[: len(steps) - count + 1]).max()) + len(of.weights)

@@ -1,4 +1,4 @@
-"""Steps of the plan → encoded batches: read the byte ranges of samples, and cut the packets of each out of them."""
+"""Steps of the plan → encoded batches: reads the samples' byte ranges, and cuts out their packets."""
 
 from __future__ import annotations
 
@@ -44,32 +44,32 @@ BATCH_COLUMNS: Final[Mapping[str, tuple[type[np.generic], int]]] = {
     "valid": (np.bool_, 0),
     "epoch": (np.int64, 0),
 }
-"""What a batch for the training loop holds beside the frames: dtype and number of dimensions per clip."""
+"""Columns of a batch beside the frames: dtype, and number of dimensions per clip."""
 
 NO_LABEL: Final = -100
-"""The label in batches of clips that have none: what PyTorch's losses leave out (`ignore_index`)."""
+"""The label of clips without one in batches: the default `ignore_index` of PyTorch's losses."""
 
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """A batch, read but not decoded: all that decoding and rendering need, as arrays.
+    """A batch that was read but not decoded, with all that decoding and rendering need.
 
     Attributes:
-        slices: per clip, what to decode. Empty where DALI reads the packets.
+        slices: one per clip. Empty if DALI reads the packets.
         clips: int64 [batch], row numbers.
-        epochs: int64 [batch], in which pass over its dataset each clip comes.
+        epochs: int64 [batch], the pass over its dataset in which each clip comes.
         labels: int64 [batch], `NO_LABEL` for none.
         valid: bool [batch], False for clips that only fill the batch.
         mask: bool [batch, frames], True for real frames, False for padding.
         seconds: float64 [batch, frames], from the clip's first frame; -1 for a black picture.
         heights, widths: int64 [batch], of decoded frames, before rotation.
-        rotations: int64 [batch], degrees clockwise that stand them upright, plus 360 if they are mirrored, left to
-            right, before they are turned.
-        gather: int64 [batch, frames], which decoded frame each frame position shows; -1 for a black picture.
+        rotations: int64 [batch], degrees clockwise that stand frames upright, plus 360 if frames are mirrored, left to
+            right, before the turn.
+        gather: int64 [batch, frames], index of the decoded frame at each frame position; -1 for a black picture.
         random: float64 [batch, num_random], uniform in [0, 1), for the transform.
-        bytes_read: from the shards, for this batch.
-        absent: int64 [batch], row of the absent clip in whose place each stands, -1 for none.
-        number: of the step, or of the list of items, that it is.
+        bytes_read: bytes read from the shards for this batch.
+        absent: int64 [batch], row of the absent clip that each clip stands in for; -1 for none.
+        number: number of the step, or of the list of items.
         members: files beside the clips, by name: an array [batch, …], or a list.
     """
 
@@ -104,15 +104,18 @@ def read_batches(
     stop: threading.Event | None = None,
     turn: Turn | None = None,
 ) -> list[EncodedBatch]:
-    """Read the frame indexes and then the packets of several steps together, by way of shards in the cache.
+    """Read the frame indexes and then the packets of several steps together; remote shards through the shard cache.
 
     Args:
-        dataset: where clips come from.
-        steps: which clips.
+        dataset: the dataset.
+        steps: the samples.
         spec: how samples are drawn from clips.
-        access: opens the dataset's shards, each once for both.
-        stop: gives up waiting for a storage.
-        turn: the place among others who read: is told how many bytes the packets take, before they are read.
+        access: opens the dataset's shards, each once for indexes and packets.
+        stop: set to give up waiting for a storage.
+        turn: priority among concurrent reads; its `admit` gets the bytes of the packets before they are read.
+
+    Returns:
+        a batch for each step.
 
     Raises:
         DatasetError: a shard cannot be read, or an index is damaged.
@@ -129,7 +132,7 @@ def read_batches(
         try:
             planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
         except ClipError:
-            # Once more, if it may have been the cache.
+            # A second time if the bytes came from the cache, which may be damaged.
             if not access.distrust(group):
                 raise
             planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
@@ -147,9 +150,15 @@ def plan_parts(
     stop: threading.Event,
     turn: Turn,
 ) -> list[Callable[[Turn], list[EncodedBatch]]]:
-    """As `read_batches`, of shards that are read by range, but the packets are read by the functions that this gives: a
-    function for each part of the steps, called once each, side by side, those of earlier parts first. Arguments and
-    errors as of `read_batches`."""
+    """Read the frame indexes of several steps, whose shards are read by range.
+
+    Args:
+        parts: the steps, in parts. The others are as of `read_batches`.
+
+    Returns:
+        for each part a function that reads its packets. They are called once each, concurrently, those of earlier parts
+        first, and raise the errors of `read_batches`.
+    """
     steps = [step for part in parts for step in part]
     shards = np.unique(dataset.clips.shard[rows_of(np.concatenate([step.sample_ids for step in steps]))]).tolist()
     reader = access.reader(shards, stop, turn)
@@ -180,7 +189,7 @@ def _encoded(
     samples: Sequence[SamplePlan],
     slices: Sequence[EncodedSlice],
 ) -> list[EncodedBatch]:
-    """A batch for each step, of the samples and slices of all of them."""
+    """A batch for each step, from the samples and slices of all steps."""
     encoded, first = [], 0
     for step in steps:
         last = first + len(step.sample_ids)
@@ -199,7 +208,7 @@ def _read_step(
     stop: threading.Event | None,
     turn: Turn,
 ) -> tuple[list[SamplePlan], list[EncodedSlice]]:
-    """The samples of a step, whose shards are open together."""
+    """Plan and read the samples of a step with its shards open."""
     with access.open(shards, stop, checked=spec.checksum is not None) as path_of:
         reader = access.reader(shards, stop, turn)
         planned = plan_samples(dataset, step, spec, reader=reader, path_of=path_of)
@@ -208,12 +217,12 @@ def _read_step(
 
 
 def bytes_of(samples: Sequence[SamplePlan]) -> int:
-    """How many bytes of the shards samples take."""
+    """Bytes of the samples' byte ranges in the shards."""
     return sum(int((sample.spans[:, 1] - sample.spans[:, 0]).sum()) for sample in samples)
 
 
 def byte_ranges_of(dataset: ClipSource, samples: Sequence[SamplePlan], path_of: ShardPaths) -> list[ByteRange]:
-    """Where the packets of samples are, in their files."""
+    """The byte ranges of the samples' packets in their files."""
     return [
         ByteRange(path, origin + start, origin + end)
         for sample in samples
@@ -233,15 +242,15 @@ def read_slices(
     """Read the byte ranges of samples in one call of the reader, and cut their packets out.
 
     Args:
-        dataset: whose clips they are.
+        dataset: the dataset.
         samples: in any order; their shards may differ.
         reader: reads local paths and URLs.
-        path_of: gives the shards' files.
-        checksum: by what the bytes are checked; for "sha256" the samples must have been planned so.
+        path_of: a shard's path or URL.
+        checksum: how the bytes are checked; for "sha256" the samples must have been planned for it.
 
     Raises:
         DatasetError: a shard cannot be read. Names the shard and its dataset.
-        ClipError: the bytes of a packet are not those that the index was made of.
+        ClipError: a packet's bytes do not have the checksum in its index.
     """
     paths = [dataset.location(sample.clip, path_of) for sample in samples]
     origins = dataset.clips.mp4_offset[[sample.clip for sample in samples]].tolist()
@@ -275,8 +284,8 @@ def read_slices(
 
 
 def _check(dataset: ClipSource, sample: SamplePlan, path: str, origin: int, data: UInt8, whole: UInt8 | None) -> None:
-    """Raise a ClipError unless the packets, `data`, and the clip's MP4, `whole`, have the checksums that were stored. A
-    clip that was never read as a whole has no SHA-256."""
+    """Raise a ClipError unless the packets in `data` and the clip's MP4 in `whole` have the stored checksums. A clip
+    that was never read as a whole has no stored SHA-256."""
     packets, bad = sample.packets, damaged_packet(sample.packets, data)
     if bad is None and (whole is None or dataset.sha256(sample.clip) in ("", hashlib.sha256(whole.data).hexdigest())):
         return
@@ -291,7 +300,8 @@ def _check(dataset: ClipSource, sample: SamplePlan, path: str, origin: int, data
 
 
 def _check_unknown(dataset: ClipSource, sample: SamplePlan, path: str, read: EncodedSlice) -> None:
-    """Hold packets that nobody has looked at against their bitstream, once. Raises ClipError if that contradicts."""
+    """Compare packets of a clip that was indexed without reading it (`--fast`) with their bitstream, once. Raises a
+    ClipError if they contradict the index."""
     part = sample.packets
     if dataset.is_checked(sample.clip, part.numbers):
         return
@@ -310,7 +320,7 @@ def _check_unknown(dataset: ClipSource, sample: SamplePlan, path: str, read: Enc
 
 
 def encoded_slice(rows: ClipTable, clip: int, part: PacketSelection, data: UInt8) -> EncodedSlice:
-    """Packets of a clip and what a decoder needs to know of them; `data` is uint8 [bytes], in decode order."""
+    """Packets of a clip with the decoder's configuration; `data` is uint8 [bytes], in decode order."""
     return EncodedSlice(
         name=rows.key[clip],
         codec=rows.codec[clip],
@@ -336,7 +346,7 @@ def labels_of(dataset: ClipSource, rows: Int64) -> Int64:
 def encoded_batch(
     dataset: ClipSource, samples: Sequence[SamplePlan], slices: list[EncodedSlice], *, number: int = 0
 ) -> EncodedBatch:
-    """A batch of samples, all of as many frame positions, and their slices."""
+    """A batch of samples, which all have the same number of frame positions, and of their slices."""
     rows = dataset.clips
     clips = np.array([sample.clip for sample in samples], dtype=np.int64)
     gathers = []
@@ -365,7 +375,7 @@ def encoded_batch(
 
 
 def row_color(rows: ClipTable, clip: int) -> Color:
-    """What the samples of a clip's frames mean."""
+    """Matrix, range and siting of a clip's samples."""
     return clip_color(
         codec=rows.codec[clip],
         stsd=rows.stsds[rows.stsd_id[clip]],

@@ -27,49 +27,51 @@ _CHUNK_CLIPS: Final = 64
 _PREFETCHED_STEPS: Final = 64
 """How many steps ahead shards of a remote dataset are downloaded, if the cache has room for them."""
 _CHUNKS_AHEAD: Final = 12
-"""Chunks that are under way side by side by range, each in a thread, so that they wait for the storage together."""
+"""Chunks planned ahead of the loop if shards are read by range, each in a thread, so that they wait for the storage
+concurrently."""
 _PARTS_AT_ONCE: Final = 32
+"""Parts of chunks whose packets are read concurrently, each in a thread."""
 _PART_CLIPS: Final = 8
-"""Parts of chunks whose packets are read side by side, each in a thread, and how many clips one has at least: as many
-requests as may be under way."""
+"""Fewest clips of a part. With `_PARTS_AT_ONCE` parts that is about as many requests as may be in flight."""
 _LEAD: Final = 8
-"""Once as many chunks are ahead of the loop as may be, the next is planned before parts that are as many chunks away
-are read: else all of them are read, and then all are planned, while the loop waits."""
+"""Once `_CHUNKS_AHEAD` chunks are ahead of the loop, planning a chunk goes before reading parts that are needed up to
+this many chunks earlier. Otherwise all chunks would be read, and then all planned, while the loop waits."""
 _PLANNED_AT_ONCE: Final = 4
-"""Of those, how many of the longest may read frame indexes at a time, or as many steps in more: enough to keep up, few
-enough not to hold up packets."""
+"""Full-length chunks that may read frame indexes at a time, or shorter chunks with as many steps: enough to keep up,
+few enough not to delay packets."""
 _COMPUTING: Final = 1e-3
 _PAUSE: Final = 1e-5
-"""After so many seconds of computing a chunk's thread sleeps for so long. Else the training loop would wait for 5 ms
-(`sys.getswitchinterval`), or twice that, when it wants to go on meanwhile."""
+"""After `_COMPUTING` seconds of computing, a chunk's thread sleeps for `_PAUSE` seconds. Otherwise the training loop
+would wait for the GIL for 5 ms (`sys.getswitchinterval`) or more."""
 _GROWTH: Final = 4
-"""A chunk has one step and one more for so many before it: a loop that takes 0.8 of what comes waits for none."""
+"""Chunks start with one step and get one more step for every `_GROWTH` steps of the epoch so far: a loop that takes 80
+% of the reader's rate then waits for no chunk."""
 _AHEAD_BYTES: Final = 256 << 20
-"""Bytes that they read ahead of the loop, unless a single step takes more."""
+"""Most bytes of packets that are read ahead of the loop, unless a single step has more."""
 _SHARES: Final = 8
-"""A chunk of several steps takes one in so many of those bytes at most."""
+"""A chunk of several steps takes at most this fraction (one in eight) of `_AHEAD_BYTES`."""
 
 
 class Rescue(Protocol):
-    """Makes a batch anew in which a clip is bad, or seems to be."""
+    """Makes a batch again that has a bad clip, or that failed without a known cause."""
 
     def __call__(self, number: int, cause: Exception | None = None, *, decode: bool = True) -> EncodedBatch:
-        """The batch of that number, with other clips in the place of bad ones.
+        """Make a batch with repeats in the place of bad clips.
 
         Args:
-            number: of the batch.
-            cause: what failed, for the log, if that was no clip's fault.
-            decode: find out whether its slices decode, too.
+            number: the batch's number.
+            cause: the error for the log, if no clip caused it.
+            decode: test whether the slices decode, too.
 
         Raises:
-            StreamvidError: of a storage, or because there are too many bad clips.
+            StreamvidError: the storage failed, or there are too many bad clips.
         """
 
     def leave_out(self, error: ClipError, number: int) -> None:
-        """From this batch on, have another clip in the place of one that is bad by what this process has found."""
+        """Put repeats in the place of the clip that `error` names, from batch `number` on."""
 
     def is_stale(self, batch: EncodedBatch) -> bool:
-        """Whether a clip of the batch was found bad in it or before it, since it was read."""
+        """Whether, since the batch was read, one of its clips was found bad in this batch or in an earlier one."""
 
 
 def read_epoch(
@@ -84,17 +86,17 @@ def read_epoch(
 ) -> Generator[EncodedBatch, None, None]:
     """The remaining batches of an epoch, in order.
 
-    Steps are read in chunks. The first chunk is a single step, so that the first batch comes soon. Where byte ranges
-    of remote shards are read rather than whole shards, several chunks are under way.
+    Steps are read in chunks. The first chunk is a single step, so that the first batch comes soon. If remote shards are
+    read by range, several chunks are read concurrently.
 
     Args:
-        dataset: where clips come from.
+        dataset: the dataset.
         access: opens its shards.
         spec: how samples are drawn from clips.
         epoch: the steps of this rank.
-        stop: gives up waiting for a storage.
-        rescue: for batches whose clips are damaged; None: their errors are raised.
-        batch_size: clips per step at most.
+        stop: set to give up waiting for a storage.
+        rescue: remakes batches with damaged clips; None: their errors are raised.
+        batch_size: most clips per step.
 
     Raises:
         DatasetError: a shard cannot be read, or an index is damaged.
@@ -143,15 +145,20 @@ def read_epoch(
 
 
 class _Chunks:
-    """Cuts an epoch into chunks of steps, numbered from 0 on, and says when each may be read: first its frame indexes,
-    a few chunks at a time, then its packets, as soon as the chunks before it leave room for their bytes. Chunks that
-    wait for that know their ranges, and ask for them at once when it is their turn.
+    """Cuts an epoch into chunks of steps, numbered from 0, and schedules their reads: first a chunk's frame indexes, a
+    few chunks at a time; then its packets, as soon as earlier chunks leave room for its bytes. A waiting chunk has its
+    byte ranges planned already, and requests them at once when it is admitted.
 
-    The first chunk is a single step, and they grow with what is read, up to `longest` steps or a share of
-    `_AHEAD_BYTES`, by the bytes of their clips' MP4s and what part of these it has been so far.
+    The first chunk is a single step. Chunks grow up to `longest` steps or a share of `_AHEAD_BYTES`, estimated from the
+    sizes of their clips' MP4s and the fraction of these that earlier chunks read.
+
+    Args:
+        epoch: the steps of this rank.
+        sizes: int64 [clips], bytes of the clips' MP4s.
+        longest: most steps of a chunk.
 
     Attributes:
-        computing: held by the one that computes.
+        computing: held by the thread that computes.
     """
 
     def __init__(self, epoch: Epoch, sizes: Int64, longest: int) -> None:
@@ -165,7 +172,7 @@ class _Chunks:
         self._closed = False
 
     def cut(self, number: int) -> range:
-        """The steps of a chunk, as soon as its frame indexes may be read; none behind the epoch's end."""
+        """The steps of a chunk, as soon as its frame indexes may be read; empty after the end of the epoch."""
         with self._changed:
             most_steps = _PLANNED_AT_ONCE * self._longest
             self._wait(lambda: number == self._cut and sum(n for n, _ in self._planning.values()) < most_steps)
@@ -182,7 +189,7 @@ class _Chunks:
             return range(first, end)
 
     def enter(self, number: int, size: int) -> None:
-        """Wait until the packets of a chunk may be read, so many bytes; not a second time."""
+        """Wait until `size` bytes of packets of a chunk may be read. Does nothing if called again for a chunk."""
         with self._changed:
             if (planned := self._planning.pop(number, None)) is None:
                 return
@@ -195,13 +202,13 @@ class _Chunks:
             self._changed.notify_all()
 
     def leave(self, number: int) -> None:
-        """The loop takes a chunk."""
+        """Record that the loop has taken a chunk."""
         with self._changed:
             self._inside.pop(number, None)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Make all waiting calls raise CancelledError."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -213,13 +220,14 @@ class _Chunks:
 
 
 class _ComputingTurn(Turn):
-    """The place among others of who plans a chunk, or reads a part of one: earlier steps compute first, and have their
-    packets read first. To be entered.
+    """The priority of a thread that plans a chunk or reads a part of one: earlier steps compute first, and their
+    packets are read first. A context manager, which holds `_Chunks.computing`.
 
     Args:
-        chunk: which is planned.
-        step: the first of those that are planned or read.
-        urgency: the step for which it is needed, if not that.
+        chunks: the epoch's chunks.
+        chunk: number of the chunk.
+        step: first step of the chunk or part.
+        urgency: the step whose priority it gets for computing; default: `step`.
     """
 
     def __init__(self, chunks: _Chunks, chunk: int, step: int, urgency: int | None = None) -> None:
@@ -264,9 +272,16 @@ def _read_ahead(
     chunks: _Chunks,
     least: int,
 ) -> Generator[tuple[int, list[EncodedBatch]], None, None]:
-    """Batches of some steps, with the number of the first, of chunks that are planned and read side by side. A chunk's
-    packets are read in parts of at least so many steps, which the loop need not wait for together. Those with damaged
-    clips are read again when their turn comes, as what is bad in one counts for all after it."""
+    """Plan and read chunks concurrently, and yield their parts in order: the number of a part's first step, and its
+    batches. Parts with damaged clips are read again by `read_again` when the loop needs them, because a clip that is
+    found bad in one batch is left out of all later ones.
+
+    Args:
+        plan: plans the parts of a chunk; gives a function for each that reads it.
+        read_again: reads steps with damaged clips.
+        chunks: the epoch's chunks.
+        least: fewest steps of a part.
+    """
 
     def read_part(read: Callable[[Turn], list[EncodedBatch]], number: int, step: int) -> list[EncodedBatch]:
         with _ComputingTurn(chunks, number, step) as turn:
@@ -286,7 +301,7 @@ def _read_ahead(
         except (ClipError, FileTooShort):
             return steps, None
         finally:
-            chunks.enter(number, 0)  # the next one's turn, if this one has failed before
+            chunks.enter(number, 0)  # lets the next chunk in if this one failed before `admit`
 
     with (
         ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="streamvid-fetch") as readers,
