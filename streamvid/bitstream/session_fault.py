@@ -1,8 +1,8 @@
-"""Streams that decode sessions decode wrongly without an error, told by headers (`tests/gpu/test_codecs.py`).
+"""Detects, by their headers, streams that decode sessions decode wrongly without an error.
 
-NVIDIA's parser crops at the right and at the bottom alone, no session changes the size of a stream's pictures midway,
-and NVDEC garbles MPEG-4 with tools that few encoders use. PyNvVideoCodec, beside that, deinterlaces: fields, and frames
-of H.264 with macroblocks in fields (MBAFF). The native module weaves fields, as FFmpeg does.
+NVIDIA's parser crops only at the right and at the bottom, no session follows a change of a stream's frame size, and
+NVDEC garbles MPEG-4 with rare coding tools. PyNvVideoCodec also deinterlaces field pictures, and H.264 frames with
+field macroblocks (MBAFF); the native module weaves fields, as FFmpeg does. `tests/gpu/test_codecs.py` has examples.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _SIZE = "decode sessions crop its pictures in another way"
 
 @lru_cache(maxsize=4096)
 def session_fault(codec: str, headers: bytes, width: int, height: int, *, native: bool) -> str:
-    """Why decode sessions give other pictures than FFmpeg of a stream with these headers; "" if they do not.
+    """Why decode sessions give other pictures than FFmpeg for a stream with these headers; "" if they do not.
 
     Args:
         codec: as in docs/format.md.
-        headers: of H.264 and HEVC parameter sets in Annex B; of MPEG-4 what comes before a picture.
+        headers: parameter sets in Annex B for H.264 and HEVC; the bytes before a VOP for MPEG-4.
         width, height: of FFmpeg's frames, in pixels.
-        native: the sessions are those of the native module.
+        native: whether the sessions are those of the native module.
     """
     try:
         if codec in NAL_SYNTAX:
@@ -48,22 +48,22 @@ def session_fault(codec: str, headers: bytes, width: int, height: int, *, native
 
 
 def has_headers(codec: str, headers: bytes) -> bool:
-    """Whether there is among headers what `session_fault` looks at."""
+    """Whether the headers have the parameter sets or layers that `session_fault` reads."""
     if codec in NAL_SYNTAX:
         return bool(NAL_SYNTAX[codec].sequence_parameter_sets(headers))
     return codec != "mpeg4" or bool(mpeg4.video_object_layers(headers))
 
 
 def needs_packets(codec: str, stsd: bytes, *, native: bool) -> bool:
-    """Whether headers leave open what `packets_fault` looks for."""
+    """Whether `packets_fault` has to look at the packets, because the headers leave a fault open."""
     return codec in ("vp8", "vp9") or (codec == "h264" and not native and _may_have_fields(stsd))
 
 
 def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width: int, height: int) -> str:
-    """Why decode sessions give other pictures than FFmpeg of packets that `needs_packets`; "" if they do not.
+    """Why decode sessions give other pictures than FFmpeg for these packets; "" if they do not.
 
-    VP8 and VP9 may change the size of their frames: resolutions that change midway, and spatial layers. H.264 may be
-    coded in fields, or be in frames all through though its parameter sets leave it open, as much of broadcast is.
+    VP8 and VP9 may change their frame size midway, or have spatial layers. H.264 whose parameter sets allow fields may
+    have none, as much of broadcast.
 
     Args:
         codec, stsd: as in docs/format.md.

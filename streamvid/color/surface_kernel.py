@@ -11,7 +11,7 @@ def _triangle(at, centre, reach):
 
 @triton.jit
 def _share(at, centre, reach, count):
-    """The weight of a sample; there are `count`, and those beyond have none."""
+    """The weight of the sample at `at`; 0 outside of 0 to count - 1."""
     return tl.where((at >= 0.0) & (at < count), _triangle(at, centre, reach), 0.0)
 
 
@@ -22,8 +22,8 @@ def _inside(at, count):
 
 @triton.jit
 def _columns(start, scale, x, last_x, reach, taps, width):
-    """The samples of a line that pixels from x to last_x are made of, and one more at both ends, as a pixel's centre
-    may be rounded another way elsewhere: the first and the last."""
+    """First and last source sample of a line for the pixels x to last_x, with one more at both ends, because a pixel's
+    centre may be rounded differently elsewhere."""
     first = tl.floor(start + (x.to(tl.float32) + 0.5) * scale - reach) - 1.0
     last = tl.floor(start + (last_x.to(tl.float32) + 0.5) * scale - reach) + taps.to(tl.float32)
     return _inside(first, width), _inside(last, width)
@@ -34,8 +34,8 @@ def _down(
     base, pitch, height, cy, ry, taps, begin, last, shift,
     PAIR: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The weighted sums down SPAN columns of pairs of samples from `begin` on, of which one load reads two, and the sum
-    of the weights. Behind `last` there is anything."""
+    """Weighted vertical sums for SPAN pairs of columns from `begin` on, and the sum of the weights. A load reads a pair
+    of samples. Sums of pairs after `last` are undefined."""
     y0 = tl.floor(cy - ry)
     pairs = tl.arange(0, SPAN)
     there = pairs <= last - begin
@@ -56,7 +56,7 @@ def _down(
 
 @triton.jit
 def _picked(line, place, COUNT: tl.constexpr):  # noqa: N803
-    """Of a piece of a line, the samples at those places: 0 for those beyond it."""
+    """The samples of a piece of a line at `place`; 0 for places outside of the piece."""
     there = (place >= 0) & (place < COUNT)
     return tl.where(there, tl.gather(line, tl.where(there, place, 0), 0), 0.0)
 
@@ -66,8 +66,8 @@ def _luma(
     base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, first, last, shift,
     PAIR: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The weighted mean of luma about (cy, cx), for pixels of a line: down the columns from `first` to `last`, a piece
-    of the line at a time, then along it."""
+    """The weighted mean of luma around (cy, cx), for pixels of a line: vertical sums of the columns `first` to `last`,
+    2 × SPAN columns at a time, then horizontal sums."""
     x0 = tl.floor(cx - rx)
     total, weights, down = tl.zeros_like(cx), tl.zeros_like(cx), 0.0
     for begin in range(first // 2, last // 2 + 1, SPAN):
@@ -86,7 +86,7 @@ def _chroma(
     base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, first, last, shift,
     PAIR: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The same of interleaved U and V."""
+    """The same for interleaved U and V, SPAN columns at a time."""
     x0 = tl.floor(cx - rx)
     total_u, total_v = tl.zeros_like(cx), tl.zeros_like(cx)
     weights, down = tl.zeros_like(cx), 0.0
@@ -108,7 +108,7 @@ def _rounded(level):
 
 @triton.jit
 def _level(p, of, a, b, c):
-    """A row of a matrix, clipped and rounded."""
+    """A row of a matrix applied to (a, b, c, 1), clipped and rounded."""
     return _rounded(tl.load(p + of) * a + tl.load(p + of + 1) * b + tl.load(p + of + 2) * c + tl.load(p + of + 3))
 
 
@@ -120,7 +120,7 @@ def _store(out, step, p, of, level, mask, OUT: tl.constexpr):  # noqa: N803
 
 @triton.jit
 def _finish(row, ints, p, r, g, b, x, y, mask, OUT: tl.constexpr, RECOLOURS: tl.constexpr):  # noqa: N803
-    """Pixels of a line into their place."""
+    """Change the colours of a line's pixels if RECOLOURS, normalise and store them."""
     if RECOLOURS:
         r, g, b = _level(p, 28, r, g, b), _level(p, 32, r, g, b), _level(p, 36, r, g, b)
     out = tl.load(row + 3).to(tl.pointer_type(OUT)) + y * tl.load(ints + 5) + x * tl.load(ints + 6)
@@ -135,7 +135,7 @@ def render(
     table, PAIR: tl.constexpr, BITS: tl.constexpr, OUT: tl.constexpr,  # noqa: N803
     RECOLOURS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, ROW: tl.constexpr, FLOATS: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """Rows of `table`, as `streamvid.color.surfaces` lays them out: one program writes BLOCK pixels of one line."""
+    """Render the surfaces in `table` (`streamvid.color.surfaces.ROW`): one program writes BLOCK pixels of one line."""
     row = table + tl.program_id(2) * ROW
     surface, pitch, chroma_at = tl.load(row), tl.load(row + 1), tl.load(row + 2)
     ints = tl.load(row + 4).to(tl.pointer_type(tl.int64))
@@ -174,8 +174,8 @@ def render_rgb(
     table, OUT: tl.constexpr, RECOLOURS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
     ROW: tl.constexpr, FLOATS: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The same of RGB, uint8 [height, width, 3], in the place of surfaces: nothing is converted, and at the edge the
-    outermost samples are repeated."""
+    """The same for sources in RGB, uint8 [height, width, 3]: nothing is converted, and the outermost samples are
+    repeated at edges."""
     row = table + tl.program_id(2) * ROW
     base, pitch = tl.load(row).to(tl.pointer_type(tl.uint8)), tl.load(row + 1)
     ints = tl.load(row + 4).to(tl.pointer_type(tl.int64))

@@ -1,9 +1,9 @@
-"""Decoded surfaces (NV12, or P016 for more than 8 bits) on a GPU → pixels, many at a time, straight into their places.
+"""Decoded surfaces (NV12, or P016 for more than 8 bits) on a GPU → pixels in the output tensors, many per launch.
 
-A launch takes a table with a row for each picture: where its surface is, where its pixels go, and where the parameters
-of its clip are. By address, so that surfaces of any clips, sizes and batches share a launch. The kernels are in
-`streamvid.color.surface_kernel`, which follows the definition of `streamvid.color.render`, and `nv12_kernel`, which
-gives the pixels of DALI's decoder.
+A launch takes a table with a row for each picture: the addresses of its surface, of its pixels and of its clip's
+parameters. So surfaces of any clips, sizes and batches can share a launch. The kernels are in
+`streamvid.color.surface_kernel`, which follows the definition of `streamvid.color.render`, and in `nv12_kernel`, which
+reproduces the pixels of DALI's decoder.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
     import torch
 
 ROW: Final = 5
-"""Numbers in a row of the table: address of the surface, samples in one of its lines, bytes from its beginning to its
-chroma, address of the pixels, address of the parameters."""
+"""int64 numbers in a row of the table: address of the surface, its pitch in samples, bytes from luma to chroma, address
+of the pixels, address of the parameters."""
 FLOATS: Final = 8
-"""Where the float32 of a clip's parameters begin. Before them: height and width of luma, height and width of the
-picture, elements of the output from a channel, a line and a pixel to the next, bits that samples are shifted by."""
+"""Index at which the float32 parameters of a clip begin. Before them, as int64: height and width of luma, height and
+width of the picture, output strides of channel, line and pixel in elements, right shift of samples in bits."""
 PARAMS: Final = FLOATS + 20
-"""Numbers that the parameters of a clip and view have, 8 bytes each."""
+"""Size of a clip's parameters for a view, in int64 numbers."""
 _BLOCK, _SPAN, _WARPS = 256, 512, 2
+"""Of `surface_kernel`: most pixels of a line per program, pairs of samples per load, and warps."""
 _DALI_BLOCK: Final = 512
-"""Pixels of a line that one program of a kernel writes at most; pairs of samples that it works on at a time."""
+"""Of `nv12_kernel`: most pixels of a line per program."""
 _NO_CHANGE: Final = (1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0)
 
 
 class Window(NamedTuple):
-    """Part of a surface: its first line and the one behind its last, and columns likewise; in luma samples, even."""
+    """Part of a surface: lines [top, bottom) and columns [left, right), in luma samples, even."""
 
     top: int
     bottom: int
@@ -46,22 +47,22 @@ class Window(NamedTuple):
     right: int
 
     def joined(self, other: Window) -> Window:
-        """The smallest that has both."""
+        """The smallest window that contains both."""
         top, left = min(self.top, other.top), min(self.left, other.left)
         return Window(top, max(self.bottom, other.bottom), left, max(self.right, other.right))
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a launch does alike for all its surfaces.
+    """The settings that all pictures of a launch share.
 
     Attributes:
         dtype: of the output: "uint8", "float16", "bfloat16" or "float32".
         wide: samples have 16 bits.
-        recolours: a second matrix follows the first (`color_change`).
-        as_dali: the whole picture with the pixels of DALI's decoder; uint8, channels last.
-        full_range: for that alone: luma from 0 to 255.
-        rgb: RGB, uint8 [height, width, 3], is in the place of surfaces: it is cropped and resized, not converted.
+        recolours: a second matrix follows the conversion (`color_change`).
+        as_dali: makes whole pictures with the pixels of DALI's decoder; uint8, channels last.
+        full_range: luma is from 0 to 255; used only with `as_dali`.
+        rgb: the source is RGB, uint8 [height, width, 3], not a surface: it is cropped and resized, not converted.
     """
 
     dtype: str
@@ -87,11 +88,11 @@ def clip_params(
     """The parameters of a clip for one view, int64 [PARAMS].
 
     Args:
-        form: of its surfaces.
-        color: what their samples mean.
+        form: the planes of its surfaces.
+        color: matrix, range and siting of their samples.
         start, end, size, mean, std: as of `streamvid.color.render.PlaneRenderer`; for uint8 no mean and std.
-        strides: elements of the output from a channel, a line and a pixel to the next.
-        change: float64 [3, 4], as `color_change` makes it.
+        strides: of the output's channels, lines and pixels, in elements.
+        change: float64 [3, 4], from `color_change`.
     """
     made = np.zeros(PARAMS, dtype=np.int64)
     made[:FLOATS] = form.height, form.width, *size, *strides, 16 - form.bits if form.bits > 8 else 0
@@ -114,12 +115,13 @@ def _conversion(color: Color, bits: int) -> list[float]:
 def source_window(
     form: PlaneFormat, *, start: tuple[float, float], end: tuple[float, float], size: tuple[int, int]
 ) -> Window:
-    """What of its surfaces the kernel reads for a view, and little more. The arguments are those of `clip_params`."""
+    """A window, hardly larger than necessary, with all samples that the kernel reads for a view. Arguments as of
+    `clip_params`."""
     sides = []
     for length, low, high, out in zip((form.height, form.width), start, end, size, strict=True):
         scale = (high - low) / out
-        # Beyond the outermost centres, a triangle's reach in chroma, and two samples of it: taps without a share are
-        # read, too. Siting is half a sample at most.
+        # Beyond the outermost centres: a triangle's reach in chroma, and two chroma samples, because taps with zero
+        # weight are read, too. Siting is half a sample at most.
         more = 2 * (max(0.5 * scale, 1.0) + 2) - 0.5 * scale
         first, last = math.floor(low - more) // 2 * 2, math.ceil(high + more) // 2 * 2 + 2
         sides.append((max(0, first), min(length, last)))
@@ -127,7 +129,7 @@ def source_window(
 
 
 def color_change(*, brightness: float, contrast: float, saturation: float, hue: float) -> Float64:
-    """float64 [3, 4]: levels (R, G, B, 1) → levels, as DALI's `color_twist` changes uint8.
+    """float64 [3, 4]: levels (R, G, B, 1) → levels, as in DALI's `color_twist` for uint8.
 
     Args:
         brightness, contrast, saturation: factors.
@@ -146,11 +148,11 @@ def launch(
     """Make the pixels of surfaces, on the current CUDA stream.
 
     Args:
-        kernel: what to do.
+        kernel: the launch's settings.
         table: int64 [rows, ROW] on the GPU.
-        count: how many rows, from the first.
+        count: rows of the table to use, from the first.
         size: height and width of the largest picture.
-        scratch: uint8 [count, bytes of an 8-bit surface] at least on the GPU, for wide samples `as_dali`.
+        scratch: on the GPU, uint8 [count, bytes of an 8-bit surface] or larger; only for wide samples with `as_dali`.
     """
     # Importing Triton is slow, and needs a GPU.
     import triton.language as tl

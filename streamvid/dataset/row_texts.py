@@ -1,9 +1,9 @@
-"""The texts and metadata of a dataset's rows, in blocks, each of which is read when one of its rows is first asked for.
+"""The texts and metadata of a dataset's rows, in blocks that are read on demand.
 
-The order of an epoch needs numbers alone, and a batch the texts of a few rows. So of a large dataset those of
-consolidated tables are not read when it is opened: each file becomes a block in the cache of rows
-(`streamvid.dataset.table_cache`), which the processes of a node share. Of a block that is wanted for the first times,
-only the Parquet files of the shards that hold the rows are read, so that a run begins with what its first batches need.
+The order of an epoch needs only numbers, and a batch the texts of a few rows. So the texts of a large dataset are not
+read when it is opened. Each of its text tables becomes a block in the cache of rows (`streamvid.dataset.table_cache`),
+which the processes of a node share. The first few requests for a block read only the Parquet files of the shards that
+hold the rows, so that a run starts quickly.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ log = logging.getLogger(__name__)
 
 STSD: Final = "stsd"
 _LAYOUT: Final = b"streamvid texts 1\n"
-"""Part of the cache key: change it together with what `text_batch` makes."""
+"""Part of the cache key: change it together with the format of `text_batch`."""
 _METADATA_KEY: Final = b"streamvid"
 _THREADS: Final = 16
 _ALONE: Final = 4
-"""Files of shards that are read of a block, before it is read itself."""
+"""Shard files that are read in place of a block before the block itself is read."""
 _ROWS: Final = 1 << 14
-"""Rows of such files that are kept."""
+"""Most rows from shard files that are kept."""
 
 
 class RowTexts:
-    """The texts of rows. Thread-safe; picklable, but for the blocks that were read since it was made.
+    """The texts of rows. Thread-safe; picklable, without the blocks that were read.
 
     Args:
-        blocks: the number of rows of each block in order, and its Arrow IPC stream, or the SHA-256 of the file of a
-            consolidated table that has it.
+        blocks: for each block in order its number of rows, and its Arrow IPC stream or the SHA-256 of the consolidated
+            table's file that has it.
         entries: the shards' entries in dataset.json.
-        read: reads such a file, if there are any.
+        read: reads files of consolidated tables; None if no block is in one.
     """
 
     def __init__(
@@ -87,14 +87,15 @@ class RowTexts:
 
     @contextmanager
     def prepared(self, rows: Iterable[int], reader: RangeReader | None = None) -> Iterator[None]:
-        """Read what these rows need, side by side, while the block does something else; behind it, it is there.
+        """Read the texts of these rows concurrently with the body of the `with` statement; they are there at its end.
 
         Args:
-            reader: whose turn it is, and for how long a storage is asked; default: as long as for the dataset.
+            rows: row numbers.
+            reader: gives the turn, and for how long a storage is asked again; default: the dataset's retries.
 
         Raises:
-            StorageUnavailable, AccessRefused: the storage does not give it.
-            DatasetError: neither a table nor a shard's own file can be used.
+            StorageUnavailable, AccessRefused: the storage failed.
+            DatasetError: neither the table nor a shard's own file is usable.
         """
         wanted: dict[int, dict[int, list[int]]] = {}
         for row in rows:
@@ -116,7 +117,14 @@ class RowTexts:
     def _fetch(
         self, wanted: Mapping[int, Mapping[int, Sequence[int]]], reader: RangeReader
     ) -> Mapping[int, str | pa.Buffer | DatasetError]:
-        """Read blocks, or give files of shards instead; rows by block and shard."""
+        """Read blocks, or instead of a block the files of the shards that hold its rows.
+
+        Args:
+            wanted: rows by block and shard.
+
+        Returns:
+            the shards' files, as of `TableTexts.parquets`.
+        """
         alone: set[int] = set()
         whole = []
         for number, shards in wanted.items():
@@ -130,7 +138,7 @@ class RowTexts:
         return self._read.parquets(sorted(alone), reader) if self._read and alone else {}
 
     def value(self, name: str, row: int) -> str | bytes:
-        """The text of a row. Raises IndexError if there is no such row, else as `prepared`."""
+        """The text of a row. Raises IndexError if there is no such row, and the errors of `prepared`."""
         row = range(len(self))[row]
         number = _place(self._starts, row)
         while True:
@@ -143,7 +151,8 @@ class RowTexts:
                 pass
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """A column of all rows: large_binary for `STSD`, else large_string, empty where a block has none."""
+        """A column of all rows: large_binary for `STSD`, otherwise large_string; empty strings for blocks without
+        it."""
         chunks = [chunk for table in self._all() for chunk in _column(table, name).chunks]
         return pa.chunked_array(chunks, type=_kind(name))
 
@@ -171,7 +180,7 @@ class RowTexts:
         return [self._tables[number] for number in every]
 
     def _load(self, numbers: Sequence[int], retry: Retry | None = None) -> list[int]:
-        """Read blocks; gives those that cannot be used."""
+        """Read blocks. Returns the numbers of unusable ones."""
 
         def load(number: int) -> None:
             stream = self._blocks[number][1]
@@ -191,10 +200,10 @@ class RowTexts:
         return [number for number in numbers if number not in self._tables]
 
     def _take(self, s: int, rows: Sequence[int], source: str | pa.Buffer | DatasetError) -> None:
-        """Keep the texts of rows of a shard; of a damaged one, the block will be read.
+        """Keep the texts of rows of a shard. If the shard's file is damaged, the block will be read instead.
 
         Raises:
-            DatasetError: that cannot be used, either.
+            DatasetError: the block is unusable, too.
         """
         try:
             if isinstance(source, DatasetError):
@@ -216,7 +225,7 @@ class RowTexts:
 
 @dataclass(frozen=True)
 class TextColumn:
-    """A column of `RowTexts`, which `streamvid.dataset.string_column.ArrowColumn` reads when it is asked for."""
+    """A column of `RowTexts`, for `streamvid.dataset.string_column.ArrowColumn`."""
 
     texts: RowTexts
     name: str
@@ -238,12 +247,12 @@ class TextColumn:
 
 @dataclass(frozen=True)
 class TableTexts:
-    """Reads the files with texts of consolidated tables, by their SHA-256, as streams for `RowTexts`. Picklable.
+    """Reads the text files of consolidated tables, by their SHA-256, as streams for `RowTexts`. Picklable.
 
     Attributes:
         dataset: folder or URL.
         shards: the shards' entries in dataset.json.
-        parts: the shards that each of the files is of.
+        parts: SHA-256 of each file → its shards.
         retry: for how long a storage that does not answer is asked again.
     """
 
@@ -254,16 +263,17 @@ class TableTexts:
     _joint: JointLimit = field(default_factory=JointLimit, repr=False)
 
     def parquets(self, shards: Iterable[int], reader: RangeReader) -> dict[int, str | pa.Buffer | DatasetError]:
-        """The Parquet files of shards: paths of local ones, else their bytes, or why they cannot be used.
+        """The Parquet files of shards: the path of a local file, the bytes of a remote one, or the error of an unusable
+        one.
 
         Raises:
-            StorageUnavailable, AccessRefused: the storage does not give them.
+            StorageUnavailable, AccessRefused: the storage failed.
         """
         files = {s: ShardFiles(self.dataset, self.shards[s], None) for s in shards}
         beginnings: dict[int, bytes] = {}
         if files and in_s3(self.dataset):
             wanted = [(one.path("parquet"), 0, PART_BYTES) for one in files.values()]
-            # Of files that are missing, each is asked for by itself.
+            # If one is missing, all are read one by one below.
             try:
                 found = reader.remote.read(wanted, retry=reader.retry, turn=reader.turn.number)
                 beginnings = dict(zip(files, found, strict=True))
@@ -289,11 +299,11 @@ class TableTexts:
             return dict(zip(files, pool.map(source, files), strict=True))
 
     def stream(self, sha256: str, retry: Retry | None = None) -> pa.Buffer:
-        """The stream of a file, mapped. The shards' own are read instead of one that is damaged, and a warning says so.
+        """The stream of a file, mapped. If the file is damaged, a warning says so, and the shards' own files are read.
 
         Raises:
-            StorageUnavailable, AccessRefused: the storage does not give it.
-            DatasetError: the shards' own cannot be used, either.
+            StorageUnavailable, AccessRefused: the storage failed.
+            DatasetError: the shards' own files are unusable, too.
         """
         retry = retry or self.retry
         entries, stop = self.shards[self.parts[sha256]], threading.Event()
@@ -328,7 +338,7 @@ class TableTexts:
             return table_cache.in_memory(build_of_shards)
 
     def told(self, entry: ShardEntry, error: DatasetError) -> DatasetError:
-        """The error of a shard that cannot be read, for whoever reads a revision that a purge has ended."""
+        """The error of an unreadable shard, or the explanation that a purge has ended this revision."""
         return DatasetError(ended) if (ended := ended_by(self.dataset, entry)) else error
 
 
@@ -338,9 +348,10 @@ def cache_key(sha256: str, entries: Sequence[ShardEntry]) -> str:
 
 
 def text_batch(block: TextBlock, stsd: pa.Array) -> pa.RecordBatch:
-    """A block as it is stored.
+    """A block in the cache's format.
 
     Args:
+        block: the texts and metadata.
         stsd: large_binary [clips], null where no clip refers to it.
     """
     meta = block.meta
@@ -350,7 +361,7 @@ def text_batch(block: TextBlock, stsd: pa.Array) -> pa.RecordBatch:
 
 
 def _write(path: str, rows: pa.Table, entries: Sequence[ShardEntry]) -> None:
-    """Write the texts of rows to a local file, as many bytes as whole words have."""
+    """Write the texts of rows to a local file as an Arrow IPC stream."""
     block = text_block(rows, entries)
     batch = text_batch(block, block.stsd.take(pa.array(block.stsd_row)) if block.stsd.null_count else block.stsd)
     with pa.OSFile(path, "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as stream:

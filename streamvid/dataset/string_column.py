@@ -1,4 +1,4 @@
-"""Columns of strings in Arrow memory. Python strings are made on access, as making a million of them takes seconds."""
+"""Columns of strings in Arrow memory. Python strings are made on access, because a million of them take seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class LazyArray(Protocol):
-    """Reads strings when they are asked for: see `streamvid.dataset.row_texts.TextColumn`."""
+    """Strings that are read on demand: see `streamvid.dataset.row_texts.TextColumn`."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, row: int, /) -> str | bytes: ...
@@ -31,11 +31,10 @@ class LazyArray(Protocol):
 
 
 class ArrowColumn(Sequence[T]):
-    """Strings in an Arrow array. Equal to any sequence of the same strings; may be pickled.
+    """Strings in an Arrow array. Equal to any sequence of the same strings; picklable.
 
     Args:
-        array: large_string or large_binary, without nulls where it is read, valid UTF-8; or what reads it when it is
-            asked for.
+        array: large_string (valid UTF-8) or large_binary, without nulls in rows that are read; or a `LazyArray`.
     """
 
     def __init__(self, array: pa.Array | pa.ChunkedArray | LazyArray) -> None:
@@ -47,7 +46,7 @@ class ArrowColumn(Sequence[T]):
         return self._array if isinstance(self._array, pa.ChunkedArray) else self._array.whole()
 
     def prepared(self, rows: Sequence[int], reader: RangeReader) -> AbstractContextManager[None]:
-        """Read what these strings need: see `streamvid.dataset.row_texts.RowTexts.prepared`."""
+        """Read the strings of these rows: see `streamvid.dataset.row_texts.RowTexts.prepared`."""
         return nullcontext() if isinstance(self._array, pa.ChunkedArray) else self._array.prepared(rows, reader)
 
     def __len__(self) -> int:
@@ -98,10 +97,10 @@ def hashes(array: pa.Array) -> UInt64:
     _, offsets, data = array.buffers()
     ends = np.frombuffer(offsets, dtype=np.int64)[first:last]
     start, sizes = ends[:-1], np.diff(ends)
-    # Every eight bytes are read as a number, those behind a string's end masked.
+    # Eight bytes at a time are read as a number; bytes after a string's end are masked.
     padded = np.concatenate([np.frombuffer(data or b"", dtype=np.uint8), np.zeros(8, dtype=np.uint8)])
     words = np.ndarray((len(padded) - 7,), dtype=np.uint64, buffer=padded, strides=(1,))
-    # Not the size itself, which the first bytes of short strings may be.
+    # Not the size itself: the first bytes of a short string may equal it.
     result = (sizes.astype(np.uint64) + np.uint64(1)) * _MULTIPLIER
     for done in range(0, int(sizes.max(initial=0)), 8):
         left = np.clip(sizes - done, 0, 8).astype(np.uint64)
@@ -118,8 +117,8 @@ def repeated(column: StringColumn, hashed: UInt64 | None = None) -> list[str]:
 
     Args:
         column: the strings.
-        hashed: uint64 [strings], their `hashes`, if these are at hand. To sort these takes a fifth of the time of
-            counting strings, and a tenth of the memory.
+        hashed: uint64 [strings], their `hashes` if known. Sorting hashes takes a fifth of the time, and a tenth of the
+            memory, of counting strings.
     """
     if hashed is None:
         hashed = np.concatenate([np.empty(0, np.uint64), *map(hashes, column.array.chunks)])

@@ -1,8 +1,8 @@
-"""FFmpeg's decoder of a clip, or DALI's of an image, the same for all who decode: loaders, packing and `verify`.
+"""FFmpeg's decoder for clips, and DALI's for images, opened in the same way by loaders, packing and `verify`.
 
-What a codec context gives depends on what it was told when it was opened, and on what it has decoded before. It is told
-here what FFmpeg's demuxer would tell it of the whole clip, and every run of packets begins with an empty decoder. So a
-frame does not depend on which others are decoded with it.
+The output of a codec context depends on its parameters and on the packets before. Here it gets the parameters that
+FFmpeg's demuxer would set for the whole clip, and every run of packets begins with an empty decoder. So a frame does
+not depend on which other frames are decoded with it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 MAX_REORDER: Final = 16
-"""Pictures that H.264 lets a decoder hold back at most (max_dec_frame_buffering, A.3.1 of ITU-T H.264)."""
+"""Most pictures that an H.264 decoder may delay (max_dec_frame_buffering, A.3.1 of ITU-T H.264)."""
 
 MAX_PIXELS: Final = 1 << 26
-"""Of a picture, of a video that predicts pictures from others: FFmpeg holds ten and more of them. 8192x8192 is twice
-as much as any level of H.264, and any of HEVC and AV1 below 7, allows."""
+"""Most pixels of a picture in codecs with inter prediction, for which FFmpeg holds ten and more pictures. 8192x8192 is
+twice what any level of H.264, and any level of HEVC and AV1 below 7, allows."""
 _MAX_INTRA_PIXELS: Final = 1 << 28
+"""Most pixels of a picture in codecs without it."""
 
 
 class _Kept(NamedTuple):
-    """An open codec context, the sample description it was opened for but for the bit rate, and the reordering and size
-    that it was told of."""
+    """An open codec context, with the sample description (without bit rate), reorder depth and pixel limit that it was
+    opened with."""
 
     stsd: bytes
     reorder: int
@@ -49,12 +50,12 @@ class _Kept(NamedTuple):
 
 
 class ReusableCodecContext(threading.local):
-    """A codec context per thread, kept open for the next stream with the same sample description, whatever bit rate it
-    names: opening one and allocating its frames takes as long as decoding three of them.
+    """A codec context per thread, kept open for the next stream with the same sample description (its bit rate aside):
+    opening one and allocating its frames takes as long as decoding three frames.
 
     Args:
-        strict: raise for any error in a NAL unit, see `open_context`.
-        taken: called before each packet that FFmpeg is given.
+        strict: raise for any error in a NAL unit: see `open_context`.
+        taken: called before each packet that PyAV feeds.
     """
 
     def __init__(self, *, strict: bool = False, taken: Callable[[], object] = lambda: None) -> None:
@@ -64,20 +65,20 @@ class ReusableCodecContext(threading.local):
     def decode(
         self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int, pixels: int = _MAX_INTRA_PIXELS
     ) -> Iterator[VideoFrame]:
-        """Decode a stream that depends on nothing before it.
+        """Decode a stream that starts at a random access packet.
 
         Args:
-            packets: in decode order, each with its place in display order, which becomes the `pts` of its frame.
-                They are taken only as frames are asked for.
-            reorder: the most pictures that are decoded before one of them and displayed after it: see
-                `reorder_depth`.
-            pixels: the largest picture that is decoded: see `limit_pixels`.
+            stsd: the sample description box.
+            packets: in decode order, each with its rank in display order, which becomes the `pts` of its frame.
+                Consumed lazily, as frames are asked for.
+            reorder: the stream's `reorder_depth`.
+            pixels: most pixels of a picture: see `limit_pixels`.
 
         Returns:
             all frames, in display order.
 
         Raises:
-            av.error.FFmpegError: they cannot be decoded.
+            av.error.FFmpegError: the packets cannot be decoded.
         """
         if is_image_entry(stsd):
             yield from decode_images(stsd, packets)
@@ -87,7 +88,7 @@ class ReusableCodecContext(threading.local):
             yield from _decode(context, packets, self._taken)
 
     def pictures(self, stsd: bytes, run: NativeRun, *, reorder: int, pixels: int) -> Iterator[tuple[int, Picture]]:
-        """The wanted pictures of a stream, without Python between two packets: see `NativeDecoder.pictures`."""
+        """The wanted pictures of a stream, decoded by the native part: see `NativeDecoder.pictures`."""
         with self._held(stsd, reorder, pixels, native=True) as context:
             assert isinstance(context, NativeDecoder)
             yield from context.pictures(run)
@@ -96,7 +97,7 @@ class ReusableCodecContext(threading.local):
     def _held(
         self, stsd: bytes, reorder: int, pixels: int, *, native: bool
     ) -> Iterator[VideoCodecContext | NativeDecoder]:
-        # Taken out while it is in use, so that one that fails is not kept.
+        # Taken out while in use, so that a context that failed is not kept.
         kept, self._kept, same = self._kept, None, without_bit_rate(stsd)
         if (
             kept is None
@@ -104,8 +105,8 @@ class ReusableCodecContext(threading.local):
             or kept.reorder < reorder
         ):
             kept = _Kept(same, reorder, pixels, self._open(stsd, reorder, pixels, native))
-        # A caller that has all the frames it wants closes its generator early; the context is still good. A native one
-        # may be freed already: what is garbage, after an error, Python finalizes in any order.
+        # A caller with all its frames closes the generator early, and the context is kept. Not a native one: a
+        # generator that is garbage after an error is closed, too, and its decoder may have been finalized before.
         with suppress(*(() if native else (GeneratorExit,))):
             yield kept.context
         if not _has_history(kept.context):
@@ -121,14 +122,15 @@ class ReusableCodecContext(threading.local):
 
 
 def _has_history(context: VideoCodecContext | NativeDecoder) -> bool:
-    """Whether emptying a decoder leaves state of the stream before: of MPEG-4 the distance of the first B-frame, of
-    H.264 in 4:4:4 the version of x264, of VP8 what a damaged key frame is filled with."""
+    """Whether a flushed decoder keeps state of the previous stream: the distance of the first B-frame in MPEG-4, the
+    version of x264 in H.264 4:4:4, and the picture that conceals a damaged key frame in VP8."""
     name = context.name if isinstance(context, NativeDecoder) else context.codec.canonical_name
     return name in ("mpeg4", "vp8") or (name == "h264" and "444" in (context.pix_fmt or ""))
 
 
 def reorder_depth(display_order: Int64 | Sequence[int]) -> int:
-    """The most pictures of a stream that are decoded before one of them and displayed after it.
+    """The reorder depth of a stream: the most pictures that precede any picture in decode order and follow it in
+    display order.
 
     Args:
         display_order: [packets], at least one, a permutation of consecutive numbers: each packet's rank by presentation
@@ -149,7 +151,7 @@ def open_context(stsd: bytes, reorder: int, *, strict: bool = False) -> VideoCod
 
     Args:
         reorder: as for `ReusableCodecContext.decode`.
-        strict: raise for any error in a NAL unit, be it one that no picture needs. Motion JPEG is decoded so always.
+        strict: raise for any error in a NAL unit, even one that no picture needs. Motion JPEG is always strict.
 
     Raises:
         av.error.FFmpegError: the sample description is damaged.
@@ -166,19 +168,18 @@ def open_context(stsd: bytes, reorder: int, *, strict: bool = False) -> VideoCod
     # Threads swallow errors: with several of them FFmpeg's VP9 decoder gives fewer frames and says nothing.
     context.thread_count = 1
     if strict or context.codec.canonical_name == "mjpeg":
-        # Else what is damaged of a picture shows whatever lies in memory, and no flag says so.
+        # Otherwise the damaged part of a picture shows uninitialised memory, without a flag.
         context.options = {"err_detect": "explode"}
     limit_pixels(context)
     return context
 
 
 def unfilled_mp4(stsd: bytes, reorder: int) -> bytes:
-    """An MP4 without packets, by which FFmpeg's demuxer learns how a track is to be decoded. Raises
+    """An MP4 without packets, from which FFmpeg's demuxer makes the decoder's parameters. Raises
     av.error.InvalidDataError if the sample description is damaged.
 
-    Where the bitstream does not say how far pictures are reordered, FFmpeg's H.264 decoder begins with what the
-    container says, and drops the pictures by which it learns that it is more. So there is a table of times that are
-    reordered as far.
+    Its table of composition times is reordered by `reorder` pictures: if the bitstream does not state the reorder
+    depth, FFmpeg's H.264 decoder starts with the container's, and drops pictures whenever it finds a larger one.
     """
     times = np.append(np.arange(1, reorder + 1), 0)
     sizes = np.ones(reorder + 1, dtype=np.int64)
@@ -208,15 +209,16 @@ def bare_context(decoder: str, extradata: bytes | None = None) -> VideoCodecCont
 
 
 def limit_pixels(context: VideoCodecContext, pixels: int = _MAX_INTRA_PIXELS) -> int:
-    """Have a decoder that is not open yet refuse larger pictures before it allocates them: a parameter set of some
-    bytes may claim any size, at any time.
+    """Make a decoder that is not open yet refuse larger pictures before it allocates them: a parameter set of a few
+    bytes may claim any size.
 
     Args:
-        pixels: of a picture as it is coded, which may be cropped; `MAX_PIXELS` at most, more for codecs without
-            prediction from other pictures.
+        context: the decoder.
+        pixels: most pixels of a coded picture, before cropping; not more than `MAX_PIXELS`, or 2²⁸ for codecs without
+            inter prediction.
 
     Returns:
-        what the limit is.
+        the limit that was set.
     """
     most = min(pixels, _MAX_INTRA_PIXELS if context.codec.intra_only else MAX_PIXELS)
     context.options = {**context.options, "max_pixels": str(most)}
@@ -224,9 +226,9 @@ def limit_pixels(context: VideoCodecContext, pixels: int = _MAX_INTRA_PIXELS) ->
 
 
 def padded_packet(data: bytes) -> Packet[Any]:
-    """A packet that FFmpeg allocates, with the zeroed padding behind the data that its decoders read into.
+    """A packet allocated by FFmpeg, with the zeroed padding after the data that its decoders read.
 
-    av.Packet(bytes) has none: decoders then read past the end, and MPEG-4 frames come out wrong.
+    av.Packet(bytes) has no padding: decoders then read past the end, and MPEG-4 frames come out wrong.
     """
     import av
 

@@ -1,8 +1,7 @@
-"""FFmpeg's decoders without Python between two packets: the C of `streamvid/native/ffmpeg.c`, which calls the libraries
-that PyAV has loaded.
+"""FFmpeg's decoders, fed by the C code of `streamvid/native/ffmpeg.c`, which calls the libraries that PyAV has loaded.
 
-PyAV takes and gives Python's lock three times for each packet, and threads that decode wait for each other. Here it is
-held once for each picture that is wanted, or for each run of packets where pictures are rendered at once, too.
+PyAV releases and reacquires the GIL three times per packet, so that decoding threads wait for each other. Here the GIL
+is taken once per wanted picture, or once per run of packets if C renders the pictures, too.
 """
 
 from __future__ import annotations
@@ -24,34 +23,35 @@ from streamvid.color.picture import GRAY, Picture, picture_at
 from streamvid.color.render import PlaneFormat, Targets
 
 CODECS: Final = frozenset({"h264", "hevc", "vp8", "vp9", "av1", "mpeg4"})
-"""Whose pictures are planar."""
+"""Codecs whose pictures are planar."""
 _VERSION: Final = 2
-"""As in ffmpeg.c."""
+"""The interface version that `sv_ffmpeg_version` must return."""
 _CORRUPT: Final = 2
+"""`sv_next`'s result for a picture that FFmpeg marks as damaged."""
 log = logging.getLogger(__name__)
 
 
 FindTargets = Callable[[PlaneFormat], Targets | None]
+"""The render targets for pictures of a plane format; None if C cannot render them."""
 
 
 class _Like(NamedTuple):
-    """What pictures are: FFmpeg's number of their format, and how they lie in memory."""
+    """A picture format: FFmpeg's number of the pixel format, and the planes' format."""
 
     format: int
     form: PlaneFormat
 
 
 class NativeRun(ctypes.Structure):
-    """Packets of a stream that depends on nothing before it, and which of their pictures are wanted: `sv_run` of
-    ffmpeg.c.
+    """A run of packets that starts at a random access packet, and the pictures wanted of it: `sv_run` of ffmpeg.c.
 
     Args:
         data: uint8 [bytes], the packets one after another.
-        sizes, ranks: int64 [packets], of each packet, and its picture's place in display order.
-        rows: of the pictures that are wanted, by rank; others are not looked at.
-        taken: counts packets that FFmpeg is given, for who watches.
-        size: height and width of pictures that may be rendered.
-        targets: says where those of a format are, by row, instead of being given; None: nowhere.
+        sizes, ranks: int64 [packets], bytes of each packet, and its picture's rank in display order.
+        rows: rank of each wanted picture → its row.
+        taken: incremented for each packet that FFmpeg is given; other threads may read it.
+        size: height and width of the pictures that may be rendered.
+        targets: where pictures of a format are rendered; None: all wanted pictures are yielded.
     """
 
     _fields_ = (
@@ -92,11 +92,11 @@ class NativeRun(ctypes.Structure):
         )  # fmt: skip
 
     def has_shown(self, rank: int) -> bool:
-        """Whether FFmpeg has output the picture of that rank until now."""
+        """Whether FFmpeg has output the picture of this rank so far."""
         return bool(self._shown[rank - self.first])
 
     def aim(self, like: _Like) -> None:
-        """Have pictures like those before rendered where they belong, until another is given."""
+        """Let C render the next pictures if they have the format `like`, until a picture is yielded."""
         form = like.form
         if self._find is None or form.subsampling[0] == GRAY or (form.height, form.width) != self._size:
             return
@@ -114,20 +114,19 @@ class NativeRun(ctypes.Structure):
         self.render = None if targets is None else targets.render
 
     def rendered(self) -> list[int]:
-        """Ranks of the pictures that were rendered until now."""
+        """Ranks of the pictures that C has rendered so far."""
         ranks: list[int] = (np.flatnonzero(self._marks == 2) + self.first).tolist()
         return ranks
 
 
 @cache
 def compiled() -> Any:
-    """The compiled library, which calls PyAV's FFmpeg; None, and one warning, where it was not built, or FFmpeg is of
-    another version."""
+    """The compiled library; None, and one warning, if it was not built or does not support the FFmpeg of this PyAV."""
     import av.container.core
 
     reason = "it was not built: install streamvid again where there is a C compiler"
     for path in sorted(Path(__file__).parents[1].glob("native/ffmpeg*.so")):
-        with suppress(OSError, AttributeError):  # built for another machine, or long ago
+        with suppress(OSError, AttributeError):  # built for another machine or an older version
             library = ctypes.CDLL(str(path))
             if library.sv_ffmpeg_version() != _VERSION:
                 continue
@@ -152,15 +151,15 @@ class CorruptPictureError(Exception):
 
 
 class NativeDecoder:
-    """An open decoder of FFmpeg's, for one thread at a time.
+    """An open FFmpeg decoder, for one thread at a time.
 
     Args:
-        mp4: one that says how its track is to be decoded; without packets.
-        pixels: of a picture at most.
+        mp4: an MP4 without packets, whose track has the decoder's configuration.
+        pixels: most pixels of a picture.
 
     Attributes:
-        name: of the codec, in FFmpeg's words.
-        pix_fmt: of the last picture.
+        name: FFmpeg's name of the codec.
+        pix_fmt: FFmpeg's name of the last picture's pixel format.
 
     Raises:
         av.error.FFmpegError: the track cannot be decoded.
@@ -180,11 +179,11 @@ class NativeDecoder:
         self._last: _Like | None = None
 
     def pictures(self, run: NativeRun) -> Iterator[tuple[int, Picture]]:
-        """The rank of each wanted picture that is given, and the picture, which is valid until the next is asked for.
+        """The wanted pictures that C does not render: each with its rank, and valid until the next is asked for.
 
         Raises:
             av.error.FFmpegError: the packets cannot be decoded.
-            CorruptPictureError: FFmpeg says so of a picture, be it wanted or not.
+            CorruptPictureError: FFmpeg marks a picture, wanted or not, as damaged.
         """
         while True:
             if self._last is not None:
@@ -200,7 +199,7 @@ class NativeDecoder:
         _check(result)
 
     def flush_buffers(self) -> None:
-        """Forget the stream, for the next one."""
+        """Empty the decoder before the next stream."""
         self._library.sv_flush_buffers(self._stream)
 
 

@@ -1,4 +1,4 @@
-"""Decoded frames → frames as an encoder takes them: size, 4:2:0, bit depth, and colour tags."""
+"""Conversion of decoded frames to an encoder's input format: size, 4:2:0, bit depth, and colour tags."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _LIMITED, _FULL = 1, 2
 _SWSCALE: Final = {
     1: Colorspace.ITU709, 4: Colorspace.FCC, 7: Colorspace.SMPTE240M, 9: Colorspace.BT2020, 10: Colorspace.BT2020,
 }  # fmt: skip
-"""Its names of H.273's matrices, which count only where the matrix is changed, or RGB is made."""
+"""swscale's names of H.273's matrices. They matter only if the matrix is changed, or RGB is made."""
 
 
 def encoded_size(width: int, height: int, codec: Target, short_side: int | None) -> tuple[int, int]:
-    """The size in which frames are encoded: the source's, unless it is odd, too small for the encoder, or to be made
-    smaller.
+    """The size in which frames are encoded: the source's, unless `short_side` is smaller.
 
-    Both sides are scaled by the same factor, and then rounded to even numbers, halves down: 4:2:0 has a sample of
-    colour for every two pixels.
+    Both sides are scaled by the same factor, rounded to the nearest even number (halves down), because 4:2:0 has a
+    chroma sample for every two pixels, and raised to the encoder's minimum.
 
     Args:
         width, height: of the source's frames, in pixels.
-        short_side: pixels of the shorter side; None, or more than it has, leaves it as it is.
+        codec: to encode to.
+        short_side: pixels of the shorter side; None, or more than the source has: not scaled.
 
     Returns:
         width and height, in pixels.
@@ -51,17 +51,17 @@ def encoded_size(width: int, height: int, codec: Target, short_side: int | None)
 class EncoderFormat:
     """Converts frames to one size and pixel format that an encoder takes, chosen by the first frame.
 
-    Primaries, transfer, matrix and range stay what they are, and no tone mapping is done. Matrix and range are always
-    tagged, by `streamvid.color.tags.settled_tags`: what is untagged might be taken for something else in another size.
+    Primaries, transfer, matrix and range are kept, and no tone mapping is done. Matrix and range are always tagged, by
+    `streamvid.color.tags.settled_tags`: a player guesses them by the frame size, which may be another now.
     RGB becomes BT.601, tagged so; frames for Motion JPEG, which has no tags, become BT.601 in full range. An alpha
     channel is dropped.
 
     Args:
         short_side: as in `encoded_size`.
-        tags: its clip's `color_space` and `color_range`; None: the frame's own.
+        tags: the clip's `color_space` and `color_range`; None: the frames' own.
 
     Attributes:
-        size: width and height that frames are converted to, in pixels.
+        size: width and height of converted frames, in pixels.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EncoderFormat:
         self._reformatter = VideoReformatter()
 
     def _meaning(self, frame: VideoFrame) -> tuple[int, Colorspace, ColorRange]:
-        """A frame's matrix, by H.273 and for swscale, and its range. A stream may change them midway."""
+        """A frame's matrix, as H.273's number and for swscale, and its range. A stream may change both midway."""
         rgb, name = _is_rgb(frame), frame.format.name
         own_range = int(frame.color_range) or (_FULL if name.startswith(("gray", "ya", "pal", "mono")) else _LIMITED)
         try:
