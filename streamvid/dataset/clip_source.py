@@ -8,6 +8,7 @@ import posixpath
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import numpy as np
@@ -82,6 +83,8 @@ class ClipSource:
         self._first_rows: Int64 = np.cumsum([0, *(shard.entry.clips for shard in shards)], dtype=np.int64)
         self.forgotten = np.empty(0, dtype=np.int64) if forgotten is None else forgotten
         self.reader = RangeReader(retry)
+        for folder, some in groupby(shards, key=lambda shard: shard.dataset):
+            self.reader.remote.tell(folder, dict(chain.from_iterable(shard.told() for shard in some)))
         self._indexes: LruCache[int, AnyIndex] = LruCache(INDEX_BYTES, memory_of)
         self._checked: LruCache[int, Int64] = LruCache(_CHECKED_BYTES, lambda numbers: numbers.nbytes)
         self._checksums: LruCache[int, StringColumn] = LruCache(_CHECKSUM_CLIPS, len)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from streamvid.dataset.tables import TableEntry, parse_tables, usable
@@ -18,6 +19,9 @@ UNFINISHED_FILE: Final = "unfinished.txt"
 SHARD_FOLDER: Final = "shards"
 SHARD_EXTENSIONS: Final = ("tar", "idx", "packets", "parquet")
 """A shard's files, in the order in which they are written."""
+_READ_BY_RANGE: Final = ("tar", "packets", "parquet")
+_ETAG: Final = re.compile(r"[!#-~]{1,200}")
+"""A strong one without its quotes: it goes into a header, and so has no other characters than a header may."""
 _OF_THE_TAR: Final = ("bytes", "sha256", "idx_sha256")
 REVISIONS_FOLDER: Final = "revisions"
 MAX_BYTES: Final = 128 << 20
@@ -41,6 +45,8 @@ class ShardEntry:
         packets_bytes: size of the .packets file.
         packets_sha256, parquet_sha256: SHA-256 of the other two files.
         origin: the `identity` of the shard in whose place it stands with the same rows; "" if it is the first there.
+        etags: of those of its files that are read by range, by extension, the ETag without quotes that the storage gave
+            when the dataset was written; a copy of the dataset may have others.
     """
 
     name: str
@@ -53,6 +59,7 @@ class ShardEntry:
     packets_sha256: str
     parquet_sha256: str
     origin: str = ""
+    etags: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def has_tar(self) -> bool:
@@ -76,10 +83,19 @@ class ShardEntry:
         """The sizes of its files by extension, as far as dataset.json has them."""
         return {**({"tar": self.bytes} if self.has_tar else {}), "packets": self.packets_bytes}
 
-    def to_json(self) -> dict[str, str | int]:
+    def to_json(self) -> dict[str, object]:
         """Its object in dataset.json."""
-        left_out = (() if self.has_tar else _OF_THE_TAR) + (() if self.origin else ("origin",))
-        return {field: value for field, value in asdict(self).items() if field not in left_out}
+        left_out = {
+            *(() if self.has_tar else _OF_THE_TAR),
+            *(one for one in ("origin", "etags") if not getattr(self, one)),
+        }
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
+
+    def with_etags(self, marks: Mapping[str, str]) -> ShardEntry:
+        """The same with ETags as a listing of the folder of shards has them, by name of the file."""
+        quoted = {extension: marks.get(f"{self.name}.{extension}", "") for extension in _READ_BY_RANGE}
+        strong = {extension: mark[1:-1] for extension, mark in quoted.items() if mark[:1] == mark[-1:] == '"'}
+        return replace(self, etags={extension: one for extension, one in strong.items() if _ETAG.fullmatch(one)})
 
     def file(self, extension: str) -> str:
         """Path of one of its files relative to the dataset."""
@@ -343,8 +359,18 @@ def _shard(entry: object) -> ShardEntry:
 def _parsed_entry(name: str, entry: dict[str, Any]) -> ShardEntry:
     clips, frames, packets_bytes = (_count(entry, field) for field in ("clips", "frames", "packets_bytes"))
     packets, parquet = _sum(entry, "packets_sha256"), _sum(entry, "parquet_sha256")
-    origin = _sum(entry, "origin") if "origin" in entry else ""
+    origin, etags = _sum(entry, "origin") if "origin" in entry else "", _etags(entry.get("etags", {}))
     if "sha256" not in entry:  # its clips lie elsewhere
-        return ShardEntry(name, clips, frames, 0, "", "", packets_bytes, packets, parquet, origin)
+        return ShardEntry(name, clips, frames, 0, "", "", packets_bytes, packets, parquet, origin, etags)
     tar, idx = _sum(entry, "sha256"), _sum(entry, "idx_sha256")
-    return ShardEntry(name, clips, frames, _count(entry, "bytes"), tar, idx, packets_bytes, packets, parquet, origin)
+    size = _count(entry, "bytes")
+    return ShardEntry(name, clips, frames, size, tar, idx, packets_bytes, packets, parquet, origin, etags)
+
+
+def _etags(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise ValueError("'etags' is not an object")
+    found = {name: value[name] for name in _READ_BY_RANGE if name in value}
+    if not all(isinstance(etag, str) and _ETAG.fullmatch(etag) for etag in found.values()):
+        raise ValueError("'etags' has what is no ETag")
+    return found

@@ -32,7 +32,9 @@ from streamvid.dataset.manifest import (
 )
 from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage import filesystem
+from streamvid.storage.client import in_s3
 from streamvid.storage.explain import MissingFile
+from streamvid.storage.filesystem import Details
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.url import given_path, is_local, join, local_path, redact
@@ -204,6 +206,20 @@ def changing(path: str | os.PathLike[str]) -> Iterator[Base]:
         yield Base(local_path(path) if is_local(path) else path, document, manifest)
 
 
+def with_etags(path: str, manifest: Manifest, listed: Mapping[str, Details] | None = None) -> Manifest:
+    """A manifest with the ETags of its shards' objects in S3, so that every range of them is asked for with If-Match.
+
+    Args:
+        path: of the dataset; of others than in S3 nothing changes.
+        listed: its folder of shards, if it was listed.
+    """
+    if not in_s3(path) or (listed is None and all(entry.etags for entry in manifest.shards)):
+        return manifest
+    found = filesystem.list_details(join(path, SHARD_FOLDER)) if listed is None else listed
+    marks = {name: one.mark for name, one in found.items()}
+    return replace(manifest, shards=tuple(entry.with_etags(marks) for entry in manifest.shards))
+
+
 def publish_revision(base: Base, manifest: Manifest, tables: Mapping[str, bytes | Path] | None = None) -> Manifest:
     """Write the next revision of a dataset.
 
@@ -219,7 +235,7 @@ def publish_revision(base: Base, manifest: Manifest, tables: Mapping[str, bytes 
         InputError: the dataset has changed meanwhile.
         DatasetError: a file cannot be written. In both cases it is as it was, and the tables are gone again.
     """
-    manifest = replace(manifest, revision=base.manifest.revision + 1)
+    manifest = with_etags(base.path, replace(manifest, revision=base.manifest.revision + 1))
     try:
         for name, content in (tables or {}).items():
             file = join(base.path, name)

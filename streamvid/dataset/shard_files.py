@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -50,6 +50,11 @@ class ShardFiles:
     def path(self, extension: str) -> str:
         """Path or URL of the shard's ``tar``, ``idx``, ``packets`` or ``parquet``."""
         return join(self.dataset, self.entry.file(extension))
+
+    def told(self) -> Iterator[tuple[str, tuple[str, int | None]]]:
+        """The files whose ETags dataset.json has, by path relative to the dataset: ETag, and size, if it has that."""
+        for extension, etag in self.entry.etags.items():
+            yield self.entry.file(extension), (f'"{etag}"', self.entry.sizes.get(extension))
 
     def signature(self) -> tuple[int, int]:
         """Size in bytes and modification time in ns of a local Parquet file; zeros if it is remote or missing."""

@@ -32,7 +32,7 @@ from streamvid.dataset.manifest import (
     UNFINISHED_FILE,
     Manifest,
 )
-from streamvid.dataset.revisions import commit, kept_manifests, kept_revisions, table_files
+from streamvid.dataset.revisions import commit, kept_manifests, kept_revisions, table_files, with_etags
 from streamvid.dataset.tables import TABLE_FOLDER
 from streamvid.errors import InputError
 from streamvid.packing.fingerprints import differing_parts
@@ -219,7 +219,7 @@ def publish(
         shown = redact(destination)
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
     before = filesystem.read_bytes(join(destination, FILE_NAME)) if base is not None else b""
-    data = manifest.to_json()
+    data = with_etags(destination, manifest, there).to_json()
     if before == data:  # a call before this one came as far
         remove_progress(destination, fingerprint)
         return

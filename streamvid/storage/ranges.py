@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections import ChainMap
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -17,10 +18,12 @@ from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
 from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
 from streamvid.storage.link import Link
-from streamvid.storage.part import changed, read_part
+from streamvid.storage.part import Part, changed, read_part
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
+
+log = logging.getLogger(__name__)
 
 Range = tuple[AnyPath, int, int]
 
@@ -47,9 +50,19 @@ class RemoteRanges:
         self.link = link or Link()
         given = {path: mark for path, mark in (expected or {}).items() if in_s3(path)}
         self._marks: dict[str, str] = {_url(*locate(path, patient=True)): mark for path, mark in given.items()}
+        self._told: dict[str, tuple[str, int | None]] = {}
+        self._doubted = False
         self._sizes: dict[str, int] = {}
         self._first: dict[tuple[int, str], tuple[int, asyncio.Event]] = {}
         self._s3 = S3Ranges()
+
+    def tell(self, folder: str, files: Mapping[str, tuple[str, int | None]]) -> None:
+        """Take what a dataset in S3 says of its objects, by path below its folder: ETags, which their first ranges are
+        asked for with, and sizes, which they must have. A copy of the dataset may have other ETags: if an object has,
+        they are learned from the objects, as where none are told."""
+        if files and in_s3(folder):
+            prefix = _url(*locate(folder, patient=True))
+            self._told |= {f"{prefix}/{name}": one for name, one in files.items()}
 
     def read_object(self, path: AnyPath, *, most: int, retry: Retry) -> bytes:
         """A whole object in S3, whose size comes with its beginning: one request if it is short. Errors as of `read`,
@@ -154,13 +167,31 @@ class RemoteRanges:
             if end <= start:
                 return b""
             url = _url(fs, name)
-            async with self._after_the_first(url, turn, known=url in marks or not is_s3(fs)):
+            told, size = self._told.get(url, ("", None))
+
+            async def ask(mark: str = "") -> Part:
                 part = await self.link.fetch(
-                    end - start, lambda: read(fs, name, start, end, marks.get(url, ""), self.link), turn
+                    end - start, lambda: read(fs, name, start, end, mark or marks.get(url, ""), self.link), turn
                 )
+                # From a server that gives no ETags, or not always, it is the one that was asked for.
+                return part if part.mark or marks.get(url, mark) != told else part._replace(mark=told)
+
+            part = None
+            if told and url not in marks and not self._doubted:
+                try:
+                    part = await ask(told)
+                except FileChangedError:
+                    if marks.get(url) == told:  # others have come with it: it was replaced just now
+                        raise
+                    self._doubt(url)
+            if part is None:
+                async with self._after_the_first(url, turn, known=url in marks or not is_s3(fs)):
+                    part = await ask()
             if (known := marks.setdefault(url, part.mark)) != part.mark:
                 raise changed(url, known, part.mark)
             if part.size is not None:
+                if size not in (None, part.size) and url not in self._sizes:
+                    log.warning("%s has %d bytes, where its dataset says %d.", redact(url), part.size, size)
                 self._sizes[url] = part.size
             return part.data
 
@@ -168,6 +199,12 @@ class RemoteRanges:
             return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
 
         return cast(list[bytes | BaseException], sync(fs.loop, every))
+
+    def _doubt(self, url: str) -> None:
+        """Believe no told ETag any more, and say so once: who copies one object copies all."""
+        if not self._doubted:
+            self._doubted = True
+            log.info("%s has not the ETag that its dataset says, as in a copy: ETags are learned anew.", redact(url))
 
     @contextlib.asynccontextmanager
     async def _after_the_first(self, url: str, turn: int, *, known: bool) -> AsyncIterator[None]:

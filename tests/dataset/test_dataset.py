@@ -244,6 +244,12 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "name with newline": (lambda d: edit_shard(d, name="00000100\n"), "not eight digits"),
     "name twice": (lambda d: edit_shard(d, name="00000000"), "names a shard twice"),
     "checksum": (lambda d: edit_shard(d, sha256="x"), "shard 00000100.*'sha256' is not 64 hexadecimal digits"),
+    "etags of text": (lambda d: edit_shard(d, etags="x"), "shard 00000100.*'etags' is not an object"),
+    "an etag of a number": (lambda d: edit_shard(d, etags={"tar": 1}), "'etags' has what is no ETag"),
+    "an etag with a header": (lambda d: edit_shard(d, etags={"tar": 'x"\r\nX: y'}), "'etags' has what is no ETag"),
+    "an etag with a line": (lambda d: edit_shard(d, etags={"packets": "x\n"}), "'etags' has what is no ETag"),
+    "a long etag": (lambda d: edit_shard(d, etags={"parquet": "x" * 201}), "'etags' has what is no ETag"),
+    "no etag": (lambda d: edit_shard(d, etags={"tar": ""}), "'etags' has what is no ETag"),
     "truncated indexes": (
         lambda d: truncate(d / "shards/00000100.packets", 100),
         r"shard 00000100\.packets is truncated: 100 of \d+ bytes; copy it again or run streamvid verify",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import streamvid as sv
+from streamvid.errors import DatasetError
 from streamvid.packing.pack import pack
+from streamvid.storage.byte_range import ByteRange
 from tests.support.clips import write
 from tools.clips import Recipe
 
@@ -56,6 +60,80 @@ def test_a_bucket_gives_the_same_batches_as_a_disk(datasets: tuple[str, str], tm
         assert torch.equal(a["video"], b["video"])  # type: ignore[arg-type]
     kept = [path.stat() for path in (tmp_path / "cache").iterdir() if path.is_file()]
     assert 0 < sum(min(stat.st_size, stat.st_blocks * 512) for stat in kept) <= limit
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """Of all ranged GETs of shards: the file, and its If-Match."""
+    from aiohttp import ClientSession
+
+    found: list[tuple[str, str | None]] = []
+    request = ClientSession._request
+
+    async def noting(self: ClientSession, method: str, url: Any, **options: Any) -> Any:
+        headers = options.get("headers") or {}
+        if method == "GET" and "Range" in headers and "/shards/" in str(url):
+            found.append((str(url).partition("?")[0], headers.get("If-Match")))
+        return await request(self, method, url, **options)
+
+    monkeypatch.setattr(ClientSession, "_request", noting)
+    return found
+
+
+def stored_anew(url: str) -> None:
+    """Store an object once more, in a part, so that it has another ETag."""
+    import s3fs
+
+    fs = s3fs.S3FileSystem()
+    data, target = fs.cat_file(url), dict(zip(("Bucket", "Key"), url.removeprefix("s3://").split("/", 1), strict=True))
+    begun = fs.call_s3("create_multipart_upload", **target)["UploadId"]
+    part = fs.call_s3("upload_part", **target, UploadId=begun, PartNumber=1, Body=data)["ETag"]
+    parts = {"Parts": [{"PartNumber": 1, "ETag": part}]}
+    fs.call_s3("complete_multipart_upload", **target, UploadId=begun, MultipartUpload=parts)
+
+
+def test_every_ranged_get_of_a_packed_dataset_demands_its_etag(
+    datasets: tuple[str, str], tmp_path: Path, sent: list[tuple[str, str | None]]
+) -> None:
+    """The first of each object, too."""
+    assert batches(datasets[1], cache_dir=tmp_path / "cache", fetch="ranges")
+    assert {name.rpartition(".")[2] for name, _ in sent} >= {"tar", "packets"}
+    assert [name for name, etag in sent if not etag and not name.endswith(".parquet")] == []
+
+
+def test_a_copy_with_other_etags_gives_the_same_batches(
+    datasets: tuple[str, str],
+    tmp_path: Path,
+    sent: list[tuple[str, str | None]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    import s3fs
+
+    fs, copy = s3fs.S3FileSystem(), datasets[1].replace("/mine", "/copied")
+    fs.copy(datasets[1], copy, recursive=True)
+    for tar in fs.glob(f"{copy}/shards/*.tar"):
+        stored_anew(f"s3://{tar}")
+    expected = batches(datasets[0])
+    sent.clear()
+    with caplog.at_level(logging.INFO, "streamvid"):
+        got = batches(copy, cache_dir=tmp_path / "cache", fetch="ranges")
+    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))  # type: ignore[arg-type]
+    assert sum("has not the ETag that its dataset says" in one.getMessage() for one in caplog.records) == 1
+    assert "where its dataset says" not in caplog.text
+    assert any(not etag for name, etag in sent if name.endswith(".tar"))
+
+
+def test_a_shard_that_is_replaced_in_the_run_is_an_error(datasets: tuple[str, str]) -> None:
+    import s3fs
+
+    fs, copy = s3fs.S3FileSystem(), datasets[1].replace("/mine", "/replaced")
+    fs.copy(datasets[1], copy, recursive=True)
+    dataset = sv.Dataset.open(copy)
+    tar = dataset.shard_files[0].path("tar")
+    dataset.reader.read([ByteRange(tar, 0, 100)])
+    stored_anew(tar)
+    with pytest.raises(DatasetError, match="has changed while it was being read: its ETag was"):
+        dataset.reader.read([ByteRange(tar, 200, 300)])
 
 
 RANK = """

@@ -136,6 +136,75 @@ def test_every_range_but_the_first_of_an_object_demands_its_etag(s3: FaultyS3) -
     assert 4 <= s3.matched.count(None) <= 4 + reader.link.hedged
 
 
+def test_a_told_etag_is_demanded_of_the_first_range(s3: FaultyS3) -> None:
+    """All ranges are asked for side by side; nobody waits for the first."""
+    reader = RemoteRanges()
+    etag = f'"{hashlib.md5(DATA).hexdigest()}"'
+    reader.tell("s3://bucket", {"key": (etag, len(DATA))})
+    wanted = [("s3://bucket/key", n, n + 10) for n in range(20)]
+    assert reader.read(wanted, retry=Clock().retry()) == [DATA[n : n + 10] for n in range(20)]
+    assert {*s3.matched} == {etag}
+
+
+def test_a_copy_with_other_etags_is_read(s3: FaultyS3, caplog: pytest.LogCaptureFixture) -> None:
+    """They are learned anew from then on, as where none are told, and said once."""
+    s3.objects = {f"bucket/{n}": DATA + bytes([n]) for n in range(4)}
+    reader, clock = RemoteRanges(), Clock()
+    sizes = {str(n): ('"0123-2"', len(DATA) + (n != 3)) for n in range(4)}  # of the last, another size is told
+    reader.tell("s3://bucket", sizes)
+    wanted = [(f"s3://bucket/{n % 4}", n, n + 10) for n in range(40)]
+    with caplog.at_level(logging.INFO, "streamvid.storage.ranges"):
+        for _ in range(2):
+            assert reader.read(wanted, retry=clock.retry()) == [DATA[n : n + 10] for n in range(40)]
+    said = [(one.levelname, one.getMessage()) for one in caplog.records if one.name == "streamvid.storage.ranges"]
+    assert sorted(level for level, _ in said) == ["INFO", "WARNING"]
+    assert any(re.search(r"s3://bucket/\d has not the ETag that its dataset says", text) for _, text in said)
+    assert any(
+        f"s3://bucket/3 has {len(DATA) + 1} bytes, where its dataset says {len(DATA)}" in text for _, text in said
+    )
+    assert 4 <= s3.matched.count(None) <= 4 + reader.link.hedged
+    assert not clock.waits
+
+
+def test_an_object_that_was_as_told_and_is_replaced_is_an_error(s3: FaultyS3) -> None:
+    clock, reader = Clock(), RemoteRanges()
+    reader.tell("s3://bucket", {"key": (f'"{hashlib.md5(DATA).hexdigest()}"', len(DATA))})
+    reader.read([("s3://bucket/key", 0, 10)], retry=clock.retry())
+    s3.objects["bucket/key"] = DATA[::-1]
+    with pytest.raises(DatasetError, match="s3://bucket/key has changed while it was being read"):
+        reader.read([("s3://bucket/key", 0, 10)], retry=clock.retry())
+    other = RemoteRanges()  # which was not as told, and is replaced once more
+    other.tell("s3://bucket", {"key": (f'"{hashlib.md5(DATA).hexdigest()}"', len(DATA))})
+    assert other.read([("s3://bucket/key", 0, 10)], retry=clock.retry()) == [DATA[:-11:-1]]
+    s3.objects["bucket/key"] = DATA
+    with pytest.raises(DatasetError, match="s3://bucket/key has changed while it was being read"):
+        other.read([("s3://bucket/key", 0, 10)], retry=clock.retry())
+
+
+def test_a_server_without_etags(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was told is asked for on and on; it may look at it although it says none."""
+    monkeypatch.setattr(s3, "sends_etags", False)
+    reader = RemoteRanges()
+    reader.tell("s3://bucket", {"key": ('"abc"', len(DATA))})
+    for _ in range(2):
+        assert reader.read([("s3://bucket/key", n, n + 9) for n in range(9)], retry=Clock().retry())
+    assert {*s3.matched} == {'"abc"'}
+
+
+def test_a_server_that_ignores_if_match(s3: FaultyS3) -> None:
+    """What it answers is compared, and held to."""
+    s3.answers["bucket/key"] = 206, DATA[:10], {"ETag": '"new"', "Content-Range": f"bytes 0-9/{len(DATA)}"}
+    reader = RemoteRanges()
+    reader.tell("s3://bucket", {"key": ('"old"', len(DATA))})
+    try:
+        assert reader.read([("s3://bucket/key", 0, 10)] * 2, retry=Clock().retry()) == [DATA[:10]] * 2
+        s3.answers["bucket/key"] = 206, DATA[:10], {"ETag": '"newer"'}
+        with pytest.raises(DatasetError, match='its ETag was "new" and is "newer"'):
+            reader.read([("s3://bucket/key", 0, 10)], retry=Clock().retry())
+    finally:
+        s3.answers.clear()
+
+
 def test_an_object_is_signed_once_and_each_range_is_one_request(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> None:
     signed = []
     sign = S3Ranges._url

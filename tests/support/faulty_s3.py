@@ -61,6 +61,10 @@ class FaultyS3:
     refuses_checksums: bool = False
     verifies: bool = True
     """Whether it refuses bodies of another Content-MD5."""
+    lists_etags: bool = False
+    """Whether its listings have them, as those of S3 do."""
+    sends_etags: bool = True
+    """Whether answers with objects have them; if not, If-Match is ignored, too."""
     strange_etags: bool = False
     """Whether its ETags have nothing to do with MD5."""
     uploads: dict[str, tuple[str, dict[int, bytes]]] = field(default_factory=dict)
@@ -75,6 +79,11 @@ class FaultyS3:
     go: threading.Event = field(default_factory=threading.Event)
     dice: random.Random = field(default_factory=lambda: random.Random(0))
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def etag(self, key: str) -> str:
+        """Of an object, in quotes."""
+        held = self.held.get(key, {}).get("ETag")
+        return held or f'"{hashlib.md5(self.objects[key]).hexdigest()}"'
 
     def add_folder(self, folder: Path, prefix: str) -> str:
         """Serve the files of a folder; its URL."""
@@ -231,7 +240,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             prefix = urllib.parse.parse_qs(url.query).get("prefix", [""])[0]
             names = sorted(name for name in site.objects if name.startswith(f"{key}/{prefix}"))
             items = "".join(
-                f"<Contents><Key>{name.partition('/')[2]}</Key><Size>{len(site.objects[name])}</Size></Contents>"
+                f"<Contents><Key>{name.partition('/')[2]}</Key><Size>{len(site.objects[name])}</Size>"
+                + (f"<ETag>{site.etag(name)}</ETag>" if site.lists_etags else "")
+                + "</Contents>"
                 for name in names
             )
             self._send(200, f"<ListBucketResult><KeyCount>{len(names)}</KeyCount>{items}</ListBucketResult>".encode())
@@ -240,15 +251,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif key not in site.objects:
             self._error(404, "NoSuchKey")
         else:
-            held = site.held.get(key) or {"ETag": f'"{hashlib.md5(site.objects[key]).hexdigest()}"'}
-            self._object(site.objects[key], held, fault)
+            self._object(site.objects[key], site.held.get(key, {}) | {"ETag": site.etag(key)}, fault)
 
     def _object(self, data: bytes, headers: dict[str, str], fault: str | None) -> None:
         status, body, headers = 200, data, dict(headers)
         if self.command == "GET":
             wanted = self.headers.get("If-Match")
             self.site.matched.append(wanted)
-            if wanted not in (None, headers["ETag"]):
+            if not self.site.sends_etags:
+                del headers["ETag"]
+            elif wanted not in (None, headers["ETag"]):
                 self._error(412, "PreconditionFailed")
                 return
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
