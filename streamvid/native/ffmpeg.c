@@ -1,7 +1,7 @@
-/* Packets of a stream in, wanted pictures out: FFmpeg's decoders without Python between two packets.
+/* FFmpeg's decoders, fed from C: takes the packets of a stream and gives the wanted pictures.
  *
- * The functions are those of the libraries that PyAV has loaded, found at run time. Of FFmpeg's structures only what is
- * declared here is used: their public fields do not move within a major version, and others than these are refused.
+ * FFmpeg's functions are looked up at run time in the libraries that PyAV has loaded. Of FFmpeg's structures only the
+ * fields declared here are used: public fields do not move within a major version, and other versions are refused.
  */
 #include <dlfcn.h>
 #include <stdint.h>
@@ -82,39 +82,39 @@ static struct {
 typedef struct {
     void *context;
     packet *packet;
-    frame *frame, *next; /* the last one is held until there is another, as by PyAV: it shows in what is damaged */
+    frame *frame, *next; /* the last frame is kept until the next, as by PyAV: damaged pictures may show its memory */
     char name[32]; /* of the codec */
 } sv_stream;
 
-/* `sv_plane` of pixels.c, with which its `sv_picture` begins, three times. */
+/* `sv_plane` of pixels.c, whose `sv_picture` begins with three of them. */
 typedef struct {
     const uint8_t *data;
     int64_t stride;
     int32_t step, wide;
 } plane;
 
-/* What is decoded, and the last wanted picture that was given, which is valid until the next is asked for. */
+/* A run of packets, and the last wanted picture that was returned, which is valid until the next call. */
 typedef struct {
     const uint8_t *data;
-    const int64_t *sizes, *ranks; /* of packets, in decode order; ranks become their pictures' times */
-    uint8_t *wanted, *shown;      /* [ranks], by rank less `first`; wanted: 1, or 2 when it was rendered */
-    int64_t *counter;             /* of packets that FFmpeg was given, for who watches */
-    int64_t packets, first, count, taken, made; /* `count`: of ranks; `made`: pictures since the last packet, at first -1 */
+    const int64_t *sizes, *ranks; /* per packet, in decode order: bytes; display rank, which becomes its pts */
+    uint8_t *wanted, *shown;      /* [count], by rank - first. wanted: 1, then 0 when returned or 2 when rendered */
+    int64_t *counter;             /* incremented for each packet; other threads may read it */
+    int64_t packets, first, count, taken, made; /* `made`: pictures since the last packet; initially -1 */
     const uint8_t *planes[3];
     int64_t strides[3], rank;
     int32_t width, height, format, drained;
-    /* Where the next wanted pictures like the last one are rendered by `sv_render`, instead of given; NULL: nowhere. */
+    /* `sv_render`, for wanted pictures of the same format as the last one; NULL: they are returned. */
     void (*render)(const void *picture, float *scratch);
-    plane *picture;     /* an `sv_picture`, but for planes and output */
+    plane *picture;     /* an `sv_picture`; planes and output are filled in here */
     float *scratch;
-    uint8_t **outputs;  /* [ranks]; NULL: it is given */
-    int64_t output_at;  /* where `picture` has its output, in bytes */
+    uint8_t **outputs;  /* [count], by rank - first; NULL: the picture is returned */
+    int64_t output_at;  /* offset of the output's address in `picture`, in bytes */
 } sv_run;
 
-/* To be changed with anything that streamvid/video/native_decoder.py relies on: an old build may lie beside a new one. */
+/* Change it with anything that streamvid/video/native_decoder.py relies on: an old build may lie beside a new one. */
 int32_t sv_ffmpeg_version(void) { return 2; }
 
-/* Finds FFmpeg's functions in a library that is loaded, or in those that it needs. 0, or nothing may be called. */
+/* Find FFmpeg's functions in a loaded library or in its dependencies. 0, or -1: then nothing else may be called. */
 int32_t sv_bind(const char *path) {
     void *library = dlopen(path, RTLD_LAZY);
     if (!library) return -1;
@@ -139,7 +139,7 @@ void sv_close(sv_stream *s) {
     free(s);
 }
 
-/* A decoder for the one track of an MP4, with its parameters. `error` is FFmpeg's if there is none. */
+/* Open a decoder with the parameters of an MP4's first track. NULL, and FFmpeg's code in `error`, if that fails. */
 sv_stream *sv_open(const char *mp4, const char *max_pixels, int32_t *error) {
     container *c = NULL;
     sv_stream *s = calloc(1, sizeof *s);
@@ -170,13 +170,13 @@ const char *sv_name(const sv_stream *s) { return s->name; }
 const char *sv_format(int32_t format) { return ff.av_get_pix_fmt_name(format); }
 void sv_flush_buffers(sv_stream *s) { ff.avcodec_flush_buffers(s->context); }
 
-/* Decodes up to the next wanted picture that is given. 1: here it is; 0: no more; 2: FFmpeg marks a picture as damaged; else an error
- * of FFmpeg's. */
+/* Decode up to the next wanted picture that is not rendered. 1: it is in `run`; 0: no more; 2: FFmpeg marks a picture
+ * as damaged; negative: FFmpeg's error code. */
 int32_t sv_next(sv_stream *s, sv_run *run) {
     for (;;) {
         int32_t result = run->made < 0 ? AGAIN : ff.avcodec_receive_frame(s->context, s->next);
         if (result == ENDED || (result == AGAIN && run->drained)) return 0;
-        /* As PyAV: what is damaged behind a picture of the same packet is left. */
+        /* As PyAV does: an error after a picture of the same packet is ignored. */
         if (result == AGAIN || (result == INVALID && run->made > 0)) {
             if (run->drained) return 0;
             run->made = 0;

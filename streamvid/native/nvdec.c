@@ -1,11 +1,11 @@
-/* Decode sessions of NVDEC: packets of whole jobs in, copies of the wanted pictures out, no interpreter between.
+/* NVDEC decode sessions: a call takes the packets of a whole job and gives copies of the wanted pictures.
  *
- * streamvid/decode/native_session.py calls it through ctypes, which lets go of the GIL. The driver's libraries are opened
- * at run time. A session belongs to one thread at a time; only `nvdec_stop` may be called by another. Each packet has a
- * timestamp of ours, by which the pictures are known that come out: none is taken for another, and one that is lost or
- * comes twice is noticed. Timestamps count in the order of presentation: NVIDIA's parser takes those that rise from
- * packet to packet for times of decoding, and deals them out anew. A session that failed stays failed, and is to be
- * closed.
+ * streamvid/decode/native_session.py calls this through ctypes, which releases the GIL. The driver's libraries are
+ * opened at run time. A session belongs to one thread at a time; only `nvdec_stop` may be called by another thread.
+ *
+ * Each packet gets a unique timestamp, by which its picture is recognised: pictures are never confused, and a lost or
+ * repeated picture is noticed. Timestamps follow presentation order, because NVIDIA's parser takes timestamps that rise
+ * from packet to packet for decoding times, and reassigns them. After an error a session can only be closed.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -22,14 +22,14 @@
 
 enum {
     NVDEC_DRIVER = 1, /* the driver refused a call */
-    NVDEC_STREAM,     /* the stream is not what its job says */
-    NVDEC_PICTURES,   /* pictures are lost, or come twice */
+    NVDEC_STREAM,     /* the stream contradicts its job */
+    NVDEC_PICTURES,   /* pictures are lost or repeated */
     NVDEC_STOPPED,    /* `nvdec_stop` was called, or `full` failed */
-    NVDEC_CALLER,     /* arguments that make no sense */
+    NVDEC_CALLER,     /* invalid arguments */
 };
 enum {
-    WAITING = 1 << 8, /* pictures in a decoder at a time, at most; a power of two */
-    TIME_BITS = 16,   /* the parser invents times by adding milliseconds to ours: they are told apart by these bits */
+    WAITING = 1 << 8, /* most pictures in a decoder at a time; a power of two */
+    TIME_BITS = 16,   /* low bits of a timestamp: not 0 in those that the parser invents by adding milliseconds */
     NOT_WANTED = -1,
     NOT_SHOWN = -2,
     SLOTS = 64,
@@ -71,44 +71,45 @@ static struct {
     FUNCTIONS(DECLARE)
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Copies of wanted pictures, and what became of the jobs. The caller's, who may read it between calls and in `full`. */
+/* Copies of wanted pictures, and the progress of jobs. Owned by the caller, who may read it between calls and in
+ * `full`. */
 typedef struct {
-    int64_t confirmed;       /* all wanted pictures of jobs with a lower number were handed over or wait for it */
-    int64_t packets;         /* given until now; others may look at it during a call */
-    int32_t slots, count;    /* pictures to hold before `full` is called, and how many there are */
-    int64_t jobs[SLOTS];
-    uint64_t places[SLOTS];   /* device addresses of what is shown */
+    int64_t confirmed;       /* all wanted pictures of jobs with a lower number are staged or were handed over */
+    int64_t packets;         /* fed so far; other threads may read it during a call */
+    int32_t slots, count;    /* `full` is called when `slots` pictures are staged; pictures staged now */
+    int64_t jobs[SLOTS];      /* number of the picture's job */
+    uint64_t places[SLOTS];   /* device address of the displayed area */
     int64_t chroma_at[SLOTS]; /* bytes from there to its chroma */
-    int32_t rows[SLOTS];      /* as of the job */
-    int32_t columns[SLOTS];   /* samples from a line to the next */
+    int32_t rows[SLOTS];      /* from `nvdec_job.rows` */
+    int32_t columns[SLOTS];   /* pitch in samples */
 } nvdec_staging;
 
 typedef struct {
     int32_t device, codec, bit_depth; /* codec: cudaVideoCodec */
-    int32_t max_width, max_height;    /* of pictures to come, for which memory is taken at the start */
-    int32_t surfaces;                 /* decode surfaces beyond those that the first stream needs */
-    int32_t delay;                    /* pictures that the parser holds back, so that nobody waits for the chip */
-    int32_t flags;                    /* more CUVID_PKT_* of each packet */
-    CUstream stream;                  /* in whose order copies are made, and read */
+    int32_t max_width, max_height;    /* largest pictures, for which memory is allocated at the start */
+    int32_t surfaces;                 /* decode surfaces beyond the minimum of the stream */
+    int32_t delay;                    /* pictures that the parser delays, so that mapping does not wait for the chip */
+    int32_t flags;                    /* CUVID_PKT_* flags added to each packet */
+    CUstream stream;                  /* on which pictures are copied and read */
     nvdec_staging *staging;
-    int32_t (*full)(void); /* has queued on `stream` all work on the staged pictures; not 0: could not */
+    int32_t (*full)(void); /* queues all work on the staged pictures on `stream`; 0 for success */
 } nvdec_options;
 
 typedef struct {
     int64_t number;        /* rises from job to job */
-    int32_t width, height; /* of its pictures, as shown */
+    int32_t width, height; /* of the displayed area */
     int32_t packets;
-    int32_t alone;               /* what is in the decoder comes out first */
-    int32_t lenient;             /* only wanted pictures have to come out; nothing else is in the decoder meanwhile */
-    int32_t untimed;             /* pictures are told by their order, as the parser deals timestamps out anew */
-    const uint8_t *const *data;  /* of each packet */
-    const int64_t *sizes;        /* of each packet, in bytes */
-    const int32_t *rows;         /* of the picture of each packet: where it goes, NOT_WANTED or NOT_SHOWN */
-    const int32_t *order;        /* of the picture of each packet: its place among those of the job as they are shown */
+    int32_t alone;               /* the decoder is drained first */
+    int32_t lenient;             /* only wanted pictures have to come out; the decoder has no other job */
+    int32_t untimed;             /* pictures are matched by their order, because the parser reassigns timestamps */
+    const uint8_t *const *data;  /* each packet */
+    const int64_t *sizes;        /* bytes of each packet */
+    const int32_t *rows;         /* row of each packet's picture in the output, NOT_WANTED or NOT_SHOWN */
+    const int32_t *order;        /* rank of each packet's picture in display order, from 0 */
 } nvdec_job;
 
 typedef struct {
-    uint64_t number; /* as they are shown, through all jobs, from 1 */
+    uint64_t number; /* rank in display order over all jobs, from 1 */
     int64_t job;
     int32_t row, done;
 } picture;
@@ -119,21 +120,23 @@ typedef struct {
     CUcontext context;
     CUvideoparser parser;
     CUvideodecoder decoder;
-    CUVIDEOFORMAT format;         /* that the decoder is set to */
-    int max_width, max_height;    /* that it was opened for */
-    int surfaces;                 /* likewise */
-    int32_t width, height;        /* of the jobs in it */
-    int lenient, untimed;         /* as the job in it */
-    int last;                     /* decode surface of the last picture that was given to the decoder, or -1 */
-    int empty, inside;            /* no picture was decoded, or packet given, since it was emptied */
-    uint64_t begin, end, oldest;  /* numbers of the pictures of the last job; the first that is not out */
-    int64_t job;                  /* its number */
-    uint64_t fed;                 /* packets, since the opening */
+    CUVIDEOFORMAT format;         /* the decoder's current format */
+    int max_width, max_height;    /* the decoder's maximum */
+    int surfaces;                 /* the decoder's decode surfaces */
+    int32_t width, height;        /* of the jobs in the decoder */
+    int lenient, untimed;         /* of the last job */
+    int last;                     /* decode surface of the last picture passed to the decoder, or -1 */
+    int empty;                    /* no picture was decoded since the decoder was drained */
+    int inside;                   /* packets were fed since the decoder was drained */
+    uint64_t begin, end;          /* numbers of the last job's pictures: first, and one after the last */
+    uint64_t oldest;              /* number of the first picture that is not out */
+    int64_t job;                  /* number of the last job */
+    uint64_t fed;                 /* packets since the session was opened */
     picture waiting[WAITING];
-    CUdeviceptr memory;           /* of the staged pictures, one behind another */
-    size_t slot;                  /* bytes of each, at most */
-    CUevent copied;               /* after the last copy */
-    int64_t opened, reconfigured;
+    CUdeviceptr memory;           /* staging memory: `slots` pictures of `slot` bytes */
+    size_t slot;
+    CUevent copied;               /* recorded after the last copy */
+    int64_t opened, reconfigured; /* how often */
     atomic_int stop, busy;
     int status;
     char error[400];
@@ -158,18 +161,18 @@ static int check(nvdec_session *s, const char *name, CUresult result) {
 }
 #define CALL(s, name, ...) check(s, #name, driver.name(__VA_ARGS__))
 
-/* Of this interface: the caller refuses a module that was built for another. */
+/* Version of this interface: the caller refuses a module of another version. */
 API int nvdec_version(void) {
     return 3;
 }
 
-/* Open the driver's libraries, once in a process. NULL, or why it cannot be done. */
+/* Open the driver's libraries, once per process. NULL, or an error message. */
 API const char *nvdec_load(const char *cuda_name, const char *cuvid_name) {
     static char error[400];
     pthread_mutex_lock(&driver.lock);
     const char *missing = NULL;
     if (!driver.loaded) {
-        /* They stay open: threads of the driver outlive whoever opened it. */
+        /* They stay open: the driver's threads may outlive all sessions. */
         void *cuda = dlopen(cuda_name, RTLD_NOW | RTLD_LOCAL), *cuvid = NULL;
         if (cuda) cuvid = dlopen(cuvid_name, RTLD_NOW | RTLD_LOCAL);
         if (!cuda || !cuvid) missing = dlerror();
@@ -199,9 +202,9 @@ static int get_context(nvdec_session *s, int device) {
            CALL(s, cuDevicePrimaryCtxRetain, &s->context, s->device);
 }
 
-/* ---- what the parser calls ---- */
+/* ---- called by the parser ---- */
 
-/* Their memory is used again in the order of the stream. */
+/* Hand over the staged pictures. Their memory may be reused at once, in the order of the stream. */
 static int hand_over(nvdec_session *s) {
     if (!s->options.staging->count) return 1;
     if (s->options.full()) return fail(s, NVDEC_STOPPED, "decoded pictures could not be handed over");
@@ -217,7 +220,7 @@ static void close_decoder(nvdec_session *s) {
 
 static void free_memory(nvdec_session *s) {
     if (!s->memory) return;
-    /* It may still be read, and the decoder's last picture laid out. */
+    /* Pictures may still be read, and the decoder's last picture be laid out. */
     CALL(s, cuStreamSynchronize, s->options.stream);
     CALL(s, cuMemFree, s->memory);
     s->memory = 0;
@@ -231,7 +234,7 @@ static int even(int a) {
     return (a + 1) / 2 * 2;
 }
 
-/* Nothing is cropped or scaled by the chip: `copy` leaves out what is not shown. */
+/* The chip neither crops nor scales: `copy` crops. */
 static CUVIDSHORTRECT whole(const CUVIDEOFORMAT *format) {
     return (CUVIDSHORTRECT){0, 0, (short)format->coded_width, (short)format->coded_height};
 }
@@ -263,8 +266,8 @@ static int open_decoder(nvdec_session *s, const CUVIDEOFORMAT *format) {
     return CALL(s, cuvidCreateDecoder, &s->decoder, &info);
 }
 
-/* Mapping a picture waits until it is decoded; it was the last, so all are. Nobody may have wanted it, and the driver
- * does not wait for it where it gives its memory to pictures of another size. */
+/* Map the last picture, which waits until it, and so every picture, is decoded: the driver does not wait when a
+ * reconfiguration gives the memory of an unmapped picture to pictures of another size. */
 static void finish_decoding(nvdec_session *s) {
     CUVIDPROCPARAMS how = {.progressive_frame = 1, .output_stream = s->options.stream};
     unsigned long long mapped;
@@ -287,7 +290,8 @@ static int reconfigure(nvdec_session *s, const CUVIDEOFORMAT *format) {
     return CALL(s, cuStreamSynchronize, s->options.stream) && CALL(s, cuvidReconfigureDecoder, s->decoder, &info);
 }
 
-/* Before the first picture, and where the format changes: number of surfaces, 0 for an error. */
+/* Called before the first picture, and where the format changes. Returns the number of decode surfaces, 0 for an
+ * error. */
 static int on_sequence(void *user, CUVIDEOFORMAT *format) {
     nvdec_session *s = user;
     if (s->status) return 0;
@@ -328,10 +332,10 @@ static int on_decode(void *user, CUVIDPICPARAMS *coded) {
     return CALL(s, cuvidDecodePicture, s->decoder, coded);
 }
 
-/* Copy a picture to the next slot: all lines that are coded, as far as they are shown, as one copy of both planes costs
- * less than two of fewer lines. The copy is waited for: nothing says that the driver decodes another picture to its
- * place, or makes one in that memory, in the order of the stream, and on a busy GPU it does not. More than one that stays
- * mapped while others are decoded came out wrong, too. */
+/* Copy a picture to the next slot: all coded lines, but only the displayed columns, because one copy of both planes
+ * costs less than two copies with fewer lines. Then wait for the copy, before the picture is unmapped: the driver does
+ * not decode the next picture into this memory in the order of the stream, as a busy GPU has shown. Pictures also came
+ * out wrong when several stayed mapped while others were decoded. */
 static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const picture *wanted) {
     nvdec_staging *staging = s->options.staging;
     int32_t n = staging->count;
@@ -394,7 +398,7 @@ static int on_display(void *user, CUVIDPARSERDISPINFO *shown) {
     return 1;
 }
 
-/* ---- what the caller calls ---- */
+/* ---- called by the caller ---- */
 
 static int parse(nvdec_session *s, const uint8_t *data, int64_t size, uint64_t number) {
     CUVIDSOURCEDATAPACKET packet = {
@@ -403,7 +407,7 @@ static int parse(nvdec_session *s, const uint8_t *data, int64_t size, uint64_t n
         .payload_size = (unsigned long)size,
         .timestamp = (long long)(number << TIME_BITS),
     };
-    /* A callback that failed has said why, better than the parser. */
+    /* A callback that failed has set the error already. */
     CUresult result = driver.cuvidParseVideoData(s->parser, &packet);
     return !s->status && check(s, "cuvidParseVideoData", result);
 }
@@ -443,7 +447,7 @@ static int feed(nvdec_session *s, const nvdec_job *job) {
     return 1;
 }
 
-/* Whether the session is free and works; then `end` is to be called. */
+/* Enter a call: whether the session is idle and works. If so, call `end` after it. */
 static int begin(nvdec_session *s, int *status) {
     if (atomic_exchange(&s->busy, 1)) {
         *status = NVDEC_CALLER;
@@ -461,7 +465,7 @@ static int end(nvdec_session *s) {
     return status;
 }
 
-/* Decode a job, as the continuation of those before. 0, or NVDEC_*. Pictures may be left in the decoder. */
+/* Decode a job as the continuation of the previous jobs. Pictures may stay in the decoder. 0, or NVDEC_*. */
 API int nvdec_decode(nvdec_session *s, const nvdec_job *job) {
     int status;
     if (!begin(s, &status)) return status;
@@ -469,7 +473,7 @@ API int nvdec_decode(nvdec_session *s, const nvdec_job *job) {
     return end(s);
 }
 
-/* Have `full` take the staged pictures. 0, or NVDEC_*. */
+/* Call `full` for the staged pictures. 0, or NVDEC_*. */
 API int nvdec_hand_over(nvdec_session *s) {
     int status;
     if (!begin(s, &status)) return status;
@@ -477,7 +481,7 @@ API int nvdec_hand_over(nvdec_session *s) {
     return end(s);
 }
 
-/* Take what is left in the decoder, and hand over all. 0, or NVDEC_*. */
+/* Drain the decoder, and hand over all pictures. 0, or NVDEC_*. */
 API int nvdec_flush(nvdec_session *s) {
     int status;
     if (!begin(s, &status)) return status;
@@ -485,23 +489,23 @@ API int nvdec_flush(nvdec_session *s) {
     return end(s);
 }
 
-/* Let a call that is under way, or the next one, end at the next packet. Any thread may call it. */
+/* Make the running call, or the next one, return at the next packet. Any thread may call it. */
 API void nvdec_stop(nvdec_session *s) {
     atomic_store(&s->stop, 1);
 }
 
-/* What the status is about. */
+/* The message of the session's error. */
 API const char *nvdec_error(const nvdec_session *s) {
     return s->error;
 }
 
-/* Decoders that were opened, or switched to another size, so far; surfaces and largest size of the one that is open. */
+/* Counts: decoders opened, reconfigurations, and of the open decoder the surfaces and the largest width and height. */
 API void nvdec_counts(const nvdec_session *s, int64_t counts[5]) {
     const int64_t found[5] = {s->opened, s->reconfigured, s->surfaces, s->max_width, s->max_height};
     memcpy(counts, found, sizeof found);
 }
 
-/* Free a session. 0, or NVDEC_CALLER while a call is under way. */
+/* Free a session. 0, or NVDEC_CALLER during another call. */
 API int nvdec_close(nvdec_session *s) {
     if (atomic_exchange(&s->busy, 1)) return NVDEC_CALLER;
     if (s->context) {
@@ -517,7 +521,7 @@ API int nvdec_close(nvdec_session *s) {
     return 0;
 }
 
-/* A session, or NULL and why in `error`. The decoder itself is opened when the first stream says what it needs. */
+/* Open a session. NULL, and a message in `error`, if that fails. The decoder itself is opened at the first sequence. */
 API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t size) {
     nvdec_session *s = calloc(1, sizeof *s);
     if (!s) {
@@ -529,8 +533,8 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
     s->empty = 1;
     s->last = -1;
     s->begin = s->end = s->oldest = 1;
-    /* Coded sizes are those shown, rounded up to blocks; not so of VP9, which memory for more makes predict wrongly.
-     * Sessions of other codecs than H.264 and HEVC are for one size, that of their first stream. */
+    /* The coded size is the displayed size rounded up to blocks of 16. Not so for VP9, which predicts wrongly if a
+     * decoder is opened for more. Sessions of codecs other than H.264 and HEVC are for one size only. */
     int block = options->codec == cudaVideoCodec_H264 || options->codec == cudaVideoCodec_HEVC ? 16 : 1;
     s->max_width = (options->max_width + block - 1) / block * block;
     s->max_height = (options->max_height + block - 1) / block * block;
@@ -554,8 +558,8 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
     return NULL;
 }
 
-/* What the chip decodes of a codec in 4:2:0: whether it does, engines, least and largest width and height, and whether
- * it can say so. 0, or NVDEC_DRIVER and why in `error`. */
+/* The chip's capabilities for a codec in 4:2:0: supported, engines, smallest and largest width and height. 0, or an
+ * error status and a message in `error`. */
 API int nvdec_caps(int32_t device, int32_t codec, int32_t bit_depth, int32_t found[6], char *error, int32_t size) {
     nvdec_session s = {0};
     CUVIDDECODECAPS caps = {

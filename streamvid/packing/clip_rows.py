@@ -1,4 +1,4 @@
-"""The row of a clip in the Parquet file of its shard. docs/format.md specifies it."""
+"""The rows of clips in the Parquet file of their shard. docs/format.md specifies the columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 def clip_columns(clip: StoredClip, index: EncodedIndex) -> Row:
-    """The columns of a row that follow from the video."""
+    """The columns of a row that are derived from the video."""
     return {
         **{name: getattr(clip, name) for name in _CLIP_COLUMNS},
         "time_base_num": clip.time_base[0],
@@ -44,7 +44,7 @@ def clip_columns(clip: StoredClip, index: EncodedIndex) -> Row:
 
 
 def place_columns(source: SourceVideo, root: int) -> Place:
-    """The columns of a row that say where a video stays; `root` is the number of its root."""
+    """The columns of a row with the location of a video in place; `root` is the number of its root."""
     version = FileVersion(source.file_bytes or source.size, source.mark)
     return place_of_clip(source.part or (0, source.size), root, source.file, version, local=is_local(source.path))
 
@@ -52,14 +52,14 @@ def place_columns(source: SourceVideo, root: int) -> Place:
 def place_of_clip(
     part: tuple[int, int], root: int, file: str, version: FileVersion, *, local: bool, sha256: str = ""
 ) -> Place:
-    """The columns of a row that say where a clip stays.
+    """The columns of a row with the location of a clip in place.
 
     Args:
-        part: offset and size in bytes, of its MP4 or of the file that it is cut out of.
+        part: offset and size in bytes, of the clip's MP4 or of the file that it is cut out of.
         root, file: number of the root, and the path below it.
-        version: of the file.
-        local: whether that is a local one.
-        sha256: of the clip's MP4, if it is known.
+        version: the file's version.
+        local: whether the file is local.
+        sha256: SHA-256 of the clip's MP4; "" if unknown.
     """
     return {
         "mp4_offset": part[0],
@@ -79,11 +79,14 @@ def write_parquet(rows: Sequence[Row], path: Path, fields: pa.Table, schema: pa.
     """Write the Parquet file of a shard.
 
     Args:
-        fields: the metadata columns, see `streamvid.packing.metadata.Metadata.columns`.
+        rows: the clips' rows.
+        path: the file.
+        fields: the metadata columns, from `streamvid.packing.metadata.Metadata.columns`.
+        schema: the schema of all other columns.
     """
     columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
     table = pa.Table.from_arrays(columns, schema=schema)
     for name in fields.column_names:
         table = table.append_column(fields.schema.field(name), fields[name])
-    # One row group, as a shard is read as a whole: more would cost requests.
+    # One row group, because a shard's file is read as a whole, and more would cost requests.
     pq.write_table(table, path, compression="zstd", row_group_size=max(1, len(rows)))

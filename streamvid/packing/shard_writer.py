@@ -1,7 +1,7 @@
-"""Writes shards: tar, DALI index (idx), frame indexes (packets) and Parquet. docs/format.md specifies all.
+"""Writes shards: tar, DALI index (idx), frame indexes (packets) and Parquet. docs/format.md specifies the files.
 
-`NewShard` is what every shard is written by: of videos, of clips that stay where they are, and of the clips of an older
-shard (`streamvid.revising.rewrite`). `ShardWriter` writes what packing has prepared.
+`NewShard` writes every kind of shard: with videos, with clips in place, and with the clips of an older shard
+(`streamvid.revising.rewrite`). `ShardWriter` is for packing: it writes prepared clips, and publishes the shard.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _OWNER: Final = "streamvid"
 _MODE: Final = 0o444
 _CHUNK: Final = 1 << 20
 MOST_INDEXED: Final = 4096
-"""Clips of a shard that holds none of their bytes."""
+"""Most clips of a shard in place."""
 
 
 def _clip_json(key: str, source: str, label: int | str | None, meta: str) -> bytes:
-    """The ``<key>.json`` of a clip: its name, its video's, its label if it has one, and the columns of `meta`."""
+    """The ``<key>.json`` of a clip: its key, its source, its label if it has one, and the columns of `meta`."""
     head = dump_json({"key": key, "source": source, **({} if label is None else {"label": label})})
     return (head if meta == "{}" else f"{head[:-1]},{meta[1:]}").encode()
 
@@ -87,7 +87,7 @@ class HashingFile:
         self.written += len(data)
 
     def hexdigest(self) -> str:
-        """SHA-256 of all that was written."""
+        """SHA-256 of the bytes written so far."""
         return self._sha256.hexdigest()
 
 
@@ -95,12 +95,12 @@ class NewShard:
     """The files of a shard while they are written. A context manager, which closes them.
 
     Args:
-        name: of the shard.
+        name: the shard's name.
         folder: an existing local folder for its files.
-        tar: where the tar goes, an upload or the file in the folder; None: the shard has none.
+        tar: an upload, or the open file in the folder; None: the shard has no tar.
 
     Attributes:
-        rows: of the clips that were added.
+        rows: rows of the clips added so far.
     """
 
     def __init__(self, name: str, folder: Path, tar: BinaryIO | Upload | None) -> None:
@@ -110,11 +110,11 @@ class NewShard:
         self._packets = HashingFile(self.path("packets").open("wb", buffering=_CHUNK))
 
     def path(self, extension: str) -> Path:
-        """One of its files in the folder."""
+        """Path of the shard's file with this extension."""
         return self._folder / f"{self.name}.{extension}"
 
     def tar_with(self, *sizes: int) -> int:
-        """Bytes of the tar if it ended with files of these sizes."""
+        """Bytes of the tar if files of these sizes were added and the tar ended there."""
         assert self._tar is not None
         return _tar_size(self._tar.written + sum(map(member_bytes, sizes)))
 
@@ -125,16 +125,16 @@ class NewShard:
         mp4: Iterable[bytes | memoryview] = (),
         json_member: Iterable[bytes] = (),
     ) -> None:
-        """Append a clip and its row, which gets the places of its bytes.
+        """Append a clip and its row, in which the offsets of its bytes are filled in.
 
         Args:
-            row: its columns; what is of no size (`mp4_size`), as a purged clip, has nothing in the tar.
+            row: the clip's columns. With an `mp4_size` of 0, as of a purged clip, nothing goes into the tar.
             index: its frame index.
             mp4: its MP4 in chunks, so that memory does not grow with its size.
             json_member: its JSON as a member of a tar.
 
         Raises:
-            DatasetError: the MP4 is not as large as the row says.
+            DatasetError: the size of the MP4 is not the row's `mp4_size`.
         """
         row["index_offset"] = self._packets.written
         for block in index:
@@ -157,7 +157,7 @@ class NewShard:
 
         Args:
             fields: the metadata columns of the rows.
-            schema: of all other columns.
+            schema: the schema of all other columns.
 
         Returns:
             the shard's entry for dataset.json.
@@ -191,15 +191,15 @@ class NewShard:
 
 
 class ShardWriter:
-    """Writes one shard to a local folder, or its tar to an upload; `commit` makes it a part of the dataset. A context
-    manager.
+    """Writes one shard of prepared clips to a local folder, or its tar to an upload; `commit` publishes the shard. A
+    context manager.
 
     Args:
-        number: its number in the dataset.
+        number: the shard's number in the dataset.
         folder: an existing local folder for its files until `commit`.
-        metadata: the rows of the clips, with all columns of the pack, also those that no clip of this shard has.
-        upload: begins the upload of a file with this extension; None: files are moved to the dataset.
-        in_place: the clips stay where they are, each with a `place`: there is no tar.
+        metadata: the rows of the clips, with all columns of the pack, including columns that no clip of this shard has.
+        upload: begins the upload of the file with an extension; None: files are moved to the dataset.
+        in_place: the clips are in place, each with a `place`, and the shard has no tar.
     """
 
     def __init__(
@@ -220,13 +220,14 @@ class ShardWriter:
         self._shard = NewShard(name, folder, tar)
 
     def is_full(self, key: str, source: str, prepared: PreparedClip, shard_size: int) -> bool:
-        """Whether this clip is for the next shard: the tar would be larger with it, or there are many clips without."""
+        """Whether this clip belongs into the next shard: the tar would exceed `shard_size` bytes with it, or the shard
+        in place has `MOST_INDEXED` clips."""
         if self._in_place:
             return len(self._shard.rows) >= MOST_INDEXED
         return self.size_with(key, source, prepared) > shard_size
 
     def size_with(self, key: str, source: str, prepared: PreparedClip) -> int:
-        """Bytes of the tar if it ended with this clip; arguments as of `add`."""
+        """Bytes of the tar if it ended after this clip; arguments as of `add`."""
         text = _clip_json(key, source, prepared.label, self._metadata.json(prepared.rows, prepared.span))
         return self._shard.tar_with(prepared.clip.mp4_bytes, len(text))
 
@@ -234,10 +235,12 @@ class ShardWriter:
         """Append a clip.
 
         Args:
+            key: the clip's name, unique in the dataset.
+            source: the name of its video.
             prepared: the clip, with the number of its class.
 
         Raises:
-            ValueError: it is too large for a tar; nothing of it was written.
+            ValueError: the MP4 is too large for a tar; nothing was written.
         """
         clip, index = prepared.clip, encode_index(prepared.clip.index)
         meta = self._metadata.json(prepared.rows, prepared.span)

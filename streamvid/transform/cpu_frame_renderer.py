@@ -1,4 +1,4 @@
-"""Decoded frames of a clip → the pictures of its views, on the CPU, as they are decoded."""
+"""Renders decoded frames of a clip on the CPU: crop, resize, convert and normalise for all its views."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ Pixels = npt.NDArray[Any]
 
 
 def as_written(out: Pixels, box: CropBox) -> Pixels:
-    """A picture [3, height, width] as frames are decoded: what is written is turned back, rather than what is read
-    turned."""
+    """A view of an upright picture [3, height, width] with the clip's rotation and mirroring undone, so that frames are
+    written as they are decoded."""
     lying = np.rot90(out, box.turns, axes=(1, 2)) if box.turns else out
     return lying[:, :, ::-1] if box.mirrored else lying
 
 
 class FrameRenderer:
-    """Renders frames of one clip for all its views; any thread may call it.
+    """Renders frames of one clip for all its views. Thread-safe.
 
-    Planes are resized and what comes out is converted (`streamvid.color.render`), or with a transform that converts
-    first, the other way round (`streamvid.transform.cpu_crop_resize`).
+    Planes are resized and then converted to RGB (`streamvid.color.render`); with a transform that converts first, RGB
+    is resized (`streamvid.transform.cpu_crop_resize`).
 
     Args:
-        transforms, boxes: of each view. What comes after cropping, resizing and normalising is not done here.
-        encoded: the clip; its frames may lie on their side.
-        scratch: memory to work in.
+        transforms, boxes: one per view. Only cropping, resizing and normalising are done here.
+        encoded: the clip; its frames may be rotated.
+        scratch: scratch memory.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class FrameRenderer:
         """Render a frame.
 
         Args:
-            picture: as decoded.
-            outs: of each view [3, height, width] in the transform's dtype, of any strides; written. bfloat16 is uint16.
+            picture: the decoded frame.
+            outs: per view [3, height, width] in the transform's dtype (bfloat16 as uint16), of any strides; written.
         """
         if self._convert is not None:
             self._from_rgb(picture, outs)
@@ -68,8 +68,13 @@ class FrameRenderer:
             renderer(picture.planes, as_written(out, box))
 
     def targets(self, form: PlaneFormat, out: Pixels, offsets: Int64) -> Targets | None:
-        """To have C render frames that lie so in memory; None where it cannot. `out` as of a call, for one view, and
-        `offsets` as of `PlaneRenderer.targets`."""
+        """The targets with which C code renders frames of a plane format; None if it cannot.
+
+        Args:
+            form: the planes' format.
+            out: as of a call, for the only view.
+            offsets: as of `PlaneRenderer.targets`.
+        """
         if self._convert is not None or len(self._views) > 1:
             return None
         ((_, box),), (renderer,) = self._views, self._of(form)
@@ -105,7 +110,7 @@ class FrameRenderer:
 
 
 _plane_renderer = lru_cache(maxsize=256)(PlaneRenderer)
-"""The same one for clips of a kind: to make one takes longer than to render a frame."""
+"""Shared by clips with equal arguments: making one takes longer than rendering a frame."""
 
 
 class RenderedFrames(FrameSink):
