@@ -92,25 +92,35 @@ class RangeCache:
         return whole_blocks(one, known.size)
 
     @contextlib.contextmanager
-    def claimed(self, ranges: Sequence[ByteRange], seconds: float) -> Iterator[None]:
-        """Claim ranges of whole blocks while this process fetches them: other processes of the node that claim them
-        wait up to `seconds`. With a full cache, which would not keep the ranges, nobody waits."""
-        now = time.monotonic()
-        end = now if now - self._cache.evicted < _EVICTED_SECONDS else now + seconds
-        # By content, in the same order for all: files of several URLs may be the same.
-        files = [(self._files[one.path], one) for one in ranges if one.path in self._files]
-        wanted = {(known.sha256, known.size, one.start, one.end) for known, one in files}
+    def claimed(self, ranges: Sequence[ByteRange], until: float) -> Iterator[list[int]]:
+        """Claim ranges of whole blocks while they are fetched. Gives the numbers of the claimed ones: all that nobody
+        else on the node has claimed, or if there are none the first that becomes free; after `until`
+        (`time.monotonic`), and with a full cache, which would not keep them, all. Nobody waits while he holds a
+        claim."""
+        own: list[int] = []
+        taken: list[tuple[int, FileIO]] = []
+        # By content, as files of several URLs may be the same.
+        files: dict[FileIdentity, FileIO] = {}
         with contextlib.ExitStack() as claims:
             with contextlib.suppress(OSError):
                 self._cache.folder.root.mkdir(parents=True, exist_ok=True)
-                for content, some in groupby(sorted(wanted), key=lambda one: one[:2]):
-                    file = claims.enter_context(
-                        _opened(self._cache.folder, FileIdentity(*content), os.O_RDWR | os.O_CREAT)
-                    )
-                    for _, _, first, last in some:
-                        while not _lock(file, first, last) and time.monotonic() < end:
-                            time.sleep(_LOOK_SECONDS)
-            yield
+                for n, one in enumerate(ranges):
+                    if known := self._files.get(one.path):
+                        if known not in files:
+                            opened = _opened(self._cache.folder, known, os.O_RDWR | os.O_CREAT)
+                            files[known] = claims.enter_context(opened)
+                        if _lock(files[known], one):
+                            own.append(n)
+                        else:
+                            taken.append((n, files[known]))
+                while taken and not own and self._waits(until):
+                    time.sleep(_LOOK_SECONDS)
+                    if _lock(taken[0][1], ranges[taken[0][0]]):
+                        own.append(taken[0][0])
+            yield own or list(range(len(ranges)))
+
+    def _waits(self, until: float) -> bool:
+        return (now := time.monotonic()) < until and now - self._cache.evicted >= _EVICTED_SECONDS
 
     def part(self, one: ByteRange) -> tuple[UInt8, list[ByteRange]]:
         """A range of whole blocks as far as it is cached, with arbitrary bytes elsewhere; and the missing ranges."""
@@ -153,11 +163,12 @@ class RangeCache:
             self._cache.warn("without", "%s Until then ranges are fetched again.", error)
 
 
-def _lock(file: FileIO, start: int, end: int) -> bool:
+def _lock(file: FileIO, one: ByteRange) -> bool:
     """Lock a range for this open file description (fcntl(2), F_OFD_SETLK), until it is closed. False if another one has
     locked a part of the range."""
     try:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, start, end - start, 0))
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, one.start, one.end - one.start, 0)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise

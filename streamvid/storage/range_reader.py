@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -145,16 +146,20 @@ class RangeReader:
         """Read ranges with the gaps between them into the cache, and return the ranges. Blocks that other processes
         have put there meanwhile are not fetched again."""
         joined, places = self.joined(ranges, REQUEST_BYTES, math.inf)
-        with cache.claimed(joined, _PATIENCE):
-            parts = [cache.part(one) for one in joined]
-            missing = [(n, one) for n, (_, rest) in enumerate(parts) for one in rest]
-            fetched = self.fetch_joined([one for _, one in missing], versions) if missing else []
-        for (n, one), block in zip(missing, fetched, strict=True):
-            start = one.start - joined[n].start
-            parts[n][0][start : start + len(block)] = block
-            if len(block) < one.end - one.start:  # the file ends
-                parts[n] = parts[n][0][: start + len(block)], []
-        return [cut_out(one, joined[n], parts[n][0]) for one, n in zip(ranges, places, strict=True)]
+        blocks: dict[int, UInt8] = {}
+        until = time.monotonic() + _PATIENCE
+        while left := [n for n in range(len(joined)) if n not in blocks]:
+            with cache.claimed([joined[n] for n in left], until) as own:
+                parts = {left[n]: cache.part(joined[left[n]]) for n in own}
+                missing = [(n, one) for n, (_, rest) in parts.items() for one in rest]
+                fetched = self.fetch_joined([one for _, one in missing], versions) if missing else []
+            blocks.update((n, block) for n, (block, _) in parts.items())
+            for (n, one), block in zip(missing, fetched, strict=True):
+                start = one.start - joined[n].start
+                blocks[n][start : start + len(block)] = block
+                if len(block) < one.end - one.start:  # the file ends
+                    blocks[n] = blocks[n][: start + len(block)]
+        return [cut_out(one, joined[n], blocks[n]) for one, n in zip(ranges, places, strict=True)]
 
     def joined(self, ranges: Sequence[ByteRange], gap: int, waste: float = WASTE) -> tuple[list[ByteRange], list[int]]:
         """The requests for remote ranges, as of `streamvid.storage.byte_range.join`; in whole blocks if a cache keeps

@@ -160,8 +160,19 @@ def test_files_of_several_urls_may_be_the_same(reader: Reader, monkeypatch: pyte
     again = URL + ".copy"
     cache = RangeCache(reader.shards, {URL: FILE, again: FILE})
     wanted = [ByteRange(URL, 0, 8192), ByteRange(again, 4096, 12_288), ByteRange(URL, 40_960, 45_056)]
-    with cache.claimed(wanted, math.inf), cache.claimed([ByteRange(again, 12_288, 40_960)], math.inf):
-        pass
+    with cache.claimed(wanted, math.inf) as own, cache.claimed([ByteRange(again, 12_288, 40_960)], math.inf) as rest:
+        assert (own, rest) == ([0, 1, 2], [0])
+
+
+def test_what_nobody_claims_is_fetched_before_what_others_fetch_is_waited_for(reader: Reader) -> None:
+    first, second = ByteRange(URL, 0, 8192), ByteRange(URL, 40_960, 45_056)
+    with reader.cache.claimed([first], math.inf):
+        with reader.cache.claimed([first, second], math.inf) as own:
+            assert own == [1]
+        with reader.cache.claimed([first], 0.0) as own:
+            assert own == [0]  # all, when the time is over
+    with reader.cache.claimed([first, second], math.inf) as own:
+        assert own == [0, 1]
 
 
 def test_nobody_waits_for_what_a_full_cache_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
