@@ -226,16 +226,15 @@ class _ComputingTurn(Turn):
     Args:
         chunks: the epoch's chunks.
         chunk: number of the chunk.
-        step: first step of the chunk or part.
-        urgency: the step whose priority it gets for computing; default: `step`.
+        step: the step whose priority it gets, for computing and for requests.
     """
 
-    def __init__(self, chunks: _Chunks, chunk: int, step: int, urgency: int | None = None) -> None:
+    def __init__(self, chunks: _Chunks, chunk: int, step: int) -> None:
         super().__init__(step)
-        self._chunks, self._chunk, self._urgency = chunks, chunk, step if urgency is None else urgency
+        self._chunks, self._chunk = chunks, chunk
 
     def __enter__(self) -> Turn:
-        self._chunks.computing.acquire(self._urgency)
+        self._chunks.computing.acquire(self.number)
         self._since = time.monotonic()
         return self
 
@@ -254,7 +253,7 @@ class _ComputingTurn(Turn):
         if time.monotonic() - self._since > _COMPUTING:
             time.sleep(_PAUSE)
             self._since = time.monotonic()
-            if self._chunks.computing.is_wanted_before(self._urgency):
+            if self._chunks.computing.is_wanted_before(self.number):
                 with self.waiting():
                     pass
 
@@ -294,7 +293,7 @@ def _read_ahead(
                 return steps, []
             parts = [steps[first : first + least] for first in range(0, len(steps), least)]
             urgency = max(steps.start - _LEAD * len(steps), 0) if number >= _CHUNKS_AHEAD else steps.start
-            with _ComputingTurn(chunks, number, steps.start, urgency) as turn:
+            with _ComputingTurn(chunks, number, urgency) as turn:
                 functions = plan(parts, turn)
             reads = zip(parts, functions, strict=True)
             return steps, [(own, readers.submit(read_part, read, number, own.start)) for own, read in reads]

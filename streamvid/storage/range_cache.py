@@ -30,7 +30,7 @@ import numpy as np
 
 from streamvid.arrays import Float64, Int64, UInt8
 from streamvid.storage.byte_range import BLOCK_BYTES as _BLOCK
-from streamvid.storage.byte_range import ByteRange, whole_blocks
+from streamvid.storage.byte_range import REQUEST_BYTES, ByteRange, whole_blocks
 from streamvid.storage.cache_folder import BusyError, CacheFolder, touch
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 
@@ -90,6 +90,11 @@ class RangeCache:
         if (known := self._files.get(one.path)) is None or one.end > known.size:
             return one
         return whole_blocks(one, known.size)
+
+    def file_or(self, one: ByteRange) -> ByteRange:
+        """The whole file of a range, where that costs no more than another request, else the range."""
+        known = self._files.get(one.path)
+        return one if known is None or known.size > REQUEST_BYTES else ByteRange(one.path, 0, known.size)
 
     @contextlib.contextmanager
     def claimed(self, ranges: Sequence[ByteRange], until: float) -> Iterator[list[int]]:

@@ -145,7 +145,7 @@ class RangeReader:
     ) -> list[UInt8]:
         """Read ranges with the gaps between them into the cache, and return the ranges. Blocks that other processes
         have put there meanwhile are not fetched again."""
-        joined, places = self.joined(ranges, REQUEST_BYTES, math.inf)
+        joined, places = self.joined([cache.file_or(one) for one in ranges], REQUEST_BYTES, math.inf)
         blocks: dict[int, UInt8] = {}
         until = time.monotonic() + _PATIENCE
         while left := [n for n in range(len(joined)) if n not in blocks]:

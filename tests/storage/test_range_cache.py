@@ -34,6 +34,12 @@ URL = "memory://kept/file.tar"
 FILE = FileIdentity(hashlib.sha256(DATA).hexdigest(), len(DATA))
 
 
+@pytest.fixture(autouse=True)
+def long_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not fetched as a whole."""
+    monkeypatch.setattr(range_cache, "REQUEST_BYTES", len(DATA) - 1)
+
+
 class Reader:
     """Reads the file through a cache; `asked` counts the bytes that were fetched."""
 
@@ -117,6 +123,15 @@ def test_many_readers_at_once(tmp_path: Path) -> None:
 def neighbours(reader: Reader, *spans: tuple[int, int]) -> None:
     blocks = reader.reader.read([ByteRange(URL, start, end) for start, end in spans], neighbours=True)
     assert [block.tobytes() for block in blocks] == [DATA[start:end] for start, end in spans]
+
+
+def test_of_a_short_file_all_comes_with_the_first_neighbours(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frame indexes of a small shard: one request, and the next chunk of clips makes none."""
+    monkeypatch.setattr(range_cache, "REQUEST_BYTES", len(DATA))
+    neighbours(reader, (60_000, 60_100), (150_000, 150_001))
+    assert reader.asked == len(DATA)
+    neighbours(reader, (0, 100), (99_000, 120_000))
+    assert reader.asked == len(DATA)
 
 
 def test_what_others_fetch_meanwhile_is_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
