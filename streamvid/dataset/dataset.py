@@ -260,7 +260,7 @@ def _read_blocks(
 def _parts(
     shards: Sequence[ShardFiles], tables: Sequence[TableEntry], *, most: int
 ) -> Iterator[tuple[Sequence[ShardFiles], TableEntry | None]]:
-    """What is read together: the shards of a table, or `_groups` of those that have none."""
+    """The shards that are read together: those of a consolidated table, or `_groups` of shards without one."""
     good = list(usable(tables, [shard.entry for shard in shards]))
     if len(good) < len(tables):
         log.warning("%d consolidated tables are not of the shards that dataset.json names", len(tables) - len(good))
@@ -273,7 +273,7 @@ def _parts(
 
 
 def _groups(shards: Sequence[ShardFiles], *, most: int) -> Iterator[Sequence[ShardFiles]]:
-    """Consecutive shards that are read together: about `_BLOCK_CLIPS` clips, of `most` shards."""
+    """Groups of consecutive shards, with about `_BLOCK_CLIPS` clips and at most `most` shards each."""
     first = clips = 0
     for number, shard in enumerate(shards):
         clips += shard.entry.clips

@@ -57,7 +57,7 @@ def check_overlays(dataset: str, manifest: Manifest, retry: Retry) -> None:
 def with_overlays(
     meta: MetaColumns, dataset: str, manifest: Manifest, cache: ShardCache | None, retry: Retry
 ) -> MetaColumns:
-    """The metadata columns of a dataset, those of its overlays in the place of others of the same names."""
+    """The metadata columns of a dataset; columns of its overlays replace columns of the same names."""
     if not manifest.overlays:
         return meta
     of = {name: overlay for overlay in manifest.overlays for name, _ in overlay.columns if name != LABEL}
@@ -69,7 +69,7 @@ def with_overlays(
 
 
 def read_labels(dataset: str, manifest: Manifest, labels: Int64, cache: ShardCache | None, retry: Retry) -> Int64:
-    """int64 [clips]: the clips' labels, those of an overlay in the place of `labels`, which the shards have; -1: none.
+    """int64 [clips]: the clips' labels: an overlay's, or the shards' (`labels`) if no overlay has any; -1: none.
 
     Raises:
         DatasetError: the overlay cannot be used.

@@ -85,13 +85,13 @@ def _entry(value: Any) -> TableEntry:
 
 
 def usable(tables: Sequence[TableEntry], entries: Sequence[Shard]) -> Iterator[tuple[TableEntry, slice]]:
-    """The tables that are of a dataset's shards as they are now, in their order, and none of a shard that another one
-    is of; and which shards each is of."""
+    """The consolidated tables that match a dataset's current shards, in their order and without overlaps, each with the
+    slice of its shards."""
     at = {entry.name: n for n, entry in enumerate(entries)}
     end = 0
     for start, table in sorted((at[table.first], table) for table in tables if table.first in at):
         some = entries[start : start + table.shards]
-        # One schema: with tars or without.
+        # All with tars or all without, as their schemas differ.
         fits = len(some) == table.shards and digest(some) == table.of
         if start >= end and fits and len({entry.has_tar for entry in some}) == 1:
             end = start + table.shards

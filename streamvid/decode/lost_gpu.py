@@ -82,12 +82,12 @@ def raise_if_lost(device_id: int | None, error: BaseException) -> None:
 
 
 class GpuWatch:
-    """Looks at the GPU of a loader, from its first batch until it is closed or dropped, and ends the process within
-    10 s when it is lost.
+    """Watches the GPU of a loader, from its first batch until it is closed or dropped, and ends the process within 10 s
+    when the GPU is lost.
 
     Args:
         device_id: the GPU's number; None: nothing is watched.
-        where: a bound method, which is referred to weakly: where the run stands, in words. Called in any thread.
+        where: a bound method, held by a weak reference, that describes the run's position. Called in any thread.
     """
 
     def __init__(self, device_id: int | None, where: Callable[[], str]) -> None:
@@ -96,19 +96,19 @@ class GpuWatch:
 
     @property
     def place(self) -> str:
-        """Where the run stands."""
+        """The run's position, for messages."""
         return "" if (where := self._where()) is None else f"; the run stands {where()}"
 
     def over(self, batches: Iterator[T]) -> Iterator[T]:
-        """Those of an iteration.
+        """The same batches, with the GPU watched during the iteration.
 
         Raises:
-            GpuLostError: with the position of the run, for any error that is due to the loss of the GPU.
+            GpuLostError: for any error due to the loss of the GPU, with the run's position.
         """
         return batches if self.device_id is None else self._over(batches, self.device_id)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if self._stop is not None:
             self._stop.set()
             self._stop = None

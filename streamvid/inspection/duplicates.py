@@ -73,13 +73,13 @@ def duplicates(dataset: Dataset | str | os.PathLike[str]) -> Duplicates:
 
 
 def description(dataset: Dataset, row: int) -> bytes:
-    """A clip's sample description, but for the bit rates in it, which are the writer's."""
+    """A clip's sample description without its bit rates, which depend on the writer."""
     clips = dataset.clips
     return without_bit_rate(clips.stsds[clips.stsd_id[row]])[ENTRY_START + 4 :]
 
 
 def _contents(dataset: Dataset, rows: Int64) -> Sequence[tuple[tuple[str, ...], bool]]:
-    """What tells the video of each clip from others, and whether it is of its bytes."""
+    """For each clip an identity of its video, and whether that covers all bytes (SHA-256, or CRC-32C of packets)."""
     sums = dataset.checksums(rows)
     others = [row for row, known in zip(rows.tolist(), sums, strict=True) if not known]
     indexes = dict(zip(others, dataset.indexes(others), strict=True))

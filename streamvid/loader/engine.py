@@ -95,7 +95,7 @@ class StagedEngine:
                     reading = replace(reading, batches=_first_alone(reading.batches, asked, reading.stop))
                     self._begun = reading.epoch, asked, self._render(reading, None)
                 yield next(rendered)
-            next(rendered, None)  # its own end, with which its decoder stays for the next epoch
+            next(rendered, None)  # runs the generator to its end, so that its decoder is kept for the next epoch
         finally:
             rendered.close()
 
@@ -110,7 +110,7 @@ class StagedEngine:
         return _Reading(epoch, stop, rescue, self._read(epoch, stop, rescue))
 
     def _read_ahead(self, epoch: Epoch) -> _Reading:
-        """What is read of an epoch already, and the rest; nothing else stays begun."""
+        """The reading of an epoch, continued if it was begun in advance. Work begun for other epochs is dropped."""
         found, self._next = self._next, None
         if found is None or found.epoch is not epoch:
             self._next = found
@@ -127,7 +127,7 @@ class StagedEngine:
     def _and_then(
         self, batches: Generator[EncodedBatch, None, None], following: Callable[[], Epoch]
     ) -> Generator[EncodedBatch, None, None]:
-        """Batches, and behind the last one the next epoch is begun to be read, in a thread of its own."""
+        """The batches of an epoch; after the last, start to read the next epoch in another thread."""
         with closing(batches):
             yield from batches
         begun = self._start(following())
@@ -146,7 +146,8 @@ class StagedEngine:
 
 @dataclass(frozen=True)
 class _Reading:
-    """An epoch that is read: what gives up waiting for a storage, what makes batches anew, and the batches."""
+    """An epoch being read: its batches, the event that gives up waiting for a storage, and the rescue of bad
+    batches."""
 
     epoch: Epoch
     stop: threading.Event
@@ -155,9 +156,9 @@ class _Reading:
 
 
 def _taken(reading: Background[EncodedBatch], stop: threading.Event) -> Generator[EncodedBatch, None, None]:
-    """What a thread reads; closed, it ends that."""
+    """The batches that a thread reads; closing the generator ends the thread."""
     running = _take(reading, stop)
-    next(running)  # a generator that was not begun would not end it
+    next(running)  # closing a generator that was not started would not run its `finally`
     return cast(Generator[EncodedBatch, None, None], running)
 
 
@@ -173,7 +174,7 @@ def _take(reading: Background[EncodedBatch], stop: threading.Event) -> Generator
 def _first_alone(
     batches: Generator[EncodedBatch, None, None], asked: threading.Event, stop: threading.Event
 ) -> Generator[EncodedBatch, None, None]:
-    """Batches; those behind the first when they are asked for."""
+    """The batches; the second and later ones only after `asked` is set."""
     with closing(batches):
         for number, batch in enumerate(batches):
             while number and not asked.wait(_POLL_S):
@@ -195,19 +196,23 @@ def make_engine(
     fallback: Fallback,
     isolate: bool,
 ) -> tuple[Engine, Callable[[], tuple[ClipRoute, ...]]]:
-    """The engine of that name, if it can decode the clips, and what says who decodes which.
+    """Make an engine that can decode the clips, and a function that returns their routes.
 
     Args:
         name: one of `ENGINES`.
+        samples: the clips, and how samples are made of them.
         rows: int64 [clips], the rows that will be used.
+        quarantine: of bad clips.
+        access: opens the dataset's shards.
         device_id: the GPU's number, or None for the CPU.
-        max_batch: clips per batch at most.
-        fallback: "cpu": clips that the GPU does not decode are decoded on the CPU, but not by "dali"; "error": they
-            are refused.
-        isolate: what the CPU decodes, it decodes in child processes.
+        num_threads: CPU threads.
+        max_batch: most clips per batch.
+        fallback: "cpu": the CPU decodes clips that the GPU does not decode (not with "dali"); "error": they are
+            refused.
+        isolate: the CPU decodes in child processes.
 
     Raises:
-        InputError: clips that it cannot decode on this device, or in child processes.
+        InputError: the engine cannot decode the clips on this device, or in child processes.
     """
     boolean(isolate, "isolate")
     if isolate and name == "dali":

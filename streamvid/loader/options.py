@@ -79,7 +79,7 @@ def shuffle_order(shuffle: bool | Shuffle) -> Shuffle:
 def fetched_as(
     fetch: Fetch, plan: Plan, samples: SampleSet, cache: ShardCache | None, cache_bytes: int
 ) -> Literal["local", "ranges", "shards"]:
-    """What of the dataset is read; `cache` is None where it is local."""
+    """How the dataset is read: `fetch`, with "auto" decided; "local" for a local dataset, whose `cache` is None."""
     if cache is None:
         return "local"
     if fetch != "auto":
@@ -101,10 +101,10 @@ def fetched_as(
 
 @dataclass
 class Opener:
-    """How a loader's datasets are opened; all but `cache` as of `StreamLoader`.
+    """Opens a loader's datasets; attributes as of `StreamLoader`, except `cache`.
 
     Attributes:
-        cache: of shards, made for the first dataset that is not local.
+        cache: the shard cache, made for the first remote dataset.
     """
 
     cache_dir: str | os.PathLike[str] | None

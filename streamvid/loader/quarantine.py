@@ -1,7 +1,7 @@
-"""The bad clips of a run: what they do to it, who is told, and the folder in which a resumed run finds them again.
+"""The bad clips of a run: the policy for them, their log, and the quarantine folder, where a resumed run finds them.
 
-Each rank appends to a file of its own, and reads those of all: so ranks need not talk to each other, and a run may
-resume on any number of them.
+Each rank appends to its own file and reads the files of all ranks. So ranks need not communicate, and a run may resume
+on any number of ranks.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ ON_ERROR: Final[tuple[OnError, ...]] = ("skip", "mask", "raise")
 FOLDER: Final = "quarantine"
 _LEAST: Final = 10
 _SHARE: Final = 100
-"""By default a rank may meet 10 bad clips, or one of a hundred if that is more."""
+"""By default a rank may find 10 bad clips, or one in a hundred if that is more."""
 _SHOWN: Final = 1000
-"""Bad clips that `stats` lists at most."""
+"""Most bad clips that `stats` lists."""
 _MOST_BYTES: Final = 64 << 20
 _MOST_LINE: Final = 16 << 10
-"""Of a file, and of a line of it, that is read: anyone may have written there."""
+"""Most bytes of a file, and of a line, that are read: other programs may have written there."""
 
 
 @dataclass(frozen=True)
 class ErrorPolicy:
-    """What a clip that is bad does to a run.
+    """What happens when a run meets a bad clip.
 
     Attributes:
         on_error: "skip", "mask" or "raise"; see `StreamLoader`.
         max_errors: bad clips that a rank may find; None: 10, or 1 % of its clips if that is more.
-        folder: where they are written down.
-        since: when the run began, as lines have it: a rank's workers count together what they have written since.
+        folder: the quarantine folder.
+        since: start of the run, in the format of the files' times: later lines of a rank's file, by all its workers,
+            count against `max_errors`.
     """
 
     on_error: OnError
@@ -64,25 +65,25 @@ class ErrorPolicy:
     def of(
         cls, on_error: OnError = "skip", max_errors: int | None = None, quarantine: str | os.PathLike[str] | None = None
     ) -> ErrorPolicy:
-        """The user's options. Raises InputError for those that are none."""
+        """A policy from the user's options. Raises InputError if one is invalid."""
         one_of(on_error, ON_ERROR, "on_error")
         if max_errors is not None:
             max_errors = integer(max_errors, "max_errors", least=0)
         folder = FOLDER if quarantine is None else given_path(quarantine, "quarantine")
         if not is_local(folder):
             raise InputError(f"quarantine must be a local folder; it is {redact(folder)}")
-        # Now: a program that changes its folder later, and its workers, mean the same one.
+        # Made absolute now, as the program or its workers may change the working directory later.
         return cls(on_error, max_errors, Path(local_path(folder)).absolute(), _now())
 
     def but(
         self, on_error: OnError | None, max_errors: int | None, quarantine: str | os.PathLike[str] | None
     ) -> ErrorPolicy:
-        """The same, but for what is given."""
+        """This policy with the given options replaced."""
         other = self.of(on_error or self.on_error, max_errors, quarantine or self.folder)
         return other if max_errors is not None else replace(other, max_errors=self.max_errors)
 
     def most(self, clips: int) -> int:
-        """Bad clips that a rank with so many clips may find."""
+        """Bad clips that a rank with `clips` clips may find."""
         return max(_LEAST, -(-clips // _SHARE)) if self.max_errors is None else self.max_errors
 
 
@@ -100,12 +101,14 @@ class BadClip:
 
 
 class Quarantine:
-    """The bad clips of a dataset, as one process knows them. Thread-safe.
+    """The bad clips of a dataset that this process knows. Thread-safe.
 
     Args:
-        excluded: int64 [rows], further ones that are not delivered: excluded by the user, or forgotten.
-        clips: how many of them all ranks share.
-        world: which rank this is, of how many; a loader that settles in another one sets it.
+        policy: what happens to the run.
+        dataset: the dataset.
+        excluded: int64 [rows], clips that the user excluded, or that are forgotten.
+        clips: number of clips that all ranks share.
+        world: rank and world size; set again by a loader that settles in another world.
     """
 
     def __init__(
@@ -126,16 +129,16 @@ class Quarantine:
 
     @property
     def found(self) -> int:
-        """How many clips were found bad here."""
+        """Number of bad clips that this process found."""
         return sum(self._shards.values())
 
     @property
     def bad(self) -> tuple[BadClip, ...]:
-        """The first of them."""
+        """The first `_SHOWN` of these clips."""
         return tuple(self._bad)
 
     def absent(self) -> AbsentRows:
-        """What is not delivered, as of now: excluded clips, and those that any rank has found bad."""
+        """The rows that are not delivered from now on: excluded clips, and bad clips that any rank has found."""
         if self.policy.on_error != "raise":
             with self._lock:
                 before = len(self._known)
@@ -149,10 +152,10 @@ class Quarantine:
         return AbsentRows(np.concatenate([self._excluded, known]))
 
     def add(self, error: ClipError) -> None:
-        """Tell of a bad clip, once: in the log, in `bad`, and in the rank's file.
+        """Record a bad clip in the log, in `bad`, and in the rank's file; does nothing if it is known.
 
         Raises:
-            DatasetError: there are more than the policy allows.
+            DatasetError: more clips are bad than the policy allows.
         """
         with self._lock:
             if error.row in self._known or error.row in read_folder(self.policy.folder, self._dataset):
@@ -203,11 +206,11 @@ class Quarantine:
 
 
 def _append(file: Path, line: bytes) -> None:
-    """One write, which no other process' comes into, on the disk when this returns."""
+    """Append a line in one write, which does not mix with other processes', and sync it to the disk."""
     descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     try:
         size = os.fstat(descriptor).st_size
-        # A line that a killed process left unfinished is ended first.
+        # End an unfinished line of a killed process first.
         torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
         os.write(descriptor, b"\n" + line if torn else line)
         os.fsync(descriptor)
@@ -216,8 +219,8 @@ def _append(file: Path, line: bytes) -> None:
 
 
 def read_folder(folder: Path, dataset: ClipSource) -> Int64:
-    """int64 [rows], rising: the clips of a dataset that the files of a quarantine name. Other lines, of other datasets
-    or none at all, are left out."""
+    """int64 [rows], rising: the clips of a dataset that the files of a quarantine folder name. Lines of other datasets,
+    and invalid ones, are left out."""
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix == ".jsonl")
     except OSError:
@@ -226,9 +229,8 @@ def read_folder(folder: Path, dataset: ClipSource) -> Int64:
 
 
 def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
-    """The rows of a dataset that a file of a quarantine names, and when each was found; those of other datasets are
-    left out."""
-    shards: dict[str, list[int]] = {}  # several of a checksum where a dataset is mixed with itself
+    """The rows of a dataset that a quarantine file names, each with the time at which it was found."""
+    shards: dict[str, list[int]] = {}  # a dataset that is mixed with itself has several shards with one checksum
     for number, shard in enumerate(dataset.shards):
         shards.setdefault(shard.packets_sha256, []).append(number)
     for entry in _entries(file):
@@ -236,8 +238,14 @@ def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
 
 
 def quarantined(manifest: Manifest, file: Path) -> list[tuple[int, ...]]:
-    """The clips that a file of a quarantine names, or all files of its folder, for each shard their numbers in it,
-    rising; lines of other datasets are left out.
+    """The clips of a dataset that a quarantine file names.
+
+    Args:
+        manifest: the dataset's.
+        file: a file, or a quarantine folder with several.
+
+    Returns:
+        for each shard the clips' numbers in it, rising.
 
     Raises:
         InputError: there is no such file, or it names no clip of the dataset.
@@ -259,7 +267,7 @@ def quarantined(manifest: Manifest, file: Path) -> list[tuple[int, ...]]:
 
 
 def _entries(file: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file of a quarantine that are JSON objects. Nothing in them is checked."""
+    """The lines of a quarantine file that are JSON objects, unchecked."""
     for line in _lines(file):
         try:
             entry = json.loads(line)
@@ -270,13 +278,13 @@ def _entries(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _of_shard(entry: Mapping[str, Any], shard: ShardEntry) -> bool:
-    """Whether a line, whose checksum is the shard's, is of it. One that was written anew has the indexes of the one
-    before, if a bad clip was repaired of the same video."""
+    """Whether a line with the shard's checksum belongs to it. A shard that was rewritten to repair a clip from the same
+    video has the same indexes, and so the same checksum, as the shard before: then the name decides."""
     return not shard.origin or entry.get("shard") == shard.name
 
 
 def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int]]) -> Iterator[int]:
-    """The clip that a line is of, by the checksum of its shard's indexes and its place there; the key must fit, too."""
+    """The row of the clip that a line names: by the checksum of its shard's indexes, its number there, and its key."""
     sha256, number, key = (entry.get(name) for name in ("packets_sha256", "number", "key"))
     if not (isinstance(sha256, str) and is_integer(number) and isinstance(key, str)):
         return
@@ -285,10 +293,10 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
             continue
         rows = dataset.rows(shard)
         if 0 <= number < rows.stop - rows.start:
-            # In a concatenated dataset, a key that two parts have has the part's name before it.
+            # In a concatenated dataset, the part's name is put before a key that two parts have.
             ours = dataset.key(row := rows.start + number)
             same = bool({ours, ours.partition("/")[2]} & {key, key.partition("/")[2] or key})
-            # Files that have changed since have been restored, or are other copies.
+            # Files that changed since have been restored, or are other copies: their clips may be good.
             if same and entry.get("files") in (None, _signature(dataset, row)):
                 yield row
 
@@ -298,8 +306,8 @@ def _now() -> str:
 
 
 def _signature(dataset: ClipSource, row: int) -> list[int] | None:
-    """Sizes in bytes and modification times in ns of the local files that hold a clip and its frame index; None if they
-    are remote, or gone."""
+    """Sizes in bytes and modification times in ns of the local files with a clip and its frame index; None if they are
+    remote or missing."""
     paths = [dataset.location(row), dataset.shard_path(int(dataset.clips.shard[row]), "packets")]
     try:
         found = [os.stat(local_path(path)) for path in paths if is_local(path)]
@@ -309,7 +317,7 @@ def _signature(dataset: ClipSource, row: int) -> list[int] | None:
 
 
 def _lines(file: Path) -> list[bytes]:
-    """The lines of a file, without one that is not finished, or too long."""
+    """The complete lines of a file, without too long ones."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as opened:

@@ -59,65 +59,63 @@ class StreamLoader:
 
     Args:
         dataset: a folder, a URL such as s3://bucket/name, an open `Dataset`, a `Subset` of one, a `Mix` of several, or
-            a `ClipDataset`, which brings its own sampling, transform, columns, seed and checksum, and unless they are
-            given `on_error`, `max_errors` and `quarantine`.
+            a `ClipDataset`. A `ClipDataset` has its own sampling, transform, columns, seed and checksum; its
+            `on_error`, `max_errors` and `quarantine` apply unless given here.
         batch_size: clips per batch and rank.
         sampling: which frames: `Window`, `TiledWindows`, `Uniform`, `MultiRate`, `Keyframes`, `RandomFrames`, `Frames`,
-            `ByClip` or `All`; their `pad` says what clips that are too short show. docs/sampling.md explains each.
-        transform: what is done to the frames; default: nothing, uint8 THWC. Several by name make several views of
-            each clip: `batch[name]` instead of `batch["video"]`.
-        columns: metadata to put into batches: numbers as tensors, text as lists, of `Pick`s one of several values.
+            `ByClip` or `All`; their `pad` decides what too short clips show. docs/sampling.md explains each.
+        transform: applied to the frames; default: none, uint8 THWC. A dict of several makes several views of each
+            clip: `batch[name]` instead of `batch["video"]`.
+        columns: metadata columns in batches: numbers as tensors, text as lists, `Pick`s as one of several values.
         seed: of order, random frames and augmentation.
-        batch_fn: your own function of a finished batch: the loop gets what it returns. It runs in the loop's thread.
-        shuffle: another order every epoch: of all clips (True or "full"), or of shards, and then of the clips of 16
-            shards at a time ("block"); or the dataset's own order (False or "none").
-        group_by_size: put clips of the same size, codec and parameter sets into the same batches, of those that are
-            close in the order: True, within 64 steps; a number, within so many. For GPUs and datasets of many sizes;
-            docs/training.md says what it costs in randomness.
-        locality: "node": every node has shards of its own, the same in every epoch, and its ranks share them.
-        steps_per_epoch: an epoch is so many steps; default: a pass over the dataset.
+        batch_fn: called with each finished batch in the loop's thread; the loop gets its result.
+        shuffle: True or "full": a new random order of all clips every epoch; "block": of shards, and then of the clips
+            of 16 shards at a time; False or "none": the dataset's order.
+        group_by_size: make batches of clips of the same size, codec and parameter sets, chosen from 64 steps (True) or
+            from this many. For GPUs and datasets of many sizes; docs/training.md has the cost in randomness.
+        locality: "node": every node has its own shards, the same in every epoch, shared by its ranks.
+        steps_per_epoch: steps of an epoch; default: as many as a pass over the dataset has.
         last_batch: "partial" (default), "drop" or "fill", or DALI's LastBatchPolicy: see
             `streamvid.plan.epoch_plan.Plan`.
-        drop_last: PyTorch's word for last_batch="drop" and "partial"; give one of the two.
+        drop_last: PyTorch's name for last_batch="drop" (True) and "partial" (False); give only one of the two.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
-        fallback: who decodes clips that the GPU does not: "cpu", CPU cores, with one warning that says how many and how
-            fast; "error": nobody, the loader refuses them.
-        engine: "default", or "dali": one DALI pipeline reads, decodes and transforms. The same clips, frames and
-            order; docs/training.md says which clips it decodes.
-        rank, world_size: which part of every step is this process' own; world_size=1 alone: all of it. Default: found
-            with the first batch, from a `mesh`, torch.distributed, or the launcher's environment variables; see
+        fallback: for clips that the GPU does not decode: "cpu": CPU cores decode them, and a warning says how many and
+            how fast; "error": the loader refuses them.
+        engine: "default", or "dali": one DALI pipeline reads, decodes and transforms. Clips, frames and order are the
+            same; docs/training.md has the clips that it decodes.
+        rank, world_size: this process' part of every step; world_size=1 alone: all of it. Default: found at the first
+            batch from a `mesh`, torch.distributed, or the launcher's environment variables; see
             `streamvid.plan.world.find_world`.
-        mesh: a DeviceMesh: its data-parallel ranks get clips of their own, those of tensor, pipeline and context
-            parallelism the same ones (`streamvid.plan.mesh`).
-        ranks_per_node: for locality; default: as the launcher says. With a mesh, its data-parallel ranks on a node.
-        num_threads: CPU threads that decode and transform; default: the cores that this process may use, shared with
-            the other ranks of its node. With a GPU, those beyond one for each NVDEC engine and one more decode beside
-            it.
-        isolate: what the CPU decodes, it decodes in child processes, one for each thread: a video that crashes FFmpeg
-            or hangs in it then costs its clip alone. docs/reliability.md says what that costs.
-        fetch: of a remote dataset, "shards": whole shards, into the cache; "ranges": the bytes of the frames alone,
-            straight from the bucket; "auto": whichever is predicted to be cheaper. `stats()` says which it is.
-        cache_dir: where shards of a remote dataset are kept; shared by the ranks of a node.
-        cache_bytes: the most that they may take.
-        checksum: by what the bytes that are read are checked: "crc32c", that of each packet; "sha256", that of the
-            clip, which is then read as a whole; None: nothing.
+        mesh: a DeviceMesh: each data-parallel rank gets its own clips, and its tensor, pipeline and context parallel
+            ranks get the same clips (`streamvid.plan.mesh`).
+        ranks_per_node: for locality; default: from the launcher. With a mesh, the data-parallel ranks on a node.
+        num_threads: CPU threads that decode and transform; default: this process' share of the node's cores. With a
+            GPU, one thread per NVDEC engine and one more are set aside, and the others assist the engines.
+        isolate: the CPU decodes in child processes, one per thread: a video that crashes or hangs FFmpeg then costs
+            only its clip. docs/reliability.md has the cost in speed.
+        fetch: for a remote dataset: "shards": whole shards, into the cache; "ranges": only the bytes of the wanted
+            frames, from the bucket; "auto": the one predicted to be cheaper. `stats()` says which one was chosen.
+        cache_dir: folder in which shards of a remote dataset are cached; shared by the ranks of a node.
+        cache_bytes: size limit of that cache.
+        checksum: how read bytes are checked: "crc32c": each packet; "sha256": the whole clip, which is then read as a
+            whole; None: not at all.
         retry_for: seconds for which a storage that does not answer is asked again before its error ends the run;
-            docs/reliability.md says what is tried again.
-        on_error: what stands in the place of a bad clip, with `valid` False and a warning: "skip", another clip of this
-            rank a second time; "mask", frames of zeros, with `mask` False. "raise": its error ends the run.
-        max_errors: bad clips that this rank may find before it gives up; default: 10, or 1 % of its clips if more.
-        quarantine: the folder in which bad clips are noted, and where a resumed run finds them; default: `quarantine`
-            in the working directory. It is made for the first bad clip.
-        roots: folders and URLs of which datasets may read files (docs/in_place.md); an open `Dataset` has its own.
-        revision: which of the dataset's revisions (docs/revisions.md), unless it is open; default: the newest.
+            docs/reliability.md lists the errors that are retried.
+        on_error: for a bad clip: "skip": another clip of this rank stands in, with `valid` False and a warning; "mask":
+            frames of zeros, with `valid` and `mask` False and a warning; "raise": its error ends the run.
+        max_errors: bad clips that this rank may find before it raises; default: 10, or 1 % of its clips if more.
+        quarantine: folder in which bad clips are recorded, for resumed runs; default: `quarantine` in the working
+            directory. Created at the first bad clip.
+        roots: folders and URLs outside of datasets that may be read (docs/in_place.md); an open `Dataset` has its own.
+        revision: a revision of the dataset (docs/revisions.md), unless it is open; default: the newest.
 
     Raises:
-        InputError: an option that is invalid, by itself or for this dataset. In the loop: this process has become
-            another rank, or one of another world, since the first batch.
-        DatasetError: a dataset that is missing or damaged.
+        InputError: an option is invalid, by itself or for this dataset. In the loop: this process' rank or world has
+            changed since the first batch.
+        DatasetError: a dataset is missing or damaged.
     """
 
-    _one_size = True  # of all that comes out: else it fits no batch
+    _one_size = True  # whether all outputs must have one size, to fit into a batch
 
     @suggest_keywords
     def __init__(
@@ -225,16 +223,16 @@ class StreamLoader:
         self._batch_fn, self._batch_size = batch_fn, batch_size
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
         self._stats, self._settled = LoaderStats(fetch=fetched), False
-        """Whether a batch was asked for: the world is final."""
+        """Settled: a batch was asked for, so that the world is final."""
         self._position = RunPosition(self._schedule.start(0))
-        self._repeats = 0  # epochs that have come to their end: after one, of byte ranges two, the next is begun early
+        self._repeats = 0  # complete epochs: after one, with byte ranges after two, the next one is begun early
         self._begun: tuple[Cursor, Epoch] | None = None
         self._watch = GpuWatch(device_id, self._position.where)
         self._restored: Mapping[str, Any] | None = None
-        """The state that the position is from, if it is from one."""
+        """The loaded state that the position comes from, if any."""
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refused: a DataLoader that is given this for a dataset would ask it for items."""
+        """Refused: called if this loader is given to a DataLoader as a dataset."""
         raise TypeError(
             "a StreamLoader yields batches itself: iterate over it without a DataLoader; for a DataLoader there is "
             "ClipDataset"
@@ -249,7 +247,7 @@ class StreamLoader:
         )
 
     def __len__(self) -> int:
-        """Batches in an epoch, the same on every rank. Before the first batch: in the world that is known now."""
+        """Batches in an epoch, the same on every rank. Before the first batch, for the world that is known so far."""
         self._meet_world()
         return len(self._schedule.plan)
 
@@ -259,7 +257,7 @@ class StreamLoader:
         return self._position.next.epoch_number
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be that epoch. If it is already, it stays where it is: a resumed epoch goes on."""
+        """Let the next iteration be epoch `epoch`. If it is that already, nothing changes: a resumed epoch goes on."""
         epoch = integer(epoch, "epoch", least=0, most=None)
         if epoch == self.epoch:
             self._position.put(self._position.next)
@@ -268,14 +266,14 @@ class StreamLoader:
             self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run stands: what the training loop has been handed, on all ranks, not what was prefetched.
+        """The position of the run, counting batches that the training loop has received, not prefetched ones.
 
-        Within the loop it is a position in the epoch. An epoch that was left by `break` is over: behind the loop, the
-        state is the beginning of the next one, as the next iteration is. But while an exception that ended the loop is
-        handled (`except`, `finally`), it is still the position in the epoch.
+        Within the loop it is a position in the epoch. An epoch that was left by `break` is over: after the loop, the
+        state is the beginning of the next epoch, where the next iteration starts. While an exception that ended the
+        loop is handled (`except`, `finally`), it is still the position in the epoch.
 
-        The same on every rank at the same step; JSON-safe, of about 700 bytes: with the revisions that are read, and
-        what `streamvid ledger` needs to tell in which steps a clip was seen. It follows the protocol of torchdata's
+        The state is the same on every rank at the same step, JSON-safe, and has about 700 bytes. It includes the
+        revisions that were read and the steps so far, for `streamvid ledger`. It follows the protocol of torchdata's
         stateful loaders.
         """
         self._meet_world()
@@ -284,14 +282,14 @@ class StreamLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration resume from a state, on any number of ranks and nodes, with any batch size.
 
-        It hands out what is left of the epoch, each sample once; with the ranks and batch size of before the same
-        batches. If nothing is left, it is the next epoch.
+        That iteration gives each remaining sample of the epoch once, and with the same ranks and batch size the same
+        batches as before. If none remain, it is the next epoch.
 
-        If the dataset was appended to since, the epoch ends without the new clips, which join with the next: not with
-        a `Mix`, weights or `steps_per_epoch`.
+        If clips were appended to the dataset since, they take part from the next epoch on; with a `Mix`, weights or
+        `steps_per_epoch` a state within an epoch is refused then.
 
         Raises:
-            InputError: the state belongs to another dataset, sampling, seed or order, or is no state.
+            InputError: the state belongs to another dataset, sampling, seed or order, or is not a state.
         """
         cursor = self._schedule.resume(state)
         self._log.load(state, cursor.position)
@@ -299,22 +297,22 @@ class StreamLoader:
         self._restored = dict(state)
 
     def planned(self) -> tuple[Source, Int64, RunSchedule]:
-        """What `sv.ledger` asks a loader for: the datasets, rows that are not delivered, and the schedule."""
+        """For `sv.ledger`: the datasets, the excluded rows, and the schedule."""
         return self._samples.source, self._samples.pools.excluded, self._schedule
 
     def remaining(self) -> tuple[SampleSet, Epoch]:
-        """For `sv.dali.pipeline`: clips, how samples are made of them, and what is left of the epoch on this rank."""
+        """For `sv.dali.pipeline`: the samples, and the rest of the epoch on this rank."""
         self._meet_world(settle=True)
         return self._samples, replace(self._position.next.epoch(), absent=self._quarantine.absent())
 
     def stats(self) -> LoaderStats:
-        """Counts and times so far, and the clips that were found bad."""
+        """Counts and times so far, and the bad clips found."""
         found = self._quarantine
         return replace(self._stats, **self._access.asked(), bad_clips=found.found, bad=found.bad)
 
     @property
     def routes(self) -> tuple[ClipRoute, ...]:
-        """Who decodes how many of the clips, and why."""
+        """How many clips each decoder decodes, and why."""
         return self._routes()
 
     def close(self) -> None:
@@ -335,7 +333,8 @@ class StreamLoader:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of an epoch, or of what is left of a resumed one. It begins when the first batch is asked for."""
+        """The batches of an epoch, or the rest of a resumed one. Nothing is done before the first batch is asked
+        for."""
         return self._watch.over(self._position.follow(self._run()))
 
     def _run(self) -> Generator[Delivery[Batch, Cursor], None, None]:
@@ -371,19 +370,19 @@ class StreamLoader:
             rendered.close()
 
     def _begin(self, cursor: Cursor) -> Epoch:
-        """An epoch that is begun before it is asked for."""
+        """Begin an epoch before the loop asks for it."""
         self._begun = cursor, self._epoch(cursor)
         return self._begun[1]
 
     def _epoch(self, cursor: Cursor) -> Epoch:
-        """What is left of an epoch: the one that was begun in advance, unless clips were found bad since."""
+        """The rest of an epoch; the one begun in advance, unless bad clips were found since."""
         absent = self._quarantine.absent()
         if self._begun is not None and self._begun[0] is cursor and self._begun[1].absent.knew(absent):
             return self._begun[1]
         return replace(cursor.epoch(), absent=absent)
 
     def _meet_world(self, *, settle: bool = False) -> None:
-        """Plan for the world that this process is in now. Once settled, it must stay the same."""
+        """Plan for the world that this process is in now. Once settled, the world must not change."""
         if self._settled and not settle:
             return
         before = self._schedule.plan

@@ -1,5 +1,5 @@
-"""What is found where a user points, and where files that stay where they are may lie: the roots of a dataset, and
-what is not followed unless told."""
+"""Where the files of clips in place may lie: videos found below the user's paths, the roots of a dataset, and the links
+and addresses that are not followed without permission."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Found:
 
     Attributes:
         path: local path or URL; ends in '/' for a folder of images.
-        parts: components of its absolute path, and of its name in the file at `path` if it is a part of that.
-        depth: how many of them are those of the root.
-        label: of the video, as a list has it.
+        parts: components of its absolute path, and then of its name within the file at `path` if it is a part of it.
+        depth: number of components that belong to the root.
+        label: from a list; None: none.
         rows: numbers of its rows in lists.
         part: offset and size in bytes, if it is a part of the file at `path`.
-        mark: of the file's version when it was looked at; "" if it was not.
+        mark: version mark of the file; "" if it was not looked at.
         cuts: the clips in it, if they are known.
-        name: that its key is made of; "": that of its path.
-        problem: why it cannot be used; "" if nothing is known to be wrong.
+        name: its key is made of this name; "": of its path.
+        problem: why it cannot be used; "" if no problem is known.
     """
 
     path: str

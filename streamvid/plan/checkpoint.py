@@ -159,12 +159,12 @@ class Cursor:
         return Cursor(self.schedule, self.position.advanced(self.schedule.plan.topology))
 
     def epoch(self) -> Epoch:
-        """What is left of the epoch."""
+        """The rest of the epoch."""
         return self.schedule.plan.epoch(self.position)
 
     def state(self) -> dict[str, Any]:
-        """The cursor as a small JSON object: the identity, the position, and for each topology of its history
-        [partitions, ranks, batch, steps made, bucket_steps] and, where it has one, the size."""
+        """The cursor as a small JSON object: identity, position, and for each topology of the history [partitions,
+        ranks, batch, steps made, bucket_steps], and its size if it has one."""
         return {
             "version": VERSION,
             **asdict(self.schedule.identity),
@@ -223,10 +223,11 @@ def _is_plausible(position: Position, plan: Plan) -> bool:
 
 _DAMAGED: Final = "the state is damaged: give what state_dict() returned, unchanged"
 _LARGER: Final = 1 << 12
-"""How many times as many samples as the plan's epochs those of a larger cluster may have, with `steps_per_epoch`."""
+"""With `steps_per_epoch`, a state's epochs may have at most this multiple of the plan's samples, as on a larger
+cluster."""
 _RUNS: Final = 1000
 _PARTITIONS: Final = 1 << 17
-"""Topologies of one epoch, and partitions of all of them, at most: time is proportional to both."""
+"""Most topologies of an epoch, and most partitions of all topologies: resuming takes time proportional to both."""
 
 
 def position_numbers(position: Position) -> list[Any]:

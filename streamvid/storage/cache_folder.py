@@ -1,20 +1,19 @@
-"""The folder of a shard cache: its files, and who holds which of them.
+"""The folder of a shard cache: its files and their locks.
 
 The folder is the only state, so a killed process leaves nothing to repair:
 
     <sha256>                      a published file: complete, verified, linked into place
     <sha256>.<bytes>[.<n>].part   a file being fetched; its name reserves that many bytes of the limit
-    <sha256>.<bytes>.ranges       parts of a file, which need no lock: see `streamvid.storage.range_cache`
+    <sha256>.<bytes>.ranges       cached ranges of a file: see `streamvid.storage.range_cache`
 
-Locks are those of the kernel (flock) on these files, which end with the process. A process that fetches holds its part
-exclusively: one download per file and node. The others wait while the part changes; if it does not for `stalled_after`
-seconds (its process is stopped, or its disk hangs), the next one fetches into a part of its own, `<n>`. Whoever is
-first publishes; who wakes up later finds the file there and takes that. A part that nobody holds was left by a process
-that died. A lease is a shared lock on the published file; eviction needs an exclusive one.
+Locks are kernel locks (flock) on these files, which end with the process. A process that fetches holds an exclusive
+lock on its part: one download per file and node. Other processes wait while the part grows. If it does not for
+`stalled_after` seconds (its process is stopped, or its disk hangs), the next process fetches into another part, `<n>`.
+The first to finish publishes its part, and the others use the published file. A part without a lock was left by a
+process that died. A lease is a shared lock on the published file; eviction needs an exclusive lock.
 
-A published file has a time of modification that follows from its SHA-256 (`_mark`): any program that writes to it
-changes that, and the file is compared with its SHA-256 again before it is used. The time of access is that of the last
-use.
+The modification time of a published file is derived from its SHA-256 (`_mark`). Any program that writes to the file
+changes that time, and the file is then verified again before it is used. The access time is the time of the last use.
 """
 
 from __future__ import annotations
@@ -56,21 +55,21 @@ class Lease:
 
     @property
     def opened(self) -> str:
-        """Another name of the file, in this process alone: it is good for as long, even if the file or its folder is
-        removed by another program."""
+        """A path of the file through this process' descriptor: valid during the lease even if another program removes
+        the file or its folder."""
         return f"/proc/self/fd/{self._file.fileno()}"
 
     def release(self) -> None:
         """Allow eviction. The path must not be used any more; a second call does nothing."""
         if not self._file.closed:
-            # Closing is not enough: a child forked meanwhile has a copy of the descriptor, and with it the lock, which
-            # it must not take from its parent.
+            # Closing is not enough: a child forked meanwhile shares the descriptor, and so the lock. Only the process
+            # that made the lease unlocks it.
             if self._pid == os.getpid():
                 fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
 
     def is_of(self, file: FileIO) -> bool:
-        """Whether it is this open file that holds it."""
+        """Whether this open file holds the lease."""
         return self._file is file
 
     def __enter__(self) -> Self:
@@ -81,14 +80,14 @@ class Lease:
 
 
 class CacheFolder:
-    """Published files and parts in a folder. Thread-safe; any number of processes may use one."""
+    """The files of a cache folder. Safe for any number of threads and processes."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._verified: set[tuple[int, int]] = set()
 
     def make(self) -> None:
-        """Make the folder if it is missing. Raises OSError if it is none, or cannot be written to."""
+        """Make the folder if it is missing. Raises OSError if the path is not a folder, or is not writable."""
         with contextlib.suppress(FileExistsError):
             self.root.mkdir(parents=True)
         if not self.root.is_dir():
@@ -99,11 +98,11 @@ class CacheFolder:
         self.reserved()
 
     def part(self, sha256: str, size: int, number: int) -> Path:
-        """The name of a part, the first or a further one."""
+        """Path of a file being fetched: `number` 0 for the first process that fetches it, 1 and up for others."""
         return self.root / f"{sha256}.{size}{f'.{number}' if number else ''}.part"
 
     def ranges(self, sha256: str, size: int) -> Path:
-        """The name of the parts of a file."""
+        """Path of the cached ranges of a file: see `streamvid.storage.range_cache`."""
         return self.root / f"{sha256}.{size}.ranges"
 
     def pin(self, size: int | None, sha256: str) -> Lease | None:
@@ -129,8 +128,8 @@ class CacheFolder:
         return Lease(path, file)
 
     def _intact(self, file: FileIO, size: int | None, sha256: str) -> bool:
-        """Whether a published file is what it was when it was verified. Its content is read only if some program has
-        written to it, or an older version of streamvid has published it."""
+        """Whether a published file is unchanged since it was verified. Its content is read only if its modification
+        time is not the expected one: another program wrote to it, or an older version of streamvid published it."""
         stat = os.fstat(file.fileno())
         if size is not None and stat.st_size != size:
             return False

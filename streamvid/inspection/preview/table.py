@@ -60,7 +60,7 @@ class Column:
 
 
 def column_names(dataset: ClipSource) -> list[str]:
-    """All columns of a dataset: what is looked at most, the user's own, and the others."""
+    """All columns of a dataset: the most looked at, then the user's own, then the others."""
     names, built_in = dataset.columns.names, dataset.columns.built_in
     first = [name for name in _FIRST if name in names]
     own = [name for name in names if name not in built_in]
@@ -152,9 +152,9 @@ class Table:
 
     Attributes:
         rows: int64 [clips], rising.
-        columns: of these clips.
-        own: how many of the columns are the user's, for each.
-        notes: what is missing.
+        columns: one value per clip each.
+        own: for each column, whether it is the user's.
+        notes: remarks about omissions.
     """
 
     rows: Int64
