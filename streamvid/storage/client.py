@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -26,6 +27,9 @@ CONNECT_SECONDS: Final = 10.0
 _S3_OPTIONS: Final = {"default_block_size": 8 * 2**20, "use_listings_cache": False}
 _S3: Final = ("s3", "s3a")
 _HTTP: Final = ("http", "https")
+_TELL_SECRETS: Final = ("botocore.auth", "botocore.endpoint", "botocore.parsers", "s3fs")
+"""Loggers whose details, at level DEBUG, hold session tokens, signatures, answers with credentials, and keys of encrypted
+objects."""
 T = TypeVar("T")
 
 # References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
@@ -44,9 +48,16 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
         return fsspec.filesystem("file"), local_path(text)
     fs, name = url_to_fs(text, **_options(get_protocol(text), patient=patient))
     keep(fs)
-    if patient and is_s3(fs):
-        fs.retries = 1  # an instance of its own, by its options
+    if is_s3(fs):
+        for logger in _TELL_SECRETS:
+            logging.getLogger(logger).addFilter(_no_details)  # once: it is the same one
+        if patient:
+            fs.retries = 1  # an instance of its own, by its options
     return fs, name
+
+
+def _no_details(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.DEBUG
 
 
 def keep(fs: T) -> T:

@@ -12,6 +12,7 @@ from fsspec.asyn import sync
 from streamvid.errors import DatasetError
 from streamvid.storage.client import locate
 from streamvid.storage.explain import FileChangedError, RefusedError
+from streamvid.storage.part import body_of
 from streamvid.storage.url import redact
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -42,8 +43,7 @@ async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: 
             raise FileChangedError(f"{redact(url)} was changed since it was indexed: its server has another version")
         if answer.status != 206:
             raise DatasetError(f"Cannot read {redact(url)}: its server does not answer requests for ranges of bytes.")
-        data: bytes = await answer.read()
-        return data
+        return await body_of(answer, url, start, end)
 
 
 def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any, Final, NamedTuple
 
-from streamvid.storage.explain import FileChangedError, status_of
+from streamvid.errors import DatasetError
+from streamvid.storage.explain import FileChangedError, StorageUnavailable, status_of
 from streamvid.storage.link import Link
 from streamvid.storage.url import redact
 
 _CHANGED: Final = 412
+_NO_SUCH_RANGE: Final = 416
+_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
 _SHORT: Final = 64 << 10
 """Bytes of a range that takes about as long as its latency."""
 
@@ -61,7 +65,74 @@ async def _read(fs: Any, name: str, start: int, end: int, mark: str) -> Part:
         return Part(data, str(answer.get("X-Goog-Generation", "")))
     if "az" in fs.protocol:
         return await _of_azure(fs, name, start, end, mark)
+    if "http" in fs.protocol:
+        return await _of_web(fs, name, start, end)
     return Part(await fs._cat_file(name, start=start, end=end), "")
+
+
+async def _of_web(fs: Any, url: str, start: int, end: int) -> Part:
+    options = dict(fs.kwargs)
+    options["headers"] = {**options.get("headers", {}), "Range": f"bytes={start}-{end - 1}"}
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), **options) as answer:
+        if answer.status == _NO_SUCH_RANGE:
+            return Part(b"", "")
+        if answer.status == 404:
+            raise FileNotFoundError(url)
+        answer.raise_for_status()
+        return Part(await body_of(answer, url, start, end), "")
+
+
+async def body_of(answer: Any, url: str, start: int, end: int, *, ranged: bool = False) -> bytes:
+    """The body of an answer of aiohttp to a request for bytes [start, end), fewer where the file ends. No more than
+    that is ever held, whatever the server sends. Arguments and errors as of `check_range`."""
+    headers, most, length = answer.headers, end - start, answer.content_length
+    try:
+        check_range(url, start, end, answer.status, headers.get("Content-Range"), length, ranged=ranged)
+        if length is not None and "Content-Encoding" not in headers:
+            data: bytes = await answer.read()
+            return data
+        pieces = bytearray()
+        while len(pieces) <= most and (piece := await answer.content.read(most + 1 - len(pieces))):
+            pieces += piece
+        check_range(url, start, end, answer.status, None, len(pieces), ranged=ranged)
+        return bytes(pieces)
+    except DatasetError:
+        answer.close()  # the rest of the body is not waited for
+        raise
+
+
+def check_range(
+    url: str, start: int, end: int, status: int, sent: str | None, length: int | None, *, ranged: bool = False
+) -> None:
+    """Look at an answer to a request for a range before its body is read.
+
+    Args:
+        url: of the file, for errors.
+        start, end: the range, not empty.
+        status: below 300.
+        sent: its Content-Range.
+        length: of its body, as far as it is known.
+        ranged: the server is known to answer with ranges.
+
+    Raises:
+        StorageUnavailable: these are other bytes of the file.
+        DatasetError: it is more than was asked for: the server answers no requests for ranges. StorageUnavailable if
+            it is known to do.
+    """
+    shown, found = redact(url), _CONTENT_RANGE.match(sent or "")
+    other = status == 206 and found is not None and int(found[1]) != start
+    if not other and not (status == 200 and start) and (length or 0) <= end - start:
+        return
+    if not other and not ranged:
+        raise DatasetError(f"Cannot read {shown}: its server does not answer requests for ranges of bytes.")
+    what = f"bytes from {found[1]} on" if other and found else "more"
+    error = StorageUnavailable(
+        f"Cannot read {shown}: the storage sent {what}, where {start} to {end} were asked for; look for what changes "
+        "answers on their way."
+    )
+    error.path = shown
+    raise error
 
 
 async def _of_azure(fs: Any, name: str, start: int, end: int, mark: str) -> Part:

@@ -17,12 +17,11 @@ from typing import Any, Final
 
 import fsspec
 
-from streamvid.errors import DatasetError
 from streamvid.storage import client
 from streamvid.storage.explain import RefusedError, refusal
 from streamvid.storage.link import MOST_REQUESTS, Link
 from streamvid.storage.lru_cache import LruCache
-from streamvid.storage.part import Part, changed
+from streamvid.storage.part import Part, body_of, changed, check_range
 
 _SIGNED_SECONDS: Final = 900
 """For how long a signed URL is good. It is used for half of that."""
@@ -41,6 +40,8 @@ class S3Ranges:
         self._signed: LruCache[tuple[str, int], _Signed] = LruCache(_SIGNED_OBJECTS)
         self._by_request: dict[str, float] = {}
         """Buckets that refused signed URLs, but not botocore's requests, and until when those are made at once."""
+        self._ranged: set[str] = set()
+        """Buckets that have answered with a range."""
 
     async def read(self, fs: Any, name: str, start: int, end: int, etag: str, link: Link) -> Part:
         """Bytes [start, end) of an object, fewer where it ends.
@@ -66,7 +67,10 @@ class S3Ranges:
             return await _get_object(s3, wanted | more, name, start, end, etag)
         try:
             signed = await self._url(fs, s3, name, wanted)
-            return await _get(signed, name, start, end, etag, link)
+            part = await _get(signed, name, start, end, etag, link, ranged=bucket in self._ranged)
+            if part.size != len(part.data):
+                self._ranged.add(bucket)
+            return part
         except RefusedError as error:
             if error.code not in _OTHERWISE and error.status not in (301, 307, 308):
                 raise
@@ -109,7 +113,7 @@ def _signed(fs: Any, s3: Any, url: str) -> _Signed:
     return _Signed(URL(url, encoded=True), proxy, _sessions(fs, config.client_cert))
 
 
-async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link: Link) -> Part:
+async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link: Link, *, ranged: bool) -> Part:
     """The range by a GET of a signed URL. Errors do not name that, as it is a secret for some minutes."""
     from aiohttp import ClientResponseError
 
@@ -127,9 +131,7 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
                 return Part(b"", answer.headers.get("ETag", ""), 0)
             if answer.status not in (200, 206):
                 raise await refusal(answer)
-            if answer.status == 200 and (start or (answer.content_length or 0) > end):
-                raise DatasetError(f"Cannot read s3://{name}: its server does not answer requests for ranges of bytes.")
-            data: bytes = await answer.read()
+            data = await body_of(answer, f"s3://{name}", start, end, ranged=ranged)
     except ClientResponseError as error:  # an answer that is not HTTP
         raise ConnectionError(error.message) from None
     link.measured(first, len(data), time.perf_counter() - begin - first)
@@ -150,6 +152,8 @@ async def _get_object(s3: Any, wanted: Mapping[str, str], name: str, start: int,
             return Part(b"", "", 0)
         raise
     try:
+        status, sent = response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange")
+        check_range(f"s3://{name}", start, end, status, sent, response.get("ContentLength"))
         data: bytes = await response["Body"].read()
         return Part(data, str(response.get("ETag", "")), _size_of(response.get("ContentRange"), data))
     finally:

@@ -283,6 +283,34 @@ def test_a_server_that_knows_no_ranges_is_an_error(s3: FaultyS3) -> None:
     assert read_ranges([("s3://bucket/key", 0, len(DATA))], retry=Clock().retry()) == [DATA]
 
 
+@pytest.mark.parametrize("url", ["s3://bucket/key", "{}/bucket/key"])
+def test_bytes_of_another_place_are_not_taken(s3: FaultyS3, url: str) -> None:
+    """As of a proxy that mixes answers up."""
+    s3.fault = first(2, "elsewhere")
+    clock = Clock()
+    assert read_ranges([(url.format(s3.endpoint), 100, 200)], retry=clock.retry()) == [DATA[100:200]]
+    assert len(clock.waits) == 2
+    s3.fault = first(10**6, "elsewhere")
+    with pytest.raises(StorageUnavailable, match="/key: the storage sent bytes from 116 on, where 100 to 200"):
+        read_ranges([(url.format(s3.endpoint), 100, 200)], retry=clock.retry(1))
+
+
+def test_one_answer_without_a_range_is_no_server_without_ranges(s3: FaultyS3) -> None:
+    """As of a cache on the way that has not got all of it yet."""
+    reader = RemoteRanges()
+    reader.read([("s3://bucket/key", 0, 10)], retry=Clock().retry())
+    s3.fault = lambda method, key, before: "whole" if before == 1 else None
+    assert reader.read([("s3://bucket/key", 10, 20)], retry=Clock().retry()) == [DATA[10:20]]
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/key", "{}/bucket/key"])
+def test_more_than_was_asked_for_is_not_held(s3: FaultyS3, url: str) -> None:
+    s3.fault, s3.endless = first(1, "endless"), 0
+    with pytest.raises(DatasetError, match="its server does not answer requests for ranges"):
+        read_ranges([(url.format(s3.endpoint), 0, 100)], retry=Clock().retry())
+    assert s3.endless < 1 << 26
+
+
 def test_keys_of_any_characters(s3: FaultyS3) -> None:
     names = ["a b", "ü+%25", "x=1&y", "~tilde", "d/e/f.tar", "a'b(c)", "日本"]
     s3.objects |= {f"bucket/{name}": name.encode() * 9 for name in names}
@@ -340,3 +368,19 @@ def test_no_secret_is_told(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, caplog
     assert caplog.text
     assert SECRET not in caplog.text + str(error.value)
     assert SECRET[::-1] not in caplog.text + str(error.value)
+
+
+def test_no_secret_is_told_by_the_clients_below(
+    s3: FaultyS3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At level DEBUG of all loggers: botocore's would tell session tokens and signatures."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", SECRET[::-1])
+    forget_s3_connections()
+    with caplog.at_level(logging.DEBUG):
+        assert read_ranges([("s3://bucket/key", 0, 10)], retry=Clock().retry()) == [DATA[:10]]
+        filesystem.write_bytes("s3://bucket/other", b"x")
+        assert filesystem.exists("s3://bucket/other")
+    assert {record.name for record in caplog.records if record.name.startswith("botocore")}
+    for secret in (SECRET, SECRET[::-1], "Signature="):
+        assert secret not in caplog.text

@@ -36,7 +36,8 @@ WRITE_FAULTS = (*ERRORS, "empty 503", "reset", "lost", "flip")
 """All that a request that changes something can meet: `lost` does it, and breaks off before the answer."""
 FAULTS = (*ERRORS, "empty 503", "reset", "cut", "short", "stall")
 """All that an object's requests can meet; `cut` breaks off in the body, `short` says that there is no more. Beside
-these, `flip` changes a bit of a range."""
+these, `flip` changes a bit of a range, `elsewhere` gives another range and says so, `whole` all of the object, and `endless`
+more than anybody holds."""
 
 
 @dataclass
@@ -74,6 +75,8 @@ class FaultyS3:
     before: Callable[[int], None] = lambda _: None
     """Called before each request that changes something is done, with how many came before."""
     changes: int = 0
+    endless: int = 0
+    """Bytes that `endless` has sent."""
     at_once: int = 0
     most_at_once: int = 0
     go: threading.Event = field(default_factory=threading.Event)
@@ -264,8 +267,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self._error(412, "PreconditionFailed")
                 return
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if match and self.site.ranges:
+        if match and fault == "endless":
+            self._send_endless()
+            return
+        if match and self.site.ranges and fault != "whole":
             first, last = int(match[1]), min(int(match[2]), len(data) - 1)
+            if fault == "elsewhere":
+                first, last = first + 16, last + 16
             status, body = 206, data[first : last + 1]
             headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
         length = len(body)
@@ -278,6 +286,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             body = body[: length // 2]
             self.close_connection = True
         self._send(status, body, length, headers)
+
+    def _send_endless(self) -> None:
+        """In chunks, until the client has enough."""
+        self.send_response(206)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while self.site.endless < 1 << 28:
+                self.wfile.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+                self.site.endless += 1 << 16
+        self.close_connection = True
 
     def _error(self, status: int, code: str) -> None:
         self._send(status, f"<Error><Code>{code}</Code><Message>because</Message></Error>".encode())
