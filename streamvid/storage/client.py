@@ -28,8 +28,8 @@ _S3_OPTIONS: Final = {"default_block_size": 8 * 2**20, "use_listings_cache": Fal
 _S3: Final = ("s3", "s3a")
 _HTTP: Final = ("http", "https")
 _TELL_SECRETS: Final = ("botocore.auth", "botocore.endpoint", "botocore.parsers", "s3fs")
-"""Loggers whose details, at level DEBUG, hold session tokens, signatures, answers with credentials, and keys of encrypted
-objects."""
+"""Loggers whose details, at level DEBUG, hold session tokens, signatures, answers with credentials, and keys of
+encrypted objects."""
 T = TypeVar("T")
 
 # References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
