@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+import numpy as np
+
+from streamvid.arrays import Int64
 from streamvid.bitstream import av1, h264, hevc, image, jpeg, mpeg4, vpx
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 
@@ -69,3 +72,20 @@ def finalize_disposable(codec: str, kinds: list[PacketKind]) -> list[PacketKind]
     return [
         replace(kind, disposable=False) if kind.disposable and kind.temporal_id != highest else kind for kind in kinds
     ]
+
+
+def in_output_order(codec: str, kinds: Sequence[PacketKind], times: Int64) -> bool:
+    """Whether a decoder outputs pictures in the order of their times; False if that is not known.
+
+    Args:
+        kinds: of packets in decode order.
+        times: int64 [packets], when each is shown.
+    """
+    by_time = np.argsort(times, kind="stable").tolist()
+    if codec == "mpeg4":
+        is_b = [kind.disposable for kind in kinds]
+        return not any(is_b) or mpeg4.output_order(is_b) == by_time
+    if codec not in ("h264", "hevc"):
+        return True
+    order = [kinds[number].order for number in by_time if kinds[number].order is not None]
+    return len(order) == len(kinds) and bool((np.diff(np.array(order)) > 0).all())

@@ -199,8 +199,9 @@ def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, has_shown: Callable
 
 
 def _most_pixels(encoded: EncodedSlice) -> int:
-    """FFmpeg's `max_pixels` for a slice, with room for the coded size: a picture that claims more is damaged."""
-    return 4 * (encoded.width + 64) * (encoded.height + 64)
+    """FFmpeg's `max_pixels` for a slice, with room for the coded size: a picture that claims more is damaged. FFmpeg
+    counts what it allocates, for the smallest MPEG-4 192x280 pixels."""
+    return max(192 * 280, 4 * (encoded.width + 64) * (encoded.height + 64))
 
 
 def _damaged(encoded: EncodedSlice, reason: str) -> DamagedClipError:

@@ -78,6 +78,23 @@ def codec_configuration(stsd: bytes, name: bytes) -> bytes:
     raise ValueError(f"no {name.decode()} box in the sample description")
 
 
+def without_sequence_header(stsd: bytes) -> bytes:
+    """The box with an `av1C` of its four fixed bytes alone (AV1 Codec ISO Media File Format Binding, 2.3.3); others as
+    they are.
+
+    A sequence header may allow larger pictures than there are, as SVT-AV1's does with switch frames, 16384x8704, and
+    FFmpeg refuses that. In the stream it is said again, and there each picture's own size counts.
+    """
+    for kind, payload, end in iter_boxes(stsd, ENTRY_START + ENTRY_BYTES, len(stsd)):
+        if kind == b"av1C" and end > payload + 4:
+            shorter = bytearray(stsd[: payload + 4] + stsd[end:])
+            for at in (0, ENTRY_START, payload - 8):
+                (size,) = struct.unpack_from(">I", stsd, at)
+                struct.pack_into(">I", shorter, at, max(0, size - (end - payload - 4)))
+            return bytes(shorter)
+    return stsd
+
+
 def without_bit_rate(stsd: bytes) -> bytes:
     """A sample description to compare with others; its box sizes are wrong then."""
     return re.sub(BIT_RATE_BOX.encode(), b"", stsd)

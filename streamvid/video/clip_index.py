@@ -117,6 +117,7 @@ def build_clip(
         raise ValueError(f"its packet {broken} cannot be decoded: its NAL units do not fit; re-encode it")
     if any(kind.lone_field for kind in kinds):
         raise CannotCopyError("its packets hold single fields, and a frame is a packet")
+    found = traits(codec, kinds, times.pts)
     if codec == "mpeg4" and frame_format.interlaced:
         # Direct mode takes the distance of fields from the first B-VOP (T_FRAME, 7.7.2.2 of ISO/IEC 14496-2).
         kinds = [replace(kind, disposable=False) for kind in kinds]
@@ -136,7 +137,7 @@ def build_clip(
         pix_fmt=frame_format.pix_fmt,
         color_space=matrix,
         color_range=color_range,
-        traits=traits(codec, kinds, times.pts),
+        traits=found,
         width=frame_format.width,
         height=frame_format.height,
         rotation=frame_format.rotation,
@@ -205,20 +206,12 @@ def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:
         pts: int64 [packets], when they are shown.
     """
     found = {
-        UNORDERED: codec in ("h264", "hevc") and not _in_output_order(kinds, pts),
+        UNORDERED: not packet_info.in_output_order(codec, kinds, pts),
         LEAD_IN: not kinds[0].random_access,
         "show-existing": any(kind.show_existing for kind in kinds),
         "superframes": any(kind.superframe for kind in kinds),
     }
     return ",".join(sorted(name for name, there in found.items() if there))
-
-
-def _in_output_order(kinds: list[PacketKind], pts: Int64) -> bool:
-    """Whether a decoder outputs pictures in the order of their times; False if that is not known."""
-    order = [kind.order for kind in kinds if kind.order is not None]
-    if len(order) != len(kinds):
-        return False
-    return bool((np.diff(np.array(order)[np.argsort(pts, kind="stable")]) > 0).all())
 
 
 def _flags(kinds: list[PacketKind], pts: Int64, hidden: Bool, codec: str) -> Int64:

@@ -19,7 +19,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.bitstream.image import is_image_entry
 from streamvid.color.picture import Picture
-from streamvid.mp4.sample_entry import coded_size, visual_sample_description, without_bit_rate
+from streamvid.mp4.sample_entry import coded_size, visual_sample_description, without_bit_rate, without_sequence_header
 from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.image_decoder import decode_images
 from streamvid.video.native_decoder import NativeDecoder, NativeRun
@@ -185,7 +185,8 @@ def unfilled_mp4(stsd: bytes, reorder: int) -> bytes:
     sizes = np.ones(reorder + 1, dtype=np.int64)
     try:
         width, height = coded_size(stsd)
-        return slice_header(stsd, sizes, width=width, height=height, offsets=composition_offsets(times))
+        head = without_sequence_header(stsd)
+        return slice_header(head, sizes, width=width, height=height, offsets=composition_offsets(times))
     except (ValueError, IndexError) as error:
         raise _damaged() from error
 
@@ -212,6 +213,8 @@ def limit_pixels(context: VideoCodecContext, pixels: int = _MAX_INTRA_PIXELS) ->
     """Make a decoder that is not open yet refuse larger pictures before it allocates them: a parameter set of a few
     bytes may claim any size.
 
+    The size in AV1's sequence header does not count: see `without_sequence_header`.
+
     Args:
         context: the decoder.
         pixels: most pixels of a coded picture, before cropping; not more than `MAX_PIXELS`, or 2²⁸ for codecs without
@@ -222,6 +225,8 @@ def limit_pixels(context: VideoCodecContext, pixels: int = _MAX_INTRA_PIXELS) ->
     """
     most = min(pixels, _MAX_INTRA_PIXELS if context.codec.intra_only else MAX_PIXELS)
     context.options = {**context.options, "max_pixels": str(most)}
+    if context.codec.canonical_name == "av1" and context.extradata:
+        context.extradata, context.width, context.height = context.extradata[:4], 0, 0
     return most
 
 

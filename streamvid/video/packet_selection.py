@@ -315,8 +315,6 @@ def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8
     for number in packets.starts.tolist():
         if packets.numbers[number] and not kinds[number].random_access:
             return number, "its container calls it a key frame, and decoding cannot start there"
-    shown = [kinds[number] for number in np.argsort(packets.display_order).tolist()]
-    order = [kind.order for kind in shown if kind.order is not None]
-    if len(order) < len(kinds) or (codec in ("h264", "hevc") and (np.diff(order) <= 0).any()):
+    if not packet_info.in_output_order(codec, kinds, packets.display_order):
         return 0, "a decoder outputs its pictures in another order than that of their times"
     return None

@@ -91,6 +91,9 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
         left_out = tracks_left_out(source)
         times = scan_packet_times(source, about)
 
+        if about.codec == "vp9" and "440" in first.pix_fmt:
+            raise CannotCopyError("an MP4 cannot say of VP9 that it is 4:4:0")
+
         def store(times: PacketTimes) -> StoredClip:
             target = folder / "clip.mp4"
             if about.codec == "vp8":

@@ -19,7 +19,6 @@ from streamvid.bitstream.hevc import HevcOrder
 from streamvid.bitstream.nal import START_CODE
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.damage import Damage, find_damage
-from streamvid.video import clip_index
 from streamvid.video.probe import VideoFile, read_stream_info
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import UNORDERED, StoredClip
@@ -149,7 +148,7 @@ def test_verify_tells_frames_in_another_order(tmp_path: Path, monkeypatch: pytes
 
     good = write(Recipe(frames=30, gop=12, b_frames=3), tmp_path / "good.mp4")
     assert damage(good) is None
-    monkeypatch.setattr(clip_index, "_in_output_order", lambda kinds, pts: True)
+    monkeypatch.setattr(packet_info, "in_output_order", lambda codec, kinds, times: True)
     found = damage(lie_about_order(good, tmp_path / "lying.mp4"))
     assert found is not None
     assert "another order" in found.cause

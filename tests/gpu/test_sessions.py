@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from streamvid.bitstream import packet_info
 from streamvid.decode import nvdec
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.cpu_assist import CpuAssistWorker
@@ -26,7 +27,6 @@ from streamvid.decode.native_session import NvdecLibrary, native_library
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.errors import VideoError
-from streamvid.video import clip_index
 from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -360,7 +360,7 @@ def test_frames_whose_order_is_not_known_are_left_to_ffmpeg(tmp_path: Path, monk
     recipe = Recipe(width=320, height=192, frames=30, gop=30, b_frames=3, style="texture")
     good = stored(recipe, tmp_path / "good")
     reference = decode_with_pyav(whole(good))
-    monkeypatch.setattr(clip_index, "_in_output_order", lambda kinds, pts: True)
+    monkeypatch.setattr(packet_info, "in_output_order", lambda codec, kinds, times: True)
     (tmp_path / "lying").mkdir()
     lying = store_clip(lie_about_order(good.mp4, tmp_path / "lying.mp4"), tmp_path / "lying")
     shown = np.argsort(np.argsort(good.index.pts))

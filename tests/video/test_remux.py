@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from streamvid.checksum import crc32c
-from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
+from streamvid.decode.cpu import CpuDecoder, InThreadDecoder, decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
+from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.reference import seconds, sequential, slice_of, whole
@@ -313,3 +314,40 @@ def test_a_clock_that_falls_back_is_refused(codec: Codec, tmp_path: Path) -> Non
     source.write_bytes(2 * source.read_bytes())
     with pytest.raises(VideoError, match="its clock falls back"):
         store_clip(source, tmp_path)
+
+
+def test_mpeg4_whose_container_has_decode_times_alone(tmp_path: Path) -> None:
+    """Its B-frames then have later times than the frame that they come before."""
+    recipe = Recipe(codec="mpeg4", frames=24, gop=12, b_frames=3)
+    source = write(recipe, tmp_path / "a.mp4")
+    with av.open(str(source)) as container, av.open(str(tmp_path / "b.mp4"), "w") as output:
+        track = output.add_stream_from_template(container.streams.video[0])
+        for number, packet in enumerate(p for p in container.demux(video=0) if p.size):
+            packet.pts, packet.dts, packet.stream = number * packet.duration, number * packet.duration, track
+            output.mux(packet)
+    clip = store_clip(tmp_path / "b.mp4", tmp_path)
+    assert [read_frame_number(frame) for frame in decode_with_pyav(whole(clip))] == list(range(24))
+
+
+def test_vp9_in_440_is_said_to_fit_no_mp4(tmp_path: Path) -> None:
+    source = write(Recipe(codec="vp9", container="webm", pix_fmt="yuv440p", frames=3), tmp_path / "a.webm")
+    with pytest.raises(CannotCopyError, match="4:4:0: transcode it, with --codec"):
+        store_clip(source, tmp_path)
+
+
+def test_av1_whose_sequence_header_allows_larger_pictures(tmp_path: Path) -> None:
+    """As SVT-AV1 writes it with switch frames, for pictures that may become larger: 16384x8704."""
+    recipe = Recipe(codec="av1", frames=5, params=(("sframe-dist", "2"), ("hierarchical-levels", "2")))
+    mp4 = store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
+    (tmp_path / "webm").mkdir()
+    webm = store_clip(write(replace(recipe, container="webm"), tmp_path / "a.webm"), tmp_path / "webm")
+    for clip in (mp4, webm):
+        assert [read_frame_number(frame) for frame in decode_with_pyav(whole(clip))] == list(range(5))
+        assert len(list(InThreadDecoder().frames(whole(clip), limit_s=9))) == 5
+
+
+def test_small_interlaced_mpeg4(tmp_path: Path) -> None:
+    """FFmpeg allocates more about it than it is large."""
+    recipe = Recipe(codec="mpeg4", width=50, height=18, frames=4, number=False, options=(("flags", "+ildct+ilme"),))
+    clip = store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
+    assert decode_with_pyav(whole(clip)).shape == (4, 18, 50, 3)
