@@ -25,7 +25,7 @@ _ETAG: Final = re.compile(r"[!#-~]{1,200}")
 _OF_THE_TAR: Final = ("bytes", "sha256", "idx_sha256")
 REVISIONS_FOLDER: Final = "revisions"
 MAX_BYTES: Final = 128 << 20
-"""A larger dataset.json is refused: some 250,000 shards would fit."""
+"""A larger dataset.json is refused: some 200,000 shards would fit."""
 MAX_CLIPS: Final = (1 << 31) - 1
 """Rows are numbered with 32 bits."""
 _TOKENS: Final = 1_000_000

@@ -64,15 +64,20 @@ class RemoteRanges:
             prefix = _url(*locate(folder, patient=True))
             self._told |= {f"{prefix}/{name}": one for name, one in files.items()}
 
-    def read_object(self, path: AnyPath, *, most: int, retry: Retry) -> bytes:
-        """A whole object in S3, whose size comes with its beginning: one request if it is short. Errors as of `read`,
-        and DatasetError if it has more than `most` bytes."""
+    def read_object(self, path: AnyPath, *, most: int, retry: Retry, tries: int = 3) -> bytes:
+        """A whole object in S3, whose size comes with its beginning: one request if it is short. One that is replaced
+        meanwhile is read anew. Errors as of `read`, and DatasetError if it has more than `most` bytes."""
         (beginning,) = self.read([(path, 0, PART_BYTES)], retry=retry)
         size = self._sizes.get(_url(*locate(path, patient=True)), len(beginning))
         if size > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {size} bytes, where {most} are the most.")
         starts = range(PART_BYTES, size, PART_BYTES)
-        rest = self.read([(path, start, min(start + PART_BYTES, size)) for start in starts], retry=retry)
+        try:
+            rest = self.read([(path, start, min(start + PART_BYTES, size)) for start in starts], retry=retry)
+        except FileChangedError:
+            if tries == 1:
+                raise
+            return RemoteRanges(self.link).read_object(path, most=most, retry=retry, tries=tries - 1)
         return b"".join([beginning, *rest])
 
     def read(

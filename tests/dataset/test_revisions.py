@@ -22,6 +22,7 @@ from streamvid.dataset.revisions import Base, changing, publish_revision, read_m
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
+from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import VIDEOS, make_videos, packing_inline
 
 
@@ -282,3 +283,23 @@ def test_a_loader_reads_the_revision_that_it_is_told(folder: Path) -> None:
         sv.StreamLoader(folder, columns=["note"], revision=0, **options)
     with pytest.raises(InputError, match="revision is of one dataset"):
         sv.StreamLoader(sv.Mix([(folder, 1), (folder, 1)]), revision=0, **options)
+
+
+def test_a_revision_in_a_bucket_writes_etags_down(folder: Path) -> None:
+    """Of a dataset that was packed on a disk and copied there: strong ones, which may go into a header."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    with faulty_s3() as site:
+        site.lists_etags = True
+        url = site.add_folder(folder, "bucket/ds")
+        first, second = (entry.name for entry in read_manifest(url).shards)
+        site.held[f"bucket/ds/shards/{first}.tar"] = {"ETag": 'W/"weak"'}
+        site.held[f"bucket/ds/shards/{second}.parquet"] = {"ETag": '"two words"'}
+        with changing(url) as base:
+            publish_revision(base, base.manifest)
+        entries = read_manifest(url).shards
+        assert [sorted(entry.etags) for entry in entries] == [["packets", "parquet"], ["packets", "tar"]]
+        for entry in entries:
+            for extension, etag in entry.etags.items():
+                assert etag == hashlib.md5((folder / entry.file(extension)).read_bytes()).hexdigest()
+        assert entries == read_manifest(folder).shards
+    assert not any(entry.etags for entry in annotated(str(folder), [1] * 6).shards)

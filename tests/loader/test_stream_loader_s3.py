@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory, s3_bucket: str) -> tuple[
     return local, remote
 
 
-def batches(dataset: str, **options: object) -> list[dict[str, object]]:
+def batches(dataset: str | sv.Mix, **options: object) -> list[dict[str, object]]:
     with sv.StreamLoader(
         dataset,
         batch_size=3,
@@ -96,7 +97,13 @@ def test_every_ranged_get_of_a_packed_dataset_demands_its_etag(
     datasets: tuple[str, str], tmp_path: Path, sent: list[tuple[str, str | None]]
 ) -> None:
     """The first of each object, too."""
+    both = sv.Mix([(datasets[1], 1), (datasets[1], 1)])
+    clips = sv.ClipDataset(datasets[1], sampling=sv.Window(4))
+    sent.clear()  # Parquet files are read whole when a dataset is opened, and held to their SHA-256
     assert batches(datasets[1], cache_dir=tmp_path / "cache", fetch="ranges")
+    assert batches(both, cache_dir=tmp_path / "both", fetch="ranges")
+    copied = pickle.loads(pickle.dumps(clips))  # as PyTorch's workers get it
+    assert [len(copied[n]) for n in range(12)]
     assert {name.rpartition(".")[2] for name, _ in sent} >= {"tar", "packets"}
     assert [name for name, etag in sent if not etag and not name.endswith(".parquet")] == []
 

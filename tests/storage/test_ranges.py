@@ -7,7 +7,7 @@ import logging
 import random
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -255,6 +255,27 @@ def test_a_whole_object_is_one_request_if_it_is_short(
     with pytest.raises(MissingFile):
         reader.read_object("s3://bucket/none", most=9999, retry=clock.retry())
     assert not clock.waits
+
+
+def test_an_object_that_is_replaced_between_its_parts_is_read_anew(
+    s3: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As dataset.json is by a revision: all of it is of one version, or it is an error."""
+    monkeypatch.setattr(ranges, "PART_BYTES", 4000)
+    seen = []
+
+    def replaced(method: str, key: str, before: int) -> None:
+        seen.append(before)
+        if before in replacing:
+            s3.objects[key] = bytes([before]) * 9000
+
+    s3.fault = replaced
+    replacing: Collection[int] = [1]
+    assert RemoteRanges().read_object("s3://bucket/key", most=99999, retry=Clock().retry()) == bytes([1]) * 9000
+    replacing = range(1, 99)
+    with pytest.raises(DatasetError, match="has changed while it was being read"):
+        RemoteRanges().read_object("s3://bucket/key", most=99999, retry=Clock().retry())
+    assert max(seen) < 20
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
