@@ -227,13 +227,15 @@ def _read_blocks(
         entries = [shard.entry for shard in some]
         if table is not None:
             try:
-                data = fetch_table(path, table.sha256, cache=tables_cache, retry=retry, stop=stop)
-                with decoding:  # more at once than cores would take more memory, and longer
-                    rows = read_table(data, table.sha256, entries, texts=False, joint=joint, encoded=CATEGORIES)
-                    if kept:
-                        return [row_block(rows, entries, table.texts)]
-                data = fetch_table(path, table.texts, cache=tables_cache, retry=retry, stop=stop)
-                texts = read_table(data, table.texts, entries, texts=True, joint=joint)
+                fetch = partial(fetch_table, path, cache=tables_cache, retry=retry, stop=stop)
+                with ThreadPoolExecutor(1) as beside:
+                    of_texts = None if kept else beside.submit(fetch, table.texts)
+                    data = fetch(table.sha256)
+                    with decoding:  # more at once than cores would take more memory, and longer
+                        rows = read_table(data, table.sha256, entries, texts=False, joint=joint, encoded=CATEGORIES)
+                        if of_texts is None:
+                            return [row_block(rows, entries, table.texts)]
+                    texts = read_table(of_texts.result(), table.texts, entries, texts=True, joint=joint)
                 names = [*rows.column_names, *texts.column_names]
                 return [row_block(pa.table([*rows.columns, *texts.columns], names), entries)]
             except (StorageUnavailable, AccessRefused):
