@@ -1,6 +1,6 @@
 """Streaming from a bucket far away: byte ranges, whole shards, local files, and other libraries' readers.
 
-    python -m tools.bench.object_store [--quick] [--json FILE] [--clips 1200 24] [--latency 0 20 50 200] [--rate 100 50]
+    python -m tools.bench.object_store [--quick] [--json FILE] [--clips 2400 48] [--latency 0 20 50 200] [--rate 100 50]
                                        [--ways ranges shards …] [--peers PYTHON]
 
 It starts a Ceph RGW and, in front of it, a proxy that adds the latency and limits each connection
@@ -35,6 +35,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from streamvid.dataset.manifest import FILE_NAME
+from streamvid.dataset.revisions import read_manifest, with_etags
+from streamvid.storage import filesystem
 from tests.support.s3_server import S3Server
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.bench.store_data import BATCH, SAMPLING, make
@@ -175,10 +178,15 @@ def checks_of(found: Found) -> list[Check]:
     return checks
 
 
+def keep_etags(url: str) -> None:
+    """Let an uploaded dataset name its objects' ETags, as one that was packed there does."""
+    filesystem.write_bytes(f"{url}/{FILE_NAME}", with_etags(url, read_manifest(url)).to_json())
+
+
 def main() -> int:
     """See the module."""
     parser = arguments(__doc__)
-    parser.add_argument("--clips", type=int, nargs=2, metavar="N", help="dense and sparse ones (1200 24)")
+    parser.add_argument("--clips", type=int, nargs=2, metavar="N", help="dense and sparse ones (2400 48)")
     parser.add_argument("--latency", type=float, nargs="+", metavar="MS", help="of a request (0 20 50 200)")
     parser.add_argument("--rate", type=float, nargs="+", metavar="MB/S", help="of a connection (100 50)")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
@@ -189,7 +197,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=17490)
     options = parser.parse_args()
     quick = options.quick
-    options.clips = options.clips or ((256, 12) if quick else (1200, 24))
+    options.clips = options.clips or ((256, 12) if quick else (2400, 48))
     options.latency = options.latency or ([LATENCY] if quick else [0.0, 20.0, LATENCY, 200.0])
     options.rate = options.rate or ([RATE] if quick else [RATE, 50.0])
     options.limit = options.limit or (3.0 if quick else 10.0)
@@ -199,7 +207,9 @@ def main() -> int:
         folder = Path(tempfile.mkdtemp(prefix="sv-store-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         program = compile_link(folder)
-        fs = stack.enter_context(ceph(folder / "ceph", options.port)).filesystem()
+        server = stack.enter_context(ceph(folder / "ceph", options.port))
+        fs = server.filesystem()
+        os.environ.update(server.environment())
         unusable: dict[tuple[str, str], str] = {}
         for workload, clips in zip(SAMPLING, options.clips, strict=True):
             if workload in options.workloads:
@@ -211,6 +221,7 @@ def main() -> int:
                         unusable |= {(workload, way): said[1:]} if said.startswith("!") else {}
                 for part in made.iterdir():
                     fs.put(str(part), f"{BUCKET}/{workload}/{part.name}", recursive=True)
+                keep_etags(f"s3://{BUCKET}/{workload}/set")
         for condition in conditions(options):
             for way in options.ways:
                 left_out = ("objects", "lance") if condition.decode else ()

@@ -22,7 +22,7 @@ FPS: Final = 25
 _WIDTH: Final = 480
 _HEIGHT: Final = 272
 _MADE: Final = {"dense": 8, "sparse": 2}
-_OF_PEERS: Final = {"dense": 4, "sparse": 3}
+OF_PEERS: Final = {"dense": 4, "sparse": 3}
 """One in so many clips is in the others' formats, who do not come further: Ceph's memory takes 8 GiB."""
 _CHUNK: Final = 64 << 20
 
@@ -54,7 +54,7 @@ def make(folder: Path, workload: str, clips: int) -> Path:
     options = PackOptions(decode="none")
     pack([videos], folder / workload / "set", shard_size=_CHUNK, options=options, progress=False)
     some.mkdir()
-    for path in sorted(videos.iterdir())[: -(-clips // _OF_PEERS[workload])]:
+    for path in sorted(videos.iterdir())[: -(-clips // OF_PEERS[workload])]:
         path.rename(some / path.name)
     shutil.rmtree(videos)
     return folder / workload

@@ -23,7 +23,7 @@ import numpy as np
 
 import streamvid as sv
 from streamvid.storage.shard_cache import ShardCache
-from tools.bench.store_data import BATCH, FPS, SAMPLING, convert, spans
+from tools.bench.store_data import BATCH, FPS, OF_PEERS, SAMPLING, convert, spans
 from tools.bench.store_server import BUCKET
 
 _PASSES: Final = 8
@@ -119,6 +119,7 @@ def by_objects(task: Task) -> Iterator[int]:
     videos = sorted(Path(task.folder, task.workload, "videos").iterdir())
     reader, base = RangeReader(), f"s3://{BUCKET}/{task.workload}/videos"
     wanted = [ByteRange(f"{base}/{path.name}", 0, path.stat().st_size) for path in videos]
+    wanted *= OF_PEERS[task.workload]  # as many as `ranges` reads
     steps = deque(wanted[first : first + task.batch] for first in range(0, len(wanted), task.batch))
     ahead = max(2, (256 << 20) // (task.batch * wanted[0].end))
     with ThreadPoolExecutor(ahead) as threads:
