@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
+
 from streamvid.arrays import Int64, UInt8
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.packet_kind import StatedColors
@@ -172,10 +174,21 @@ def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> list[bytes]:
         ValueError: a NAL unit's length leads out of its packet.
     """
     packets = []
-    end = 0
+    ends = np.cumsum(sizes)
+    starts, single = ends - sizes, np.zeros(len(sizes), dtype=bool)
+    if length_size == len(START_CODE) and len(sizes) and starts[-1] + length_size <= ends[-1] <= len(data):
+        # Most packets are one unit: its length becomes the start code in place, of all such packets at once.
+        heads = starts[:, None] + np.arange(length_size)
+        lengths = data[heads].view(">u4")[:, 0]
+        single = (lengths == sizes - length_size) & (lengths > 0)
+        changed = np.frombuffer(bytearray(data), dtype=np.uint8)
+        changed[heads[single]] = np.frombuffer(START_CODE, dtype=np.uint8)
+        data = changed
     whole = data.tobytes()
-    for size in sizes.tolist():
-        at, end = end, end + size
+    for at, end, one in zip(starts.tolist(), ends.tolist(), single.tolist(), strict=True):
+        if one:
+            packets.append(whole[at:end])
+            continue
         units: list[bytes] = []
         while at < end:
             start = at + length_size

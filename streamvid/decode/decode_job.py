@@ -72,7 +72,7 @@ class JobGroup:
     """Completion of all jobs of one batch: a latch that also keeps the first error and the CUDA events to wait for.
 
     Args:
-        jobs: number of jobs.
+        jobs: number of jobs; `add` takes more.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -83,6 +83,15 @@ class JobGroup:
         self._done: Future[None] = Future()
         if not jobs:
             self._done.set_result(None)
+
+    def add(self, jobs: int) -> None:
+        """There are so many jobs more. To be called while one is not done."""
+        with self._lock:
+            self._pending += jobs
+
+    def done(self) -> bool:
+        """Whether every job is done, or the group is abandoned: only the GPU may have to be waited for."""
+        return self._done.done()
 
     def finish(self, written: torch.cuda.Event | None = None) -> None:
         """Count one job as done.
@@ -247,7 +256,11 @@ def surface_form(encoded: EncodedSlice) -> PlaneFormat:
 
 
 def split_at_idr(
-    slices: Sequence[EncodedSlice], targets: Sequence[SurfaceTarget], *, native: bool = False
+    slices: Sequence[EncodedSlice],
+    targets: Sequence[SurfaceTarget],
+    *,
+    native: bool = False,
+    group: JobGroup | None = None,
 ) -> list[GopJob]:
     """Split the slices of a batch at their IDR pictures, so that a few long slices keep all NVDEC engines busy, too.
 
@@ -255,15 +268,20 @@ def split_at_idr(
         slices: of one batch.
         targets: where each slice's frames go.
         native: whether the native module decodes them.
+        group: the group that the jobs join; default: a new one.
 
     Returns:
-        the jobs, in order. They belong to one new `JobGroup`.
+        the jobs, in order.
 
     Raises:
         VideoError: packets are not NAL units, or a wanted frame has no packet.
     """
     split = [_closed_gops(encoded, native=native) for encoded in slices]
-    group = JobGroup(sum(len(gops) for gops in split))
+    count = sum(map(len, split))
+    if group is None:
+        group = JobGroup(count)
+    else:
+        group.add(count)
     jobs = []
     for encoded, target, gops in zip(slices, targets, split, strict=True):
         key, required = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
@@ -282,7 +300,7 @@ def split_at_idr(
                     display_order=gop.display_order,
                     hidden=gop.hidden,
                     dst_rows={rank: rows[rank] for rank in gop.display_order if rank in rows},
-                    key=replace(key, dpb_group=need.group),
+                    key=key if need is required else replace(key, dpb_group=need.group),
                     dpb_frames=need.frames,
                     in_order=reorder_depth(gop.display_order) <= need.reorder,
                     timed=gop.timed,

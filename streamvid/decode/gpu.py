@@ -184,7 +184,12 @@ class GpuDecoder:
                     frames.update(zip(in_sessions, session_frames.result(), strict=True))
             return [frames[n] for n in range(len(slices))]
 
-        return Pending(partial(self._unless_lost, gather))
+        def done() -> bool:
+            # DALI begins when it is asked for its result.
+            on_gpu = session_frames is None or session_frames.done()
+            return bool(images or by_dali) or (on_gpu and cpu_frames.done())
+
+        return Pending(partial(self._unless_lost, gather), done)
 
     def write(
         self,
@@ -223,7 +228,11 @@ class GpuDecoder:
                 # After an error, too: memory to which the engines still write must not be freed.
                 on_gpu.result()
 
-        return Pending(partial(self._unless_lost, gather))
+        def done() -> bool:
+            # DALI begins when it is asked for its result.
+            return bool(images or by_dali) or (on_gpu.done() and on_cores.done())
+
+        return Pending(partial(self._unless_lost, gather), done)
 
     def _divided(
         self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool], *, as_dali: bool = False

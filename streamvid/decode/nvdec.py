@@ -21,14 +21,14 @@ from streamvid.color.tags import Color, ColorOption
 from streamvid.decode.base import Pending
 from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.deadline import Pace
-from streamvid.decode.decode_job import SessionKey, split_at_idr, surface_form
+from streamvid.decode.decode_job import JobGroup, SessionKey, split_at_idr, surface_form
 from streamvid.decode.engine_threads import EngineThreads, Worker
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.native_session import Caps, NvdecLibrary, native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
-from streamvid.decode.surface_target import SurfaceTarget, Write, full_size, make_targets
-from streamvid.errors import InputError
+from streamvid.decode.surface_target import SurfaceTarget, Writes, full_size, make_targets
+from streamvid.errors import InputError, VideoError
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _NVDEC_LIBRARY: Final = "libnvcuvid.so.1"
 _SESSIONS: Final = 2
 """Threads for each engine if the native module decodes: while one session is drained, to be reconfigured for another
 frame size, the engine decodes for the other session."""
+_QUEUED: Final = 16
+"""Slices whose jobs are queued together: idle engines do not wait until a whole batch is split."""
 _MEMORY_SHARE: Final = 32
 """All sessions together take at most 1/32 of the GPU's memory."""
 
@@ -183,8 +185,8 @@ class NvdecSessionPool:
             surface, pixels = (torch.zeros(256, dtype=torch.uint8, device=self.stream.device) for _ in range(2))
             white = Color("bt601", True, (0, 0))
             params = clip_params(key.form, white, start=(0, 0), end=(4, 4), size=(4, 4), strides=(16, 4, 1))
-            write = Write(kernel, pixels.data_ptr(), 0, (4, 4))
-            (target,) = make_targets(self.stream, [[[write]]], [Window(0, 4, 0, 4)], [params], [surface, pixels])
+            writes = [[Writes(kernel, (4, 4), 0, [[pixels.data_ptr()]])]]
+            (target,) = make_targets(self.stream, writes, [Window(0, 4, 0, 4)], [params], [surface, pixels])
             queue = SurfaceQueue(self.stream, self._first)
             queue.add(surface.data_ptr(), key.width, key.luma_bytes, target, 0)
             queue.launch()
@@ -202,11 +204,18 @@ class NvdecSessionPool:
             decode to its frames or its engine is stuck, and GpuLostError if many engines are stuck.
 
         Raises:
-            VideoError: a slice is damaged; then nothing of the batch is begun.
+            VideoError: a slice is damaged; what was begun of the batch is done then.
         """
-        jobs = split_at_idr(slices, targets, native=self.native)
-        self._queue.put(jobs)
-        return Pending(jobs[0].group.wait if jobs else lambda: None)
+        group = JobGroup(1)  # that all are queued
+        try:
+            for at in range(0, len(slices), _QUEUED):
+                part = slice(at, at + _QUEUED)
+                self._queue.put(split_at_idr(slices[part], targets[part], native=self.native, group=group))
+        except VideoError as error:
+            group.fail(error)
+            group.wait()  # raises it
+        group.finish()
+        return Pending(group.wait, group.done)
 
     def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch to RGB at full size, as `write`.
@@ -229,7 +238,7 @@ class NvdecSessionPool:
             written.result()
             return frames
 
-        return Pending(result)
+        return Pending(result, written.done)
 
     def waiting(self, change: int) -> None:
         """See `streamvid.decode.job_queue.DecodeQueue.waiting`."""

@@ -78,6 +78,7 @@ class SurfaceQueue:
         self._scratch: torch.Tensor | None = None
         self._rows: dict[Kernel, list[tuple[tuple[int, ...], tuple[int, int]]]] = {}
         self._targets: list[SurfaceTarget] = []
+        self._ready: torch.cuda.Event | None = None
         # Targets to which queued kernels still write: their memory must not be freed before.
         self._writing: deque[tuple[torch.cuda.Event, list[SurfaceTarget]]] = deque()
 
@@ -92,11 +93,17 @@ class SurfaceQueue:
             row: the frame's index in the slice.
         """
         if target not in self._targets:
-            self._stream.wait_event(target.ready)
+            # A batch's targets have one event, and all that comes later on the stream is behind it. A call of CUDA lets
+            # go of the GIL, and may wait for milliseconds until it is back.
+            if target.ready is not self._ready:
+                self._stream.wait_event(target.ready)
+                self._ready = target.ready
             self._targets.append(target)
-        for write in target.writes[row]:
-            numbers = (surface, pitch, chroma_at, write.pixels, write.params)
-            self._rows.setdefault(write.kernel, []).append((numbers, write.size))
+        for kernel, size, params, pixels in target.writes:
+            if (batch := self._rows.get(kernel)) is None:
+                batch = self._rows[kernel] = []
+            for picture in pixels[row]:
+                batch.append(((surface, pitch, chroma_at, picture, params), size))
 
     def launch(self) -> torch.cuda.Event:
         """Queue the kernels for all added surfaces.

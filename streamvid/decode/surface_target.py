@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     import torch
 
 
-class Write(NamedTuple):
-    """A picture that is made of a surface.
+class Writes(NamedTuple):
+    """The pictures that are made of the surfaces of a slice for one view.
 
     Attributes:
-        kernel: the kernel that makes it.
-        pixels: device address of its first pixel.
-        params: device address of its clip's parameters; before `make_targets`, their index.
+        kernel: the kernel that makes them.
         size: height and width in pixels.
+        params: device address of the slice's parameters; before `make_targets`, their index.
+        pixels: for each frame, the device addresses of its pictures' first pixels.
     """
 
     kernel: Kernel
-    pixels: int
-    params: int
     size: tuple[int, int]
+    params: int
+    pixels: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,13 +41,13 @@ class SurfaceTarget:
     """The pictures that are made of a slice's frames.
 
     Attributes:
-        writes: for each frame, its pictures.
+        writes: for each view, its pictures.
         window: the part of each surface that the kernels read.
         memory: the tensors with pixels and parameters; must not be freed while a kernel may use them.
         ready: CUDA event after which `memory` may be used.
     """
 
-    writes: Sequence[Sequence[Write]]
+    writes: Sequence[Writes]
     window: Window
     memory: tuple[torch.Tensor, ...]
     ready: torch.cuda.Event
@@ -55,7 +55,7 @@ class SurfaceTarget:
 
 def make_targets(
     stream: torch.cuda.Stream,
-    writes: Sequence[Sequence[Sequence[Write]]],
+    writes: Sequence[Sequence[Writes]],
     windows: Sequence[Window],
     params: Sequence[Int64],
     memory: Sequence[torch.Tensor],
@@ -64,7 +64,7 @@ def make_targets(
 
     Args:
         stream: the current CUDA stream, on which `memory` was allocated.
-        writes: for each slice and frame, its pictures, with indices into `params`.
+        writes: for each slice and view, its pictures, with indices into `params`.
         windows: for each slice, the part of its surfaces that the kernels read.
         params: from `streamvid.color.surfaces.clip_params`.
         memory: the tensors with the pixels.
@@ -76,10 +76,8 @@ def make_targets(
     ready.record(stream)
     first, each, kept = table.data_ptr(), table[:1].nbytes, (*memory, table)
     return [
-        SurfaceTarget(
-            [[one._replace(params=first + each * one.params) for one in made] for made in frames], part, kept, ready
-        )
-        for frames, part in zip(writes, windows, strict=True)
+        SurfaceTarget([one._replace(params=first + each * one.params) for one in made], part, kept, ready)
+        for made, part in zip(writes, windows, strict=True)
     ]
 
 
@@ -112,5 +110,5 @@ def full_size(
         kernel = Kernel("uint8", form.bits > 8, as_dali=meaning.as_dali, full_range=full_range)
         windows.append(Window(0, form.height, 0, form.width))
         each, first = 3 * prod(size), made.data_ptr()
-        writes.append([[Write(kernel, first + each * row, number, size)] for row in range(len(made))])
+        writes.append([Writes(kernel, size, number, [[first + each * row] for row in range(len(made))])])
     return frames, make_targets(stream, writes, windows, params, [flat])

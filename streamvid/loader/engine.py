@@ -30,6 +30,10 @@ from streamvid.transform.render import RenderedBatch, make_renderer
 EngineName = Literal["default", "dali"]
 ENGINES: Final[tuple[EngineName, ...]] = ("default", "dali")
 Begins = Literal["batch", "reading"]
+_CLIPS_AHEAD: Final = 128
+_MOST_AHEAD: Final = 8
+"""Clips of a GPU run that are read and wait for the decoder, two batches at least: engines take fewer while a chunk of
+them is read. And batches."""
 _POLL_S: Final = 0.1
 """How often a thread that waits checks whether it has been told to stop."""
 
@@ -251,4 +255,5 @@ def make_engine(
     begins: Begins | None = "reading" if access.by_range else None
     if device_id is None and dataset.is_local and fits_batch_writer(samples.transform):
         begins = "batch"
-    return StagedEngine(read, RenderPipeline(make), rescuer, begins=begins), table
+    ahead = 2 if device_id is None else max(2, min(_MOST_AHEAD, _CLIPS_AHEAD // max_batch))
+    return StagedEngine(read, RenderPipeline(make, read_ahead=ahead), rescuer, begins=begins), table

@@ -28,13 +28,14 @@ class RenderPipeline:
 
     Args:
         make_renderer: makes one; iterations at the same time each have their own, unless it is `shared`.
+        read_ahead: batches that are read and wait for the decoder, at most.
 
     Attributes:
         home: the process with the renderers.
     """
 
-    def __init__(self, make_renderer: Callable[[], Renderer]) -> None:
-        self._make_renderer, self.home = make_renderer, HomeProcess()
+    def __init__(self, make_renderer: Callable[[], Renderer], *, read_ahead: int = _AHEAD) -> None:
+        self._make_renderer, self._read_ahead, self.home = make_renderer, read_ahead, HomeProcess()
         self._idle: list[Renderer] = []
         self._used: list[Renderer] = []
         """One for each iteration under way."""
@@ -88,7 +89,7 @@ class RenderPipeline:
                 encoded = Channel(_AHEAD + 1)
                 stages.callback(batches.close)
             else:
-                encoded = reading = Background(batches, depth=_AHEAD, name="streamvid-read")
+                encoded = reading = Background(batches, depth=self._read_ahead, name="streamvid-read")
                 stages.callback(reading.close)
             if stop is not None:
                 stages.callback(stop.set)

@@ -17,7 +17,7 @@ from streamvid.color import surfaces
 from streamvid.color.render import PlaneFormat
 from streamvid.color.surfaces import Kernel, Window, clip_params, color_change, source_window
 from streamvid.color.tags import RGB, Color
-from streamvid.decode.surface_target import SurfaceTarget, Write, make_targets
+from streamvid.decode.surface_target import SurfaceTarget, Writes, make_targets
 from streamvid.transform.cpu_crop_resize import CropBox, Scratch, as_decoded, crop_boxes, fits_crop_resize
 from streamvid.transform.cpu_frame_renderer import RenderedFrames, as_written
 from streamvid.transform.params import Params
@@ -90,18 +90,18 @@ class GpuPictures:
             forms: of their surfaces.
         """
         params: list[Int64] = []
-        writes: list[list[list[Write]]] = []
+        writes: list[list[Writes]] = []
         windows: list[Window] = []
         for clip, form in zip(numbers, forms, strict=True):
             encoded = self._batch.slices[clip]
-            frames: list[list[Write]] = [[] for _ in encoded.frames]
+            made = []
             for view in self._views:
                 kernel = Kernel(view.dtype, form.bits > 8, recolours=view.recolours)
                 row, first, each, size = view.params(clip, form, encoded.color)
-                for number, positions in enumerate(view.positions(clip)):
-                    frames[number] += [Write(kernel, first + each * at, len(params), size) for at in positions]
+                pixels = [[first + each * at for at in positions] for positions in view.positions(clip)]
+                made.append(Writes(kernel, size, len(params), pixels))
                 params.append(row)
-            writes.append(frames)
+            writes.append(made)
             windows.append(reduce(Window.joined, [view.window(clip, form) for view in self._views]))
         return make_targets(self._stream, writes, windows, params, [view.tensor for view in self._views])
 
@@ -169,14 +169,13 @@ class _View:
             axes = [lengths[axis] for axis in transform.layout]
             self.tensor = torch.empty((len(boxes), *axes), dtype=getattr(torch, transform.dtype), device=stream.device)
             order = [transform.layout.index(axis) for axis in "TCHW"]
-            self._pictures = [clip.permute(order) for clip in self.tensor]
+            self._whole = self.tensor.permute(0, *(1 + axis for axis in order))
             self._blacken()
         else:
             shapes = [(len(one.frames), *box.size, 3) for one, box in zip(batch.slices, boxes, strict=True)]
             self.tensor = torch.empty(sum(map(prod, shapes)), dtype=torch.uint8, device=stream.device)
             parts = torch.split(self.tensor, [prod(shape) for shape in shapes])
             self.frames = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-            self._pictures = [one.permute(0, 3, 1, 2) for one in self.frames]
 
     def positions(self, clip: int) -> list[list[int]]:
         """Of each decoded frame of a clip, which of its pictures show it."""
@@ -192,14 +191,15 @@ class _View:
     def params(self, clip: int, form: PlaneFormat, color: Color) -> tuple[Int64, int, int, tuple[int, int]]:
         """What the kernel needs to know for a clip, the address of its first picture, the bytes from one to the next,
         and the size in which it writes them: that of frames as decoded, which may lie on their side."""
-        pictures, box = self._pictures[clip], self._boxes[clip]
-        size = pictures.element_size()
+        # No tensor is made for a clip: that lets go of the GIL, and may wait for milliseconds until it is back.
+        box, size = self._boxes[clip], self.tensor.element_size()
+        address, shape, steps = self._layout(clip)
         # An array of the same shape and strides says what turning and flipping make of them; its memory is not there.
         whole: Any = np.lib.stride_tricks.as_strided(
-            np.empty(0, dtype=f"u{size}"), pictures.shape[1:], [size * step for step in pictures.stride()[1:]]
+            np.empty(0, dtype=f"u{size}"), shape, [size * step for step in steps[1:]]
         )
         out = as_written(whole[:, *self._flips(clip)], box)
-        first = pictures.data_ptr() + out.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        first = address + out.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         part = as_decoded(box, form.height, form.width)
         mean, std = self._mean_std
         made = clip_params(
@@ -208,12 +208,12 @@ class _View:
             start=part.start,
             end=part.end,
             size=out.shape[1:],
-            strides=tuple(step // size for step in out.strides),
+            strides=(out.strides[0] // size, out.strides[1] // size, out.strides[2] // size),
             mean=mean,
             std=std,
             change=self._change(clip),
         )
-        return made, first, size * pictures.stride(0), out.shape[1:]
+        return made, first, size * steps[0], out.shape[1:]
 
     def window(self, clip: int, form: PlaneFormat) -> Window:
         """What of a clip's surfaces the kernel reads."""
@@ -239,7 +239,7 @@ class _View:
         made = made.flip([2 + axis for axis, one in enumerate(self._flips(clip)) if one.step == -1])
         for row, positions in enumerate(self.positions(clip)):
             for position in positions:
-                self._pictures[clip][position].copy_(made[row])
+                self._pictures(clip)[position].copy_(made[row])
 
     def put_rgb(self, made: Mapping[int, torch.Tensor]) -> None:
         """See `GpuPictures.put_rgb`."""
@@ -263,6 +263,20 @@ class _View:
         table[:, 4] = of_clips.data_ptr() + of_clips[:1].nbytes * table[:, 4]
         kernel = Kernel(self.dtype, wide=False, recolours=self.recolours, rgb=True)
         surfaces.launch(kernel, table.to(device), len(rows), largest)
+
+    def _layout(self, clip: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Of a clip's pictures their address, channels, height and width, and the elements from a picture, a channel, a
+        line and a pixel to the next."""
+        if self._final:
+            steps, shape = self._whole.stride(), self._whole.shape[2:]
+            return self.tensor.data_ptr() + clip * steps[0] * self.tensor.element_size(), shape, steps[1:]
+        frames = self.frames[clip]
+        _, height, width, _ = frames.shape
+        return frames.data_ptr(), (3, height, width), (3 * height * width, 1, 3 * width, 3)
+
+    def _pictures(self, clip: int) -> torch.Tensor:
+        """Those of a clip, [frames, 3, height, width]."""
+        return self._whole[clip] if self._final else self.frames[clip].permute(0, 3, 1, 2)
 
     def _flips(self, clip: int) -> tuple[slice, slice]:
         """Slices of a picture's rows and columns that flip it as the clip's parameters say."""
@@ -289,4 +303,5 @@ class _View:
         values = [-one / spread for one, spread in zip(mean, std, strict=True)]
         level = torch.tensor(values, device=self.tensor.device)[:, None, None]
         for clip, position in black:
-            self._pictures[clip][position].copy_(level.expand_as(self._pictures[clip][position]))
+            picture = self._pictures(clip)[position]
+            picture.copy_(level.expand_as(picture))

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from functools import partial
+from itertools import islice
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +19,11 @@ from streamvid.fetch.epoch_reader import Rescue
 
 T = TypeVar("T")
 _POLL_S: Final = 0.001
+AHEAD_PIXELS: Final = 512 * 1280 * 720
+"""Wanted frames of small batches that are begun behind the one that is waited for, in pixels: what keeps the engines of
+a GPU busy for as long as Python takes to hand that over and to begin another."""
+_MOST_BEGUN: Final = 8
+"""Batches."""
 
 
 class BatchSource(Protocol):
@@ -34,6 +40,8 @@ def decoded_in_order(
     submit: Callable[[EncodedBatch], Pending[T]],
     rescue: Rescue | None = None,
     last_resort: Callable[[EncodedBatch], Pending[T]] | None = None,
+    *,
+    ahead_pixels: int = 0,
 ) -> Generator[T, None, None]:
     """The results of batches, in order.
 
@@ -47,12 +55,16 @@ def decoded_in_order(
         rescue: makes one anew that does not decode.
         last_resort: decodes one in another way that fails again, though all its slices are good, or without a rescue
             may be; None: its error is raised.
+        ahead_pixels: batches behind the one that is waited for are begun until their wanted frames have so many; at
+            least one.
     """
     begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
     error: Exception | None = None
     ended, late = False, LateBatches()
     while begun or not ended:
-        if not ended and (not begun or (len(begun) == 1 and batches.ready())):
+        behind = sum(_pixels(batch) for batch, _ in islice(begun, 1, None))
+        wants = not ended and (len(begun) < 2 or (behind < ahead_pixels and len(begun) < _MOST_BEGUN))
+        if wants and (not begun or batches.ready()):
             try:
                 batch = next(batches, None)
                 if batch is None:
@@ -61,7 +73,7 @@ def decoded_in_order(
                     begun.append((batch, _begin(batch, submit)))
             except Exception as raised:
                 error, ended = raised, True
-        elif not ended and len(begun) == 1 and not batches.ready() and not begun[0][1].done():
+        elif wants and not begun[0][1].done():
             time.sleep(_POLL_S)
         else:
             batch, pending = begun.popleft()
@@ -76,6 +88,11 @@ def decoded_in_order(
             # An exception refers to this frame, and this frame to DALI's pipeline by way of `submit`: see
             # `streamvid.transform.dali_pipeline.DaliPipeline.close`.
             del error
+
+
+def _pixels(batch: EncodedBatch) -> int:
+    """Of the wanted frames, as decoded."""
+    return sum(len(one.frames) * one.height * one.width for one in batch.slices)
 
 
 def _begin(batch: EncodedBatch, submit: Callable[[EncodedBatch], Pending[T]]) -> Pending[T]:

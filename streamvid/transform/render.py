@@ -25,7 +25,7 @@ from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_r
 from streamvid.transform.cpu_frame_renderer import RenderedFrames
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
 from streamvid.transform.gpu_pictures import GpuPictures, fits_one_pass, fits_surfaces
-from streamvid.transform.in_order import BatchSource, decoded_in_order
+from streamvid.transform.in_order import AHEAD_PIXELS, BatchSource, decoded_in_order
 from streamvid.transform.params import ClipTransform, Params, batch_params
 from streamvid.transform.spec import Transform, Views, by_view
 
@@ -175,7 +175,9 @@ class GpuRenderer:
 
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
         """See `Renderer`."""
-        made = decoded_in_order(batches, self._submit, rescue, partial(self._submit, on_cpu=True))
+        made = decoded_in_order(
+            batches, self._submit, rescue, partial(self._submit, on_cpu=True), ahead_pixels=AHEAD_PIXELS
+        )
         for rendered in _counted(made, run_ahead, self._decoder):
             self._hand_over(rendered.tensors)
             yield rendered
@@ -216,7 +218,7 @@ class GpuRenderer:
             self._stream.synchronize()
             return RenderedBatch(batch, {**pictures.tensors, **columns})
 
-        return Pending(rendered)
+        return Pending(rendered, written.done)
 
 
 class DaliRenderer:
@@ -262,7 +264,8 @@ class DaliRenderer:
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
         """See `Renderer`."""
         by_cpu = partial(self._submit, on_cpu=True) if isinstance(self._decoder, GpuDecoder) else None
-        decoded = decoded_in_order(batches, self._submit, rescue, by_cpu)
+        ahead = AHEAD_PIXELS if by_cpu else 0
+        decoded = decoded_in_order(batches, self._submit, rescue, by_cpu, ahead_pixels=ahead)
         for encoded, tensors in self._pipeline.run(_counted(decoded, run_ahead, self._decoder)):
             yield RenderedBatch(encoded, tensors)
 
@@ -285,7 +288,7 @@ class DaliRenderer:
             else:
                 left = _left_to_cpu(batch, self._on_cpu, on_cpu)
                 frames = decoder.submit(batch.slices, left, color=self._color)
-            return Pending(lambda: DecodedBatch(batch, params, [frames.result()]))
+            return Pending(lambda: DecodedBatch(batch, params, [frames.result()]), frames.done)
         if isinstance(decoder, GpuDecoder):
             return self._submit_to_gpu(batch, params, decoder, _left_to_cpu(batch, self._on_cpu, on_cpu))
         boxes = crop_boxes(self._transform, params, batch.heights, batch.widths)
@@ -299,7 +302,7 @@ class DaliRenderer:
                 batch, params, [list(view) for view in zip(*(sink.frames for sink in sinks), strict=True)]
             )
 
-        return Pending(decoded)
+        return Pending(decoded, written.done)
 
     def _submit_to_gpu(
         self, batch: EncodedBatch, params: Params, decoder: GpuDecoder, on_cpu: Sequence[bool]
@@ -316,7 +319,7 @@ class DaliRenderer:
             written.result()
             return DecodedBatch(batch, params, pictures.frames)
 
-        return Pending(decoded)
+        return Pending(decoded, written.done)
 
 
 def _counted(made: Generator[T, None, None], run_ahead: RunAhead, decoder: CpuDecoder | GpuDecoder) -> Iterator[T]:

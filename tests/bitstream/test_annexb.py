@@ -64,6 +64,24 @@ def test_lengths_of_any_size(length_size: int) -> None:
     assert packets == [START_CODE + bodies[0] + START_CODE + bodies[1], START_CODE + bodies[2]]
 
 
+def test_packets_of_one_unit_among_others() -> None:
+    units = [
+        [b"\x65" * 300],
+        [b"\x06ab", b"\x41" * 9],
+        [],
+        [b"\x41"],
+        [b"\x09\xf0", b"\x41" * 70, b"\x41"],
+        [b"\x01" * 256],
+    ]
+    packets = [b"".join(len(unit).to_bytes(4, "big") + unit for unit in some) for some in units]
+    for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2], [0], [1, 3]):
+        data = np.frombuffer(b"".join(packets[n] for n in order), dtype=np.uint8)
+        before = data.copy()
+        made = to_annex_b(data, np.array([len(packets[n]) for n in order]), 4)
+        assert made == [b"".join(START_CODE + unit for unit in units[n]) for n in order]
+        assert np.array_equal(data, before)
+
+
 @pytest.mark.parametrize("data", [b"\0\0\0\5abcd", b"\0\0\0\0", b"\xff\xff\xff\xffabcd"])
 def test_lengths_that_lie_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="NAL unit"):

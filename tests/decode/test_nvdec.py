@@ -25,6 +25,7 @@ import torch
 from streamvid.decode import nvdec, nvdec_worker
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.deadline import Pace
+from streamvid.decode.decode_job import JobGroup
 from streamvid.decode.native_session import Caps, NvdecLibrary
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.errors import GpuLostError, VideoError
@@ -476,6 +477,52 @@ def test_an_engine_that_cannot_begin_leaves_no_batch_waiting(clips: Clips, monke
         with suppress(VideoError):
             (got,) = pool.submit([whole(clip)]).result()
     np.testing.assert_array_equal(got[..., 0].numpy(), frames)
+    pool.close()
+
+
+def test_engines_begin_before_all_slices_are_split(
+    clips: Clips, opened: list[Any], library: NvdecLibrary | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, parts = threading.Event(), []
+    decode, split = nvdec_worker.NvdecWorker._decode, nvdec.split_at_idr
+    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_decode", lambda worker, job: (begun.set(), decode(worker, job)))
+
+    def slow(slices: Any, *given: Any, **more: Any) -> Any:
+        assert not parts or begun.wait(30)
+        parts.append(len(slices))
+        return split(slices, *given, **more)
+
+    monkeypatch.setattr(nvdec, "split_at_idr", slow)
+    pool = NvdecSessionPool(device_id=0, engines=1, library=library)
+    clip, frames = clips["hevc"]
+    made = pool.submit([slice_of(clip, [n % 30]) for n in range(40)]).result()
+    for n, got in enumerate(made):
+        np.testing.assert_array_equal(got[0, ..., 0].numpy(), frames[n % 30])
+    assert len(parts) > 1
+    assert sum(parts) == 40
+    pool.close()
+
+
+def test_a_damaged_slice_is_told_when_nothing_of_its_batch_is_under_way(
+    clips: Clips, opened: list[Any], library: NvdecLibrary | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or memory would be freed that engines write to."""
+    groups: list[JobGroup] = []
+
+    class Seen(JobGroup):
+        def __init__(self, jobs: int) -> None:
+            super().__init__(jobs)
+            groups.append(self)
+
+    monkeypatch.setattr(nvdec, "JobGroup", Seen)
+    pool = NvdecSessionPool(device_id=0, engines=1, library=library)
+    clip, frames = clips["hevc"]
+    good = slice_of(clip, [7])
+    with pytest.raises(VideoError, match="damaged"):
+        pool.submit([good] * 40 + [replace(good, data=~good.data)])
+    assert [group._pending for group in groups] == [0]
+    (got,) = pool.submit([good]).result()
+    np.testing.assert_array_equal(got[0, ..., 0].numpy(), frames[7])
     pool.close()
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +21,18 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.decode.native_session import native_library
 from streamvid.decode.nvdec import NvdecSessionPool
+from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.fetch.encoded_batch import EncodedBatch
-from streamvid.transform.params import ClipTransform
+from streamvid.transform.cpu_crop_resize import Scratch
+from streamvid.transform.gpu_pictures import GpuPictures
+from streamvid.transform.params import ClipTransform, batch_params
 from streamvid.transform.render import CpuRenderer, DaliRenderer, GpuRenderer, make_renderer
 from streamvid.transform.spec import DRAWS, Transform, Views, by_view
 from streamvid.video.gpu_support import Route, Support
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
-from tests.support.fake_gpu import put_in_place
+from tests.support.fake_gpu import Stream, put_in_place
 from tests.support.reference import slice_of
 from tools.clips import Recipe
 
@@ -186,6 +191,70 @@ def test_linear_changes_of_colours_are_dalis(decoder: GpuDecoder, batch: Encoded
     expected = by_dali(transform, batch)
     assert_same(rendered(transform, decoder, batch), expected, transform, most=4)
     assert_same(rendered(transform, decoder, batch, np.ones(8, dtype=bool)), expected, transform, most=4)
+
+
+@pytest.mark.parametrize("decoder", ["engine"], indirect=True)
+@pytest.mark.parametrize("clips", [1, 16, 100])
+def test_the_next_batch_is_queued_while_the_engines_are_at_this_one(
+    clips: int, decoder: GpuDecoder, batch: EncodedBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large batches are, and though the next was not read yet when this one was begun."""
+    rows = np.ones(clips, dtype=np.int64)
+    arrays = {name: value[rows] for name, value in vars(batch).items() if isinstance(value, np.ndarray)}
+    large = replace(batch, slices=[batch.slices[1]] * clips, **arrays)
+    blocked, asked, begun = threading.Event(), count(), threading.Semaphore(0)
+    decode = NvdecWorker._decode
+    monkeypatch.setattr(NvdecWorker, "_decode", lambda worker, job: (blocked.wait(60), decode(worker, job)))
+
+    class Source:
+        left = 2
+
+        def ready(self) -> bool:
+            return next(asked) > 3
+
+        def __next__(self) -> EncodedBatch:
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            return large
+
+    renderer: Any = GpuRenderer(Transform(resize=8, crop=8), decoder, on_cpu=None)
+    submit = renderer._submit
+    monkeypatch.setattr(renderer, "_submit", lambda one, **more: (submit(one, **more), begun.release())[0])
+    made: list[Any] = []
+    thread = threading.Thread(target=lambda: made.extend(renderer.run(Source(), iter)), daemon=True)
+    thread.start()
+    try:
+        assert all(begun.acquire(timeout=20) for _ in range(2))
+        assert not made
+    finally:
+        blocked.set()
+    thread.join(60)
+    assert [len(one.tensors["video"]) for one in made] == [clips] * 2
+
+
+@pytest.mark.parametrize("decoder", ["engine"], indirect=True)
+@pytest.mark.parametrize("final", [True, False])
+def test_a_batch_is_done_when_its_jobs_are(
+    final: bool, decoder: GpuDecoder, batch: EncodedBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = threading.Event()
+    decode = NvdecWorker._decode
+    monkeypatch.setattr(NvdecWorker, "_decode", lambda worker, job: (blocked.wait(60), decode(worker, job)))
+    slices = [one for one in batch.slices if one.name == "h264"]
+    pending: Any
+    if final:
+        writes = GpuPictures(
+            Transform(resize=8), batch, batch_params(Transform(resize=8), batch), stream=Stream(0), scratch=Scratch(),
+            final=True,
+        )  # fmt: skip
+        pending = decoder.write(slices, writes, color="auto")
+    else:
+        pending = decoder.submit(slices, color="auto")
+    assert not pending.done()
+    blocked.set()
+    pending.result()
+    assert pending.done()
 
 
 @pytest.mark.parametrize("decoder", ["engine"], indirect=True)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,6 +84,28 @@ def test_the_second_batch_is_submitted_when_it_is_there_while_the_first_is_decod
 
     assert list(decoded_in_order(source, submit)) == [1, 2, 3]
     assert log == ["submit 1", "submit 2", "result 1", "submit 3", "result 2", "result 3"]
+
+
+@pytest.mark.parametrize(("ahead", "begun"), [(0, 2), (1, 2), (101, 3), (200, 3), (201, 4), (10_000, 8)])
+def test_small_batches_are_begun_until_they_have_enough_pixels(ahead: int, begun: int) -> None:
+    """However many clips make a batch: engines have as much to do while one is handed over."""
+    log: list[int] = []
+    small: Any = SimpleNamespace(name="small", frames=range(5), height=4, width=5)
+
+    def submit(batch: EncodedBatch) -> Pending[int]:
+        number = batch.bytes_read
+        log.append(number)
+        return Pending(lambda: log.append(-number) or number, lambda: False)  # type: ignore[func-returns-value]
+
+    class Filled(Source):
+        def __next__(self) -> EncodedBatch:
+            return replace(super().__next__(), slices=[small])
+
+    source = Filled(20, read=99)
+    assert list(decoded_in_order(source, submit, ahead_pixels=ahead)) == list(range(1, 21))
+    most = [sum(one > 0 for one in log[:n]) - sum(one < 0 for one in log[:n]) for n in range(len(log) + 1)]
+    assert max(most) == begun
+    assert log.index(-1) == begun
 
 
 @pytest.mark.parametrize("read", [0, 9])
