@@ -213,8 +213,13 @@ def with_etags(path: str, manifest: Manifest, listed: Mapping[str, Details] | No
         path: of the dataset; of others than in S3 nothing changes.
         listed: its folder of shards, if it was listed.
     """
-    if not in_s3(path) or (listed is None and all(entry.etags for entry in manifest.shards)):
+    if not in_s3(path):
         return manifest
+    if listed is None and all(entry.etags for entry in manifest.shards):
+        kind, etag = next(iter(manifest.shards[0].etags.items()))
+        there = filesystem.details(join(path, manifest.shards[0].file(kind)))
+        if there is not None and there.mark == f'"{etag}"':  # else it is a copy
+            return manifest
     found = filesystem.list_details(join(path, SHARD_FOLDER)) if listed is None else listed
     marks = {name: one.mark for name, one in found.items()}
     return replace(manifest, shards=tuple(entry.with_etags(marks) for entry in manifest.shards))

@@ -302,4 +302,14 @@ def test_a_revision_in_a_bucket_writes_etags_down(folder: Path) -> None:
             for extension, etag in entry.etags.items():
                 assert etag == hashlib.md5((folder / entry.file(extension)).read_bytes()).hexdigest()
         assert entries == read_manifest(folder).shards
+        # A copy of it, in parts of another size; and one more revision, which lists no shards.
+        lists: list[int] = []
+        site.held = {f"bucket/ds/shards/{first}.packets": {"ETag": '"0123-2"'}}
+        for _ in range(2):
+            site.requests.clear()
+            with changing(url) as base:
+                etags = [one.etags["packets"] for one in publish_revision(base, base.manifest).shards]
+            assert etags == ["0123-2", hashlib.md5((folder / entries[1].file("packets")).read_bytes()).hexdigest()]
+            lists.append([key for _, key, _ in site.requests].count("bucket"))
+        assert lists[0] > lists[1]
     assert not any(entry.etags for entry in annotated(str(folder), [1] * 6).shards)
