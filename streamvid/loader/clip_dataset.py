@@ -44,36 +44,38 @@ _MOST_EPOCHS: Final = 1 << 62
 class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """A packed dataset, map-style: `ds[7]`, `ds["key"]`, `ds[At("key", frames=[0, 5])]`, or `ds.get`.
 
-    Each gives a dict as one clip of a StreamLoader's batch: the same names, dtypes and values, without the batch's
-    dimension. `torch.utils.data.default_collate` makes a batch of them. Frames are decoded where it is called, with
-    one thread; `GpuDataLoader` decodes in the main process instead, on a GPU if there is one.
+    An item is a dict with the names, dtypes and values of one clip in a StreamLoader's batch, without the batch
+    dimension; `torch.utils.data.default_collate` makes a batch of several. Only the clip's frame index and the packets
+    of the wanted frames are read. Frames are decoded in the calling thread; `GpuDataLoader` decodes in the main process
+    instead, on a GPU if there is one.
 
-    It may be pickled, and used in workers by any start method; pickled it is small, as its rows are opened again where
-    it arrives. It reads only the clip's frame index and the packets of the wanted frames.
+    Picklable, and usable in workers by any start method. A pickle is small, because the rows are opened again where it
+    is loaded.
 
     Args:
         dataset: a folder, a URL, a `Dataset`, or a `Subset` of one without weights.
-        sampling: which frames `ds[i]` and `ds["key"]` show. Without it, frames must be given. With its `pad="none"`,
-            clips that are too short are left out of the numbering.
+        sampling: which frames `ds[i]` and `ds["key"]` show; without it, frames must be given. With `pad="none"`, too
+            short clips get no number.
         transform: as in `StreamLoader`.
-        columns: metadata to put into samples.
+        columns: metadata columns in samples.
         seed: of random frames and augmentation, which also depend on the epoch and on the sample.
-        isolate: decode in a child process, one for each process that uses the dataset, as of `StreamLoader`.
-        checksum: by what the bytes that are read are checked: "crc32c", that of each packet; "sha256", that of the
-            clip, which is then read as a whole; None: nothing.
-        on_error, max_errors, quarantine: what a bad clip does, as of `StreamLoader`. In its place stands another item
-            of the dataset, drawn by seed, epoch and item, and `valid` is False. `get`, and `ds[At(…)]`, give the frames
-            that are asked for, or an error; batches (of a DataLoader whose sampler gives `At`) have others there.
+        isolate: decode in a child process, one per process that uses the dataset; see `StreamLoader`.
+        checksum: how read bytes are checked: "crc32c": each packet; "sha256": the whole clip, which is then read as a
+            whole; None: not at all.
+        on_error, max_errors, quarantine: for bad clips, as in `StreamLoader`. Another item of the dataset, drawn by
+            seed, epoch and item, stands in, with `valid` False. `get` and `ds[At(…)]` return the requested frames or
+            raise; in batches (a DataLoader whose sampler yields `At`) another item stands in for them, too.
         retry_for: seconds for which a storage that does not answer is asked again; an open `Dataset` has its own.
-        roots: folders and URLs of which the dataset may read files (docs/in_place.md); an open `Dataset` has its own.
-        revision: which of the dataset's revisions (docs/revisions.md); default: the newest.
+        roots: folders and URLs outside of the dataset that may be read (docs/in_place.md); an open `Dataset` has its
+            own.
+        revision: a revision of the dataset (docs/revisions.md); default: the newest.
 
     Attributes:
         dataset: the packed dataset.
 
     Raises:
-        InputError: an option that is invalid, by itself or for this dataset.
-        DatasetError: a dataset that is missing or damaged.
+        InputError: an option is invalid, by itself or for this dataset.
+        DatasetError: the dataset is missing or damaged.
     """
 
     @suggest_keywords
@@ -115,19 +117,18 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.dataset, self._skipped = samples.dataset, samples.pools.short
         self._subset = replace(subset, dataset=self.dataset.path)
         self._errors = ItemErrors(policy, samples.pools.excluded, samples.spec.seed)
-        # None where every clip gives one sample. In shared memory: workers that are spawned do not get a copy each.
+        # None if every clip gives one sample. In shared memory, so that spawned workers do not get a copy each.
         ids = samples.pools.pools[0].sample_ids
         whole = np.array_equal(ids, np.arange(len(samples.dataset)))
         self._sample_ids = None if whole else _shared(torch.from_numpy(np.ascontiguousarray(ids)))
-        # The epoch, and the last that set_epoch named. In shared memory, so that workers that stay for several epochs
-        # see them change.
+        # The epoch, and the argument of the last `set_epoch`. In shared memory, so that persistent workers see changes.
         self._epoch = _shared(torch.tensor([0, -1], dtype=torch.int64))
         self._clip_transform = samples.clip_transform()
         self._renderer = SampleRenderer(self._clip_transform, isolate=isolate)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickled it holds the dataset's path rather than its rows, which are opened again where it is unpickled. Those
-        of a large dataset are then mapped from the user's cache folder, and shared by all processes of the machine."""
+        """The state with the dataset's path instead of its rows, which are opened again on unpickling. The rows of a
+        large dataset are then mapped from the user's cache folder, and shared by all processes of the machine."""
         dataset = self.dataset
         how = {"retry_for": dataset.reader.retry, "roots": dataset.roots, "revision": dataset.manifest.revision}
         return {**self.__dict__, "dataset": (dataset.path, how)}
@@ -137,7 +138,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.__dict__.update(state, dataset=Dataset.open(path, **how))
 
     def __len__(self) -> int:
-        """How many samples there are: of each clip one, or as many as the sampling takes."""
+        """Number of samples: one per clip, or as many as the sampling takes of it."""
         return len(self.dataset) if self._sample_ids is None else len(self._sample_ids)
 
     def __repr__(self) -> str:
@@ -152,14 +153,14 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
         Raises:
             KeyError, IndexError: there is no such clip, sample or frame.
-            DatasetError, VideoError: it is damaged. Names the clip.
+            DatasetError, VideoError: the clip is damaged. Names it.
         """
         if isinstance(item, At):
             return self._make(self._resolve([item]))[0]
         return self.__getitems__([item])[0]
 
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
-        """Several samples, read side by side: what DataLoader's workers call for a batch."""
+        """Several samples, read concurrently; DataLoader's workers call this for a batch."""
         wanted = self._resolve(items)
         try:
             return self._make([self._place(one) for one in wanted])
@@ -193,20 +194,20 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def get(
         self, clip: str | int, *, frames: Iterable[int] | None = None, seconds: Iterable[float] | None = None
     ) -> dict[str, Any]:
-        """Frames of a clip, by number or by instant: see `At`. Errors as from `ds[…]`.
+        """Frames of a clip by number or time: see `At`. Errors as from `ds[…]`.
 
         Args:
             clip: its key, or its row number.
             frames: frame numbers, counted from 0, in any order and with repeats.
-            seconds: instants counted from the first frame; each shows the frame on screen then.
+            seconds: times since the first frame; each shows the frame on screen at that time.
         """
         return self[At(clip, frames, seconds)]
 
     def encoded(self, item: Item) -> EncodedSlice:
         """The packets of an item's frames, not decoded.
 
-        `to_mp4()` of it is a small MP4, and `frames` says which of its frames are the wanted ones, each once, in rising
-        order: what DALI's `fn.decoders.video(encoded, frames=…)` takes.
+        Its `to_mp4()` is a small MP4, and its `frames` are the numbers of the wanted frames in that MP4, rising and
+        unique: the arguments of DALI's `fn.decoders.video(encoded, frames=…)`.
         """
         return self._read(self._choose(self._resolve([item])))[0]
 
@@ -214,7 +215,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """A batch of items, read but not decoded, padded to the longest of them.
 
         Raises:
-            InputError: they come out in different sizes, so that they fit no batch; else as `ds[…]`.
+            InputError: the outputs differ in size, so that they do not fit into a batch. Otherwise as `ds[…]`.
         """
         wanted = [self._place(one) for one in self._resolve(items)]
         samples = pad_to_longest(self._choose(wanted), self._spec.sampling.pad)
@@ -224,27 +225,27 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def policy(self) -> ErrorPolicy:
-        """What bad clips do."""
+        """The policy for bad clips."""
         return self._errors.policy
 
     def with_policy(self, policy: ErrorPolicy) -> ClipDataset:
-        """The same with another policy, and the same epoch."""
+        """This dataset with another policy; the epoch is shared."""
         other = copy.copy(self)
         other._errors = ItemErrors(policy, self._errors.excluded, self._spec.seed)
         return other
 
     def quarantine(self, *, anew: bool = False) -> Quarantine:
-        """The bad clips that this process knows; `anew` to read again what others have found."""
+        """The bad clips that this process knows; with `anew`, read other processes' files again."""
         if anew:
             self._errors.begin()
         return self._errors.known(self.dataset, self.epoch)[0]
 
     def rescuer(self, items: Callable[[int], Sequence[Item | ResolvedItem]], *, threads: int) -> Rescuer:
-        """What makes batches of items anew that cannot be read or decoded.
+        """A rescuer for batches of items that cannot be read or decoded.
 
         Args:
-            items: those of the batch of a number.
-            threads: processes at most that try clips.
+            items: the items of a batch, by its number.
+            threads: most processes that test clips.
         """
         quarantine, absent = self._errors.known(self.dataset, self.epoch)
 
@@ -261,7 +262,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return Rescuer(self.dataset, quarantine, absent, members, pad=pad, threads=threads)
 
     def _resolve(self, items: Sequence[Item | ResolvedItem]) -> list[ResolvedItem]:
-        """The clips and samples that items name; errors as from `ds[…]`."""
+        """The clips and samples of items; errors as from `ds[…]`."""
         return [
             item
             if isinstance(item, ResolvedItem)
@@ -270,11 +271,11 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         ]
 
     def _place(self, wanted: ResolvedItem, step: int = 0) -> ResolvedItem:
-        """The item, or what stands in its place if its clip is absent."""
+        """The item, or the item that stands in for it if its clip is absent."""
         return self._errors.place(self.dataset, wanted, self.epoch, self._ids, self._transform, step)
 
     def _choose(self, wanted: Sequence[ResolvedItem]) -> list[SamplePlan]:
-        """Which frames of the clips are wanted; errors as from `ds[…]`."""
+        """Choose the frames of clips; errors as from `ds[…]`."""
         return choose(self.dataset, wanted, self._spec, self.epoch)
 
     def _read_one(self, wanted: ResolvedItem) -> tuple[SamplePlan, EncodedSlice]:
@@ -288,7 +289,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return np.asarray(self._sample_ids.numpy())
 
     def _read(self, samples: Sequence[SamplePlan]) -> list[EncodedSlice]:
-        """Their packets, by byte range, where a `ShardAccess` would fetch whole shards."""
+        """The samples' packets, always by byte range, without a shard cache."""
         return read_slices(
             self.dataset, samples, self.dataset.reader, self.dataset.shard_path, checksum=self._spec.checksum
         )
@@ -308,12 +309,12 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def clip_transform(self) -> ClipTransform:
-        """What is done to the frames."""
+        """The transform for this dataset's clips."""
         return self._clip_transform
 
     @property
     def columns(self) -> tuple[str | Pick, ...]:
-        """The metadata in samples."""
+        """The metadata columns in samples."""
         return self._columns
 
     @property
@@ -323,11 +324,11 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that random numbers are drawn for."""
+        """The epoch for which random numbers are drawn."""
         return int(self._epoch[0])
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw other random numbers from now on, also in workers that are running: call it before each epoch."""
+        """Draw other random numbers from now on, in running workers, too. Call it before each epoch."""
         self._epoch[:] = integer(epoch, "epoch", least=0, most=_MOST_EPOCHS)
 
     def state_dict(self) -> dict[str, int]:

@@ -48,36 +48,37 @@ _Read = EncodedBatch | Exception
 
 
 class GpuDataLoader:
-    """A DataLoader whose workers read and whose main process decodes.
+    """A DataLoader whose workers read packets and whose main process decodes them.
 
-    The workers only look up frames and read their packets, and only packets are sent to the main process. There they
-    are decoded and transformed as a StreamLoader does it, on a GPU or on the CPU. Batches are
-    those of a StreamLoader: the same dict, dtypes and device.
+    The workers look up frames, read their packets, and send them to the main process. There they are decoded and
+    transformed as in a StreamLoader, on a GPU or on the CPU. Batches are those of a StreamLoader: the same dict, dtypes
+    and device.
 
     NVIDIA's DALI Proxy divides the work in the same way. This loader does not use it: it needs no CUDA build of
-    PyTorch, works with any start method and without workers, raises where a stage dies instead of waiting, and decodes
-    the slices of a batch together, as a GPU's decoder is fast with few long streams.
+    PyTorch, works with any start method and without workers, raises if a stage dies instead of waiting, and decodes the
+    slices of a batch together, because a GPU's decoder is fast with few long streams.
 
-    Every iteration is an epoch, counted from 0 for random numbers; a sampler's own epoch is its owner's to set, or set
-    by `set_epoch`. `state_dict` resumes within an epoch. Use it in a `with`, or call `close`.
+    Every iteration is an epoch, counted from 0 for random numbers. A sampler's epoch is set by its owner or by
+    `set_epoch`. `state_dict` resumes within an epoch. Use the loader in a `with`, or call `close`.
 
     Args:
-        dataset: whose clips; `sampling`, `transform`, `columns` and `seed` are its own.
-        batch_size: clips per batch. With a `batch_sampler` the most that it gives, if it does not say so itself.
-        sampler: which items, in which order: numbers, keys or `At`, in any mixture. Default: all, in order.
-        batch_sampler: lists of them instead.
-        shuffle: without a sampler: in random order.
-        drop_last: leave out a last batch that is not full.
-        num_workers: processes that read; 0 reads in a thread.
+        dataset: the clips, with their `sampling`, `transform`, `columns` and `seed`.
+        batch_size: clips per batch; with a `batch_sampler` without such an attribute, its largest batch.
+        sampler: yields items: numbers, keys or `At`, in any mixture. Default: all samples, in order.
+        batch_sampler: yields lists of items instead.
+        shuffle: random order, if there is no sampler.
+        drop_last: leave out an incomplete last batch.
+        num_workers: processes that read; 0: a thread reads.
         device: "cuda", "cuda:1", "cpu"; default: this rank's GPU if there is one.
-        num_threads: CPU threads that decode and transform, beside the workers; default and use as of StreamLoader.
-        isolate: as of StreamLoader.
-        on_error, max_errors, quarantine: what a bad clip does, as of `ClipDataset`; default: as the dataset has them.
-        prefetch_factor, persistent_workers, multiprocessing_context, worker_init_fn, generator, timeout: as of torch's
+        fallback: as in `StreamLoader`.
+        num_threads: CPU threads that decode and transform, beside the workers; as in `StreamLoader`.
+        isolate: as in `StreamLoader`.
+        on_error, max_errors, quarantine: for bad clips, as in `ClipDataset`; default: the dataset's.
+        prefetch_factor, persistent_workers, multiprocessing_context, worker_init_fn, generator, timeout: as in torch's
             DataLoader.
 
     Raises:
-        InputError: an option that is invalid, or clips that the GPU cannot decode.
+        InputError: an option is invalid, or the GPU cannot decode clips and `fallback` is "error".
     """
 
     @suggest_keywords
@@ -176,14 +177,14 @@ class GpuDataLoader:
         self._stats = LoaderStats()
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refused: a DataLoader that is given this for a dataset would ask it for items."""
+        """Refused: called if this loader is given to a DataLoader as a dataset."""
         raise TypeError("a GpuDataLoader is a DataLoader itself: iterate over it, and give its options to it")
 
     def __repr__(self) -> str:
         return f"GpuDataLoader({self.dataset!r}, num_workers={self._num_workers}, device={str(self._device)!r})"
 
     def __len__(self) -> int:
-        """Batches in an epoch, where the sampler tells."""
+        """Batches in an epoch. Raises TypeError if the sampler has no length."""
         return len(self._loader)
 
     @property
@@ -192,19 +193,19 @@ class GpuDataLoader:
         return self._position.next.epoch_number
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be that epoch, for random numbers and for samplers that have a `set_epoch`. If it is
-        already, it stays where it is: a resumed epoch goes on."""
+        """Let the next iteration be epoch `epoch`, for random numbers and for samplers with a `set_epoch`. If it is
+        that already, nothing changes: a resumed epoch goes on."""
         epoch = integer(epoch, "epoch", least=0, most=None)
         self._batches.set_epoch(epoch)
         self._position.put(self._position.next if epoch == self.epoch else SamplerPosition(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank's run stands: what the loop has been handed, not what was read ahead. As of `StreamLoader`,
-        it is a position within the epoch only within the loop.
+        """This rank's position, counting batches that the loop has received. As in `StreamLoader`, it is a position
+        within the epoch only within the loop.
 
-        It holds all that a sampler's order may depend on: what its own `state_dict` says, its generator's state, its
-        epoch, and the state of PyTorch's own generator, from which samplers without one draw. It is JSON-safe if the
-        sampler's own state is.
+        It includes all that a sampler's order may depend on: its `state_dict`, its generator's state, its epoch, and
+        the state of PyTorch's global generator, from which samplers without a generator draw. It is JSON-safe if the
+        sampler's state is.
         """
         return to_state(self._position.to_save(), self._batches, batch_size=self._batch_size, samples=len(self.dataset))
 
@@ -212,25 +213,25 @@ class GpuDataLoader:
         """Let the next iteration resume from a state, and put the sampler where it was.
 
         Raises:
-            InputError: this is no state, or it is of other clips, another batch size or another kind of sampler.
+            InputError: the state is invalid, or of other clips, another batch size or another kind of sampler.
         """
         position = from_state(state, self._batches, batch_size=self._batch_size, samples=len(self.dataset))
         self._position.put(position, restored=True)
 
     def stats(self) -> LoaderStats:
-        """Counts and times so far, and the clips that were found bad."""
+        """Counts and times so far, and the bad clips found."""
         found = self.dataset.quarantine()
         return replace(self._stats, bad_clips=found.found, bad=found.bad)
 
     @property
     def routes(self) -> tuple[ClipRoute, ...]:
-        """As of `StreamLoader`."""
+        """As in `StreamLoader`."""
         if self._found is not None:
             return self._found.table
         return routes_to("cpu", self.dataset.dataset, self.dataset.rows)
 
     def close(self) -> None:
-        """End workers that were kept, and free threads and device memory."""
+        """End persistent workers, and free threads and device memory."""
         if self._pipeline.home.here:
             _shut_down(getattr(self._loader, "_iterator", None))
             if self._loader is not None:
@@ -245,7 +246,8 @@ class GpuDataLoader:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of an epoch, or of what is left of a resumed one. It begins when the first batch is asked for."""
+        """The batches of an epoch, or the rest of a resumed one. Nothing is done before the first batch is asked
+        for."""
         return self._watch.over(self._position.follow(self._run()))
 
     def _run(self) -> Generator[Delivery[Batch, SamplerPosition], None, None]:
@@ -253,7 +255,7 @@ class GpuDataLoader:
         number, made = begin.epoch_number, begin.batches
         samplers, own = self._batches.state(), None
         if begin.batches and begin.samplers:
-            # PyTorch's own generator is not put back where it was, but for the moment in which the epoch begins.
+            # PyTorch's global generator is set back only while the epoch begins.
             own = begin.samplers[-1]
             samplers[-1] = dict(own)
         following = SamplerPosition(number + 1)

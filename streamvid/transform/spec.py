@@ -1,7 +1,7 @@
 """`Transform` and `Views`: the options, and their checks.
 
 `streamvid.transform.params` turns them and the plan's random numbers into parameters per clip,
-`streamvid.transform.dali_graph` into DALI operators, `streamvid.transform.output_size` says how large clips come out.
+`streamvid.transform.dali_graph` into DALI operators, and `streamvid.transform.output_size` computes output sizes.
 """
 
 from __future__ import annotations
@@ -40,49 +40,50 @@ _MAX_SIDE: Final = 16384
 _MAX_SIGMA: Final = 16.0
 _MAX_SHEAR: Final = 80.0
 _ABOUT_0: Final = ("rotate", "shear", "hue")
-"""Options of which 0 changes nothing; of other spans it is 1."""
+"""Options whose neutral value is 0; for other spans it is 1."""
 
 
 @suggesting
 @dataclass(frozen=True, repr=False)
 class Transform(Eager):
-    """What is done to a clip's frames; every random choice is made once for all frames of the clip.
+    """The operations on a clip's frames. Every random choice is made once per clip, for all its frames.
 
-    In this order: rotate upright, resize, crop, rotate, colour, blur, erase, flip, `dali`, normalise, lay out. Names
-    are those of torchvision.transforms.v2 where it has the operation. Operators that are not asked for cost nothing.
+    The order is: rotate upright, resize, crop, rotate, colour, blur, erase, flip, `dali`, normalise, lay out. Names are
+    those of torchvision.transforms.v2 if it has the operation. Operations that are not asked for cost nothing.
 
     Attributes:
-        resize: the short side in pixels, or (height, width) exactly.
-        crop: a square of that many pixels, or (height, width), cut from the resized frames.
+        resize: the short side in pixels, or exactly (height, width).
+        crop: side of a square in pixels, or (height, width), cut from the resized frames.
         random_crop: crop at a random position; False: from the centre.
-        horizontal_flip: the probability of mirroring left and right; True for 0.5.
+        horizontal_flip: probability of mirroring left and right; True for 0.5.
         mean, std: per channel R, G, B, or one number for all, in units of the full range: (value / 255 - mean) / std.
-            For float dtypes alone.
+            Only for float dtypes.
         layout: of one clip: T frames, H height, W width, C channels. F is accepted for T.
         dtype: "uint8" (0 to 255), or a float type (0 to 1 before mean and std); a torch.dtype is accepted as well.
-        random_short_side: instead of `resize`, a short side that is drawn per clip: from the tuple's first to its
-            second, or one of a list's. Needs a crop.
-        random_resized_crop: instead of `resize`, the share of the frame's area that is cut out and resized to `crop`,
-            from and to (torchvision's `scale`).
-        ratio: its width / height, from and to.
-        interpolation: of resizing; "bilinear" and "bicubic" with antialiasing.
-        rotate: degrees, at most either way, or from and to (counterclockwise); bilinear, about the centre. Pixels from
-            outside the frame are black.
-        translate, zoom, shear: with `rotate` one affine map about the centre (torchvision's `RandomAffine`): moved by
-            at most that share of the frame, in x and in y; larger by a factor that may be so far from 1, or from and
-            to; sheared along x by degrees, at most either way, or from and to.
-        brightness, contrast, saturation: how far the factor may be from 1, or from and to.
-        hue: degrees, at most either way, or from and to.
-        grayscale, blur, erase: the probability.
-        blur_sigma: standard deviation of the Gaussian in pixels, from and to.
-        erase_scale, erase_ratio: of the box that is made black: share of the frame's area, and width / height; from
-            and to.
-        vertical_flip: the probability of turning the clip upside down; True for 0.5.
-        color: the matrix of YUV: "auto", by each clip's tags; "bt709" or "bt2020", whatever the tags; "bt601", whatever
-            the tags, with the pixels of DALI's decoder.
-        resize_in: "yuv" resizes decoded planes and converts what comes out; "rgb" converts first, as torchvision does
-            with decoded frames. docs/transforms.md has the difference.
-        dali: your own part of the graph: a function of a DALI node, uint8 in DALI's layout FHWC, that returns one.
+        random_short_side: instead of `resize`, a short side in pixels drawn per clip: from a range (a tuple of two), or
+            from a list of choices. Needs a crop.
+        random_resized_crop: instead of `resize`, (smallest, largest) share of the frame's area that is cut out and
+            resized to `crop` (torchvision's `scale`).
+        ratio: (smallest, largest) width / height of that part.
+        interpolation: for resizing; "bilinear" and "bicubic" with antialiasing.
+        rotate: degrees counterclockwise, (from, to), or one number for both directions; bilinear, about the centre.
+            Pixels from outside the frame are black.
+        translate: largest shift, as a share of the frame's width and height. `rotate`, `translate`, `zoom` and `shear`
+            form one affine map about the centre (torchvision's `RandomAffine`).
+        zoom: factor of magnification, (from, to), or one number: its largest distance from 1.
+        shear: degrees along x, (from, to), or one number for both directions.
+        brightness, contrast, saturation: factor, (from, to), or one number: its largest distance from 1.
+        hue: degrees, (from, to), or one number for both directions.
+        grayscale, blur, erase: probability.
+        blur_sigma: (smallest, largest) standard deviation of the Gaussian in pixels.
+        erase_scale, erase_ratio: of the box that is made black, (smallest, largest) share of the frame's area, and
+            width / height.
+        vertical_flip: probability of turning the clip upside down; True for 0.5.
+        color: the YUV matrix: "auto": by each clip's tags; "bt709" or "bt2020": for all clips; "bt601": for all clips,
+            and with the pixels of DALI's decoder.
+        resize_in: "yuv" resizes decoded planes and then converts; "rgb" converts first, as torchvision does with
+            decoded frames. docs/transforms.md has the difference.
+        dali: your part of the graph: takes a DALI node, uint8 in DALI's layout FHWC, and returns one.
     """
 
     resize: int | tuple[int, int] | None = None
