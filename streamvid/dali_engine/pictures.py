@@ -29,12 +29,12 @@ _INPUTS: Final[Mapping[str, InputType]] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """What of a sample's bytes the decoder of images is given.
+    """The location of an image in a sample's bytes.
 
     Attributes:
-        stsd: the sample description of its clip.
-        head: bytes before it.
-        start, size: where it is, in bytes.
+        stsd: the clip's sample description.
+        head: bytes to put before the image.
+        start, size: of the image, in bytes.
     """
 
     stsd: bytes

@@ -54,13 +54,13 @@ class ClipSource:
     """Clips by row number, their columns and frame indexes, and the shards that hold them.
 
     Attributes:
-        path: folder or URL; of several datasets all of them, with ``+`` between.
+        path: folder or URL; for several datasets all of them, joined by ``+``.
         clips: the rows of all clips.
         columns: the clips' columns by name.
         classes: names of the class numbers, if the labels were given as text.
         shards: the shards' entries in dataset.json; `ClipTable.shard` counts in this order.
         shard_files: the shards' files by path.
-        forgotten: int64 [clips], rows that are never delivered, ascending.
+        forgotten: int64 [clips], rows of forgotten clips, ascending.
         reader: reads byte ranges of shards where they are, and keeps local ones open.
     """
 

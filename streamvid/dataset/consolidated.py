@@ -1,10 +1,9 @@
 """The consolidated rows of a dataset: the per-clip columns of all shards in one file, which is mapped into memory.
 
-At its beginning are the numbers of all clips, column by column, as NumPy needs them; behind them an Arrow IPC stream
-for each block whose texts and metadata were read (`streamvid.dataset.row_texts`); at the end JSON that says where all
-that is, and 8 bytes with its length.
-Where each block lies is known when it comes, so threads write several at a time, and memory holds a few blocks and no
-column of numbers. Read back, all arrays are views of the bytes.
+The file begins with the numbers of all clips, column by column, as NumPy arrays. Then comes an Arrow IPC stream for
+each block whose texts and metadata were read (`streamvid.dataset.row_texts`), then JSON with the offsets of all of
+these, and 8 bytes with the length of the JSON. A block's offsets are known when it arrives, so several threads can
+write, and memory holds only a few blocks. Read back, all arrays are views of the mapped file.
 """
 
 from __future__ import annotations
@@ -35,20 +34,20 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _LAYOUT: Final = b"streamvid rows 9\n"
-"""Part of the cache key: change it together with what `write_rows` writes."""
+"""Part of the cache key: change it together with the format of `write_rows`."""
 _WRITERS: Final = 4
 _SAMPLE: Final = 1024
 _KNOWN: Final = 4096
-"""Sample descriptions that are recognised wherever they come again; others only within a block."""
+"""Sample descriptions that are recognised across blocks; others are recognised only within their block."""
 
 
 def cache_key(entries: Sequence[ShardEntry], signatures: Sequence[tuple[int, int]]) -> str:
     """The name of a dataset's consolidated rows in the cache: SHA-256, in hexadecimal, of all that they depend on.
 
     Args:
-        entries: the shards' entries in dataset.json, with the checksum of every Parquet file. What else a revision
-            changes is no part of the rows.
-        signatures: size and modification time of each local Parquet file, which is not read to compare checksums.
+        entries: the shards' entries in dataset.json, with the checksum of every Parquet file. Other parts of a revision
+            do not affect the rows.
+        signatures: size and modification time of each local Parquet file, whose checksum is not compared.
     """
     digest = hashlib.sha256(_LAYOUT + repr(entries).encode())
     digest.update(np.array(signatures, dtype="<i8").tobytes())
@@ -56,15 +55,18 @@ def cache_key(entries: Sequence[ShardEntry], signatures: Sequence[tuple[int, int
 
 
 def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEntry]) -> Checksum:
-    """Write the rows of all shards to a local file, whose length will be a multiple of 8 bytes; gives its checksum.
+    """Write the rows of all shards to a local file, padded to a multiple of 8 bytes.
 
     Args:
         path: of the file.
         blocks: the rows in order.
         entries: the shards' entries in dataset.json.
 
+    Returns:
+        the file's checksum.
+
     Raises:
-        DatasetError: two clips have the same key, or what reading the blocks raises.
+        DatasetError: two clips have the same key; or an error of reading the blocks.
         OSError: the file cannot be written.
     """
     joined = _Joined(entries)
@@ -91,7 +93,7 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
         about = json.dumps({"numbers": joined.places, "names": joined.names(), "texts": blocks_at}).encode()
         about += b" " * (-len(about) % 8)
         file.write(about + len(about).to_bytes(8, "little"), end)
-    # Of keys that are not read yet, nothing is said.
+    # Duplicate keys can be found only if all keys were read.
     if (ordered[1:] == ordered[:-1]).any() and not any(isinstance(texts, str) for _, texts in blocks_at):
         with pa.memory_map(path) as mapped:
             key = read_rows(mapped.read_buffer(), entries)[0].key
@@ -106,7 +108,9 @@ def read_rows(
     """The rows that `write_rows` wrote, and their texts; arrays are views of `content`.
 
     Args:
-        read: reads the texts that are not in it.
+        content: the file.
+        entries: the shards' entries in dataset.json.
+        read: reads texts that are not in the file.
     """
     length = int.from_bytes(content[content.size - 8 :], "little")
     about = json.loads(content[content.size - 8 - length : content.size - 8].to_pybytes())
@@ -127,7 +131,7 @@ def read_rows(
 
 
 class _File:
-    """A file that threads write to at places."""
+    """A file to which threads write at offsets."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor, self.checksum = descriptor, Checksum()
@@ -141,7 +145,7 @@ class _File:
 
 
 class _Sink:
-    """A file from a place on, for Arrow."""
+    """A file from an offset on, as Arrow's sink."""
 
     closed = False
 
@@ -162,9 +166,9 @@ class _Sink:
 
 
 def _write(file: _File, numbers: Iterable[tuple[npt.NDArray[Any], int]], texts: pa.RecordBatch | str, at: int) -> None:
-    """Write a block: arrays, each at its place, and a stream of its texts, if they are there."""
+    """Write a block: arrays at their offsets, and the stream of its texts, if they were read."""
     for values, place in numbers:
-        # Where nothing is written, the file holds zeros, which take no room on disk.
+        # Zeros are not written: holes in the file read as zeros, and take no space.
         if len(values) and (values[0] or values.any()):
             file.write(np.ascontiguousarray(values).view(np.uint8).data, place)
     if not isinstance(texts, str):
@@ -177,15 +181,15 @@ def _write_stream(sink: Any, texts: pa.RecordBatch) -> None:
 
 
 class _Joined:
-    """Joins blocks: says where their numbers belong, renumbered where they refer to others.
+    """Joins blocks: computes the offsets of their numbers, and renumbers references between clips.
 
-    A clip's `stsd_id` is the row of the first clip that is known to have its sample description, and only there it is
-    written.
+    A clip's `stsd_id` is the row of the first clip known to have the same sample description, which is stored only
+    there.
 
     Attributes:
-        places: dtype of each column of numbers, and where in the file it begins.
-        end: where they end.
-        key_hashes: uint64 [clips], of the keys that were read.
+        places: by column of numbers its dtype, and its offset in the file.
+        end: offset at which the numbers end.
+        key_hashes: uint64 [clips], hashes of the keys that were read.
     """
 
     def __init__(self, entries: Sequence[ShardEntry]) -> None:

@@ -1,4 +1,4 @@
-"""The rows of some shards: read from their Parquet files and validated, to be joined by `consolidated`."""
+"""Reads and validates the rows of shards from their Parquet files; `consolidated` joins them."""
 
 from __future__ import annotations
 
@@ -52,11 +52,10 @@ class TextBlock:
     """The texts and metadata of the rows of consecutive shards, whose Parquet files have the same metadata columns.
 
     Attributes:
-        texts: large_string [clips], by name, of shards without tars those of `PLACE_TEXTS`, too.
+        texts: large_string [clips], by name; with `PLACE_TEXTS` for shards without tars.
         key_hashes: uint64 [clips], see `streamvid.dataset.string_column.hashes`.
-        stsd: large_binary [clips], the sample description of each clip, null where an earlier one of the block is
-            known to have the same.
-        stsd_row: int32 [clips], the number in the block of the clip that its sample description is at.
+        stsd: large_binary [clips], each clip's sample description; null if it is known to equal an earlier clip's.
+        stsd_row: int32 [clips], index in the block of the clip at which its sample description is stored.
         meta: the metadata columns.
     """
 
@@ -72,9 +71,9 @@ class RowBlock:
     """The rows of consecutive shards.
 
     Attributes:
-        numbers: [clips], by name, as in `ClipTable`, of shards without tars those of `PLACE_NUMBERS`, too.
-        categories: the strings that many clips share, by name.
-        texts: all else; or the SHA-256 of the file of a consolidated table that has it.
+        numbers: [clips], by name, as in `ClipTable`; with `PLACE_NUMBERS` for shards without tars.
+        categories: by name, columns whose strings many clips share.
+        texts: the texts and metadata, or the SHA-256 of the consolidated table's file with them.
     """
 
     numbers: dict[str, npt.NDArray[Any]]
@@ -92,10 +91,10 @@ def read_scalars(source: str | pa.Buffer, entry: ShardEntry, *, checksums: bool 
     Args:
         source: path of a local file, or its bytes.
         entry: the shard's entry in dataset.json.
-        checksums: with the column `sha256`, which only `streamvid verify` needs; it must be there in any case.
+        checksums: include the column `sha256`, which only `streamvid verify` needs. The file must have it in any case.
 
     Raises:
-        DatasetError: the file cannot be read, lacks columns, or has not as many rows as it should.
+        DatasetError: the file cannot be read, lacks columns, or does not have `entry.clips` rows.
     """
     schema = SCHEMA if entry.has_tar else pa.schema([*SCHEMA, *PLACE_SCHEMA])
     leave_out = () if checksums else ("sha256",)
@@ -111,8 +110,20 @@ def read_columns(
     leave_out: Sequence[str] = (),
     encoded: Sequence[str] = (),
 ) -> pa.Table:
-    """The columns of a schema, and all whose names begin with the prefix, if one is given, but for those left out, of a
-    file that should have so many rows, those `encoded` as of `read_parquet`; otherwise as `read_scalars`."""
+    """Columns of a Parquet file: those of a schema, and those with a prefix.
+
+    Args:
+        source: path of a local file, or its bytes.
+        file: its name, for messages.
+        clips: the number of rows that it must have.
+        schema: columns that it must have, with their types.
+        prefix: columns whose names begin with this are read, too; "": none.
+        leave_out: columns of the schema that are not returned.
+        encoded: as of `streamvid.storage.parquet.read_parquet`.
+
+    Raises:
+        DatasetError: as of `read_scalars`.
+    """
 
     def choose(found: pa.Schema, rows: int) -> list[str]:
         if rows != clips:
@@ -146,16 +157,16 @@ def read_columns(
 
 
 def row_blocks(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> list[RowBlock]:
-    """The rows of consecutive shards, in blocks of as few as possible with the same metadata columns.
+    """The rows of consecutive shards, in the fewest blocks within which metadata columns are the same.
 
     Args:
-        tables: what `read_scalars` read of each shard.
+        tables: each shard's, from `read_scalars`.
         entries: the shards' entries in dataset.json.
 
     Raises:
         DatasetError: a value out of range, such as a clip beyond the end of its shard's tar. Names shard and clip.
     """
-    # Shards differ in their metadata columns only where videos were appended.
+    # Metadata columns differ only between shards of different appends.
     groups = groupby(zip(tables, entries, strict=True), key=lambda item: (item[1].has_tar, _meta_schema(item[0])))
     blocks = []
     for _, group in groups:
@@ -165,20 +176,22 @@ def row_blocks(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> lis
 
 
 def shard_numbers(entries: Sequence[ShardEntry]) -> Int32:
-    """int32 [clips]: which shard each clip is in."""
+    """int32 [clips]: the number of each clip's shard."""
     return np.repeat(np.arange(len(entries), dtype=np.int32), [entry.clips for entry in entries])
 
 
 def damaged(entry: ShardEntry, key: str, what: str) -> DatasetError:
-    """The error for a clip's row that contradicts itself or other rows."""
+    """The error for a clip's row that is invalid or contradicts other rows."""
     return DatasetError(f"shard {entry.name}.parquet is damaged: clip {key[:100]!r}: {what}; {REMEDY}")
 
 
 def row_block(table: pa.Table, entries: Sequence[ShardEntry], texts: str = "") -> RowBlock:
-    """The rows of consecutive shards that are in one table; otherwise as `row_blocks`.
+    """The rows of consecutive shards from one table; otherwise as `row_blocks`.
 
     Args:
-        texts: SHA-256 of the file that has the columns that `text_block` takes, if the table has not.
+        table: the rows.
+        entries: the shards' entries in dataset.json.
+        texts: SHA-256 of the file with the texts; "": they are in `table`.
     """
     kinds = NUMBERS if entries[0].has_tar else {**NUMBERS, **PLACE_NUMBERS}
     numbers = {name: _numbers(table[name], dtype) for name, dtype in kinds.items()}
@@ -193,7 +206,7 @@ def row_block(table: pa.Table, entries: Sequence[ShardEntry], texts: str = "") -
 
 
 def text_block(table: pa.Table, entries: Sequence[ShardEntry]) -> TextBlock:
-    """The texts and metadata of the same; otherwise as `row_blocks`."""
+    """The texts and metadata of consecutive shards from one table; otherwise as `row_blocks`."""
     with _explained(entries):
         texts = {name: _text(table[name]) for name in (*TEXTS, *(() if entries[0].has_tar else PLACE_TEXTS))}
         stsd, stsd_row, stsd_sizes = _sample_descriptions(table["stsd"])
@@ -217,7 +230,7 @@ def text_block(table: pa.Table, entries: Sequence[ShardEntry]) -> TextBlock:
 
 @contextmanager
 def _explained(entries: Sequence[ShardEntry]) -> Iterator[None]:
-    """Let an error of Arrow in the block name the shards."""
+    """Turn an Arrow error in the block into a DatasetError that names the shards."""
     try:
         yield
     except ValueError as error:  # ArrowInvalid is a ValueError
@@ -226,8 +239,8 @@ def _explained(entries: Sequence[ShardEntry]) -> Iterator[None]:
 
 
 def _sample_descriptions(column: pa.ChunkedArray) -> tuple[pa.Array, Int32, npt.NDArray[Any]]:
-    """`RowBlock.stsd` and `stsd_row`, and the bytes of each clip's description, int [clips]. The same ones are not
-    looked for where most clips have their own, by a sample of them."""
+    """`TextBlock.stsd` and `stsd_row`, and the size of each clip's description in bytes, int [clips]. If most clips of
+    a sample have different ones, equal descriptions are not looked for."""
     if len(column) > _SAMPLE and pc.count_distinct(column.slice(0, _SAMPLE)).as_py() > _SAMPLE // 2:
         own = column.cast(pa.large_binary()).combine_chunks()
         return own, np.arange(len(own), dtype=np.int32), np.asarray(pc.binary_length(own))
@@ -253,8 +266,8 @@ def _matches(column: pa.Array, pattern: str) -> Bool:
 
 
 def _dictionary(column: pa.ChunkedArray) -> tuple[Int32, pa.Array, Int32]:
-    """The code of each value, int32 [rows]; the distinct values in order of first appearance, whatever dictionary the
-    file has; and the row in which each comes first, int32 [distinct]."""
+    """The code of each value, int32 [rows]; the distinct values in order of first appearance; and the row in which each
+    appears first, int32 [distinct]. The file's dictionary may have another order."""
     column.validate(full=True)
     encoded: Any = column.combine_chunks()
     encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
@@ -308,7 +321,7 @@ def _check_numbers(
             )
     else:
         placed |= _place_rules(numbers, table)
-    # A purged clip has no bytes, wherever it was.
+    # A purged clip has no bytes: its old offsets do not matter.
     purged = (numbers["mp4_size"] == 0) & (numbers["index_size"] == 0)
     rules |= {what: good | purged for what, good in placed.items()}
     _hold(rules, entries, lambda row: f"row {row}" if isinstance(texts, str) else str(texts.texts["key"][row].as_py()))
@@ -327,7 +340,7 @@ def _hold(rules: Mapping[str, Bool], entries: Sequence[ShardEntry], name: Callab
 
 
 def _within(offset: npt.NDArray[Any], size: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Bool:
-    """bool [clips]: whether bytes lie within a file. Not offset + size, which may overflow int64."""
+    """bool [clips]: whether bytes lie within a file. Computed without offset + size, which may overflow int64."""
     return np.asarray((offset >= 0) & (size >= 1) & (offset <= whole) & (size <= whole - np.minimum(offset, whole)))
 
 

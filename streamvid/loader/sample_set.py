@@ -35,11 +35,11 @@ class SampleSet:
 
     Attributes:
         source: the opened datasets.
-        pools: the sample ids of each of them.
+        pools: the sample ids of each dataset.
         spec: how samples are drawn from clips.
-        transform: what is done to their frames.
-        columns: names of the metadata in batches, and those of which one value is picked.
-        policy: what bad clips do, where the clips are of a `ClipDataset`, which says it.
+        transform: applied to their frames.
+        columns: metadata columns in batches, by name or as `Pick`.
+        policy: of a `ClipDataset` for bad clips; None for other sources.
     """
 
     source: Source

@@ -36,7 +36,7 @@ _PARTS: Final = (
     "versions of streamvid or its libraries",
     "version of the dataset that is added to",
 )
-"""What the four digests of a pack's fingerprint are made from."""
+"""The inputs of the four digests of a pack's fingerprint, for messages."""
 
 
 NO_MARK: Final = "!"

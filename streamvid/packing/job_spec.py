@@ -29,7 +29,7 @@ from streamvid.storage.url import AnyPath, given_path, given_paths, redact
 log = logging.getLogger(__name__)
 
 _INDEXED: Final = 4 << 20
-"""Bytes that a video counts of a shard that holds none: a group of the usual size is of 256 videos."""
+"""Bytes that a video in place counts when sources are grouped by size: a group of the usual size has 256 videos."""
 
 
 @dataclass(frozen=True)

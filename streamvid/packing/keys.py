@@ -44,7 +44,7 @@ def longer_keys(name: str) -> list[str]:
 
 
 def clip_key(source_key: str, suffix: str) -> str:
-    """The key of a clip: that of its source with the clip's suffix, shortened and hashed if it would be too long."""
+    """The key of a clip: its source's key with the clip's suffix, shortened and hashed if it would be too long."""
     if len(source_key) + len(suffix) <= KEY_MAX:
         return source_key + suffix
     digits = hashlib.sha256(source_key.encode()).hexdigest()[:8]

@@ -14,7 +14,7 @@ from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 
 CutUnit = Literal["seconds", "frames"]
-"""Unit of cut positions: seconds after the first displayed frame, or frame numbers from 0."""
+"""Unit of cut positions: seconds since the first displayed frame, or frame numbers from 0."""
 TailPolicy = Literal["keep", "drop", "merge"]
 DecodeLevel = Literal["none", "first", "all"]
 DECODE_LEVELS: Final[tuple[DecodeLevel, ...]] = ("none", "first", "all")
@@ -26,10 +26,9 @@ class FixedLength:
     """Cut videos into consecutive clips of one length.
 
     Attributes:
-        length: of a clip.
-        unit: of the length.
-        tail: the policy for a last clip shorter than `length`: "keep" it, "drop" it, or "merge" it into the clip
-            before.
+        length: length of a clip, in `unit`.
+        unit: "seconds" or "frames".
+        tail: for a last clip shorter than `length`: "keep" it, "drop" it, or "merge" it into the previous clip.
     """
 
     length: float
@@ -43,7 +42,7 @@ class Scenes:
     """Cut videos at the scene changes that PySceneDetect's content detector finds.
 
     Attributes:
-        min_length: seconds; the shortest scene (PySceneDetect's `min_scene_len`).
+        min_length: the shortest scene, in seconds (PySceneDetect's `min_scene_len`).
     """
 
     min_length: float = 0.6
@@ -55,10 +54,10 @@ class Cut:
 
     Attributes:
         start, end: in `unit`; an `end` of None is the end of the video.
-        unit: of both. Frame numbers are whole.
-        label: of the clip, as the list has it; None: the clip gets its video's label.
+        unit: "seconds", or "frames" with whole numbers.
+        label: the clip's label in the list; None: its video's label.
         rows: the number of the row; see `streamvid.packing.metadata`.
-        frames: that it must hold, or it is rejected; None: any number.
+        frames: the number of frames that the clip must have; otherwise it is rejected. None: any number.
     """
 
     start: float
@@ -75,24 +74,23 @@ class PackOptions:
     """How every video is cut and transcoded. Together with the sources these options decide every byte of a dataset.
 
     Attributes:
-        compatible_with: the decoders that clips must be compatible with. "gpu": transcode what NVDEC behind DALI does
-            not decode, and nothing else; "gpu-no-av1": transcode AV1 as well; "any": transcode nothing.
+        compatible_with: the decoders with which clips must be compatible. "gpu": transcode only clips that a GPU does
+            not decode; "gpu-no-av1": also AV1; "any": transcode nothing.
         cutting: the rule by which videos are cut into clips; None: one clip per video, or the rows of a cut list.
         exact_cuts: re-encode videos that are not cut at key frames, with key frames where clips begin, so that no clip
-            stores non-displayed packets. False: copy packets, along with the non-displayed ones that they depend on.
-        transcode: transcode all clips with these options; None: only the incompatible ones, at their size and rate.
+            stores non-displayed packets. False: copy packets, and the non-displayed packets on which they depend.
+        transcode: transcode all clips with these options; None: only incompatible ones, at their size and rate.
         fps: frames per second of image sequences without a file of timestamps, and of raw streams without a rate in
-            their header; a float is taken as it is written.
-        track: the number of the video track to pack, of every file, counted from 0, cover pictures aside; None: the one
-            that FFmpeg takes.
-        decode: the frames of a clip that must decode, as a loader decodes them, for the clip to be accepted: "none";
-            "first": the first 64 and the 64 in the middle, which a window at the start or in the centre is made of;
-            "all". What is transcoded is decoded as a whole in any case.
-        in_place: leave videos where they lie, and store what is known of them: "tables" takes that of an MP4 or MOV
-            from its tables, "packets" looks at each packet; None: pack them.
+            their header; a float stands for its decimal notation.
+        track: number of the video track to pack in every file, counted from 0 without cover pictures; None: FFmpeg's
+            choice.
+        decode: the frames that must decode for a clip to be accepted: "none"; "first": the first 64 and the middle 64,
+            from which a window at the start or in the centre is made; "all". Transcoded videos are always decoded as a
+            whole.
+        in_place: index videos in place, an MP4 or MOV by its "tables", or by looking at all "packets"; None: pack them.
 
     Raises:
-        InputError: a rate that is none, or no such level of decoding.
+        InputError: an invalid frame rate or level of decoding.
     """
 
     compatible_with: Purpose = "gpu"
@@ -115,7 +113,7 @@ class PackOptions:
 
 
 Place = Mapping[str, int | str | None]
-"""The columns of a row that say where a clip's bytes are, by name."""
+"""The columns of a row with the location of a clip's bytes, by name."""
 
 
 @dataclass(frozen=True)
@@ -125,11 +123,11 @@ class PreparedClip:
     Attributes:
         clip: the MP4 and its frame index.
         suffix: appended to the source's key: "" for a whole video, ``_000012`` for a cut.
-        rows: of lists: of its video, then of its cut.
-        span: metadata columns that say where it was cut out; empty for a whole video.
+        rows: numbers of its rows in lists: its video's, then its cut's.
+        span: metadata columns with its position in the video; empty for a whole video.
         label: of its cut, or of its video.
         key, source: its key and its video's name; "": the source's own.
-        place: columns of a row that say where it stays, if that is not known of the source.
+        place: the columns of its location, if it is in place; None: derived from the source.
     """
 
     clip: StoredClip
@@ -144,11 +142,11 @@ class PreparedClip:
 
 @dataclass(frozen=True)
 class RejectedCut:
-    """A cut of a video that is no clip, while other cuts of the same video are: a row of a cut list without frames in
-    its video, or a damaged part.
+    """A cut of a video that gives no clip, while other cuts of the video may: a row of a cut list without frames in the
+    video, or a damaged part.
 
     Attributes:
-        reason: names the cut and says why.
+        reason: for messages, with the cut's position.
     """
 
     reason: str

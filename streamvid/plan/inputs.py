@@ -1,4 +1,4 @@
-"""What a loader streams: a dataset, a subset of one, or a mixture of several."""
+"""The inputs of a loader: a dataset, a subset of one, or a mixture of several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from streamvid.plan.sample_id import MAX_SAMPLES, expand, rows_of
 from streamvid.sampling.base import FrameSampler
 
 _BLOCK: Final = 1 << 20
-"""Clips whose samples are counted at a time, for memory."""
+"""Clips whose samples are counted at a time, to limit memory."""
 _MOST: Final = (1 << 31) - 1
 DatasetLike = Dataset | str | os.PathLike[str]
 """An open dataset, its folder, or its URL such as s3://bucket/name."""
@@ -39,12 +39,12 @@ class Subset:
     """Some clips of a dataset. docs/selecting.md has examples.
 
     Attributes:
-        dataset: an open one, a folder or a URL.
+        dataset: an open dataset, a folder or a URL.
         where: a condition on columns, as text such as ``"seconds >= 2 and label in (0, 3)"`` or a pyarrow expression.
         keys: only these clips: a list of keys, or a file of them.
         weights: how often clips come in an epoch: by label or class, "balanced", a column, or an array.
-        exclude: clips that are not delivered, as for `keys`. Unlike `where` and `keys`, it may change while a run goes
-            on: others stand in their place, as for bad clips, all else keeps its order, and a state stays legal.
+        exclude: clips that are not delivered, given as for `keys`. Unlike `where` and `keys`, it may change when a run
+            resumes: other clips stand in for them, as for bad clips, and the order of all others is kept.
     """
 
     dataset: DatasetLike
@@ -58,11 +58,11 @@ class Subset:
 class Mix:
     """Several datasets at once, by weight: each has its exact share of every 4096 samples, in random order.
 
-    A dataset that is used up begins its next pass; `batch["epoch"]` is the pass in which a sample comes,
-    `batch["dataset"]` the part that it comes from.
+    After its last clip a dataset begins its next pass. `batch["epoch"]` is a sample's pass, and `batch["dataset"]` the
+    index of its dataset in `parts`.
 
     Attributes:
-        parts: (dataset, weight) each; weights are shares of the samples, and need not add up to 1.
+        parts: (dataset, weight) pairs; weights are shares of the samples, and need not add up to 1.
     """
 
     parts: Sequence[tuple[Subset | DatasetLike, float]]

@@ -1,4 +1,4 @@
-"""When the clips of a node are needed next, by the plan: what a cache that is full keeps, and what it gives up."""
+"""When the clips of a node are needed next, by the plan, so that a full cache gives up the files needed latest."""
 
 from __future__ import annotations
 

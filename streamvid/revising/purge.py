@@ -36,11 +36,11 @@ _SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})"
 
 @dataclass(frozen=True)
 class Caches:
-    """What this machine keeps of a dataset.
+    """The caches of this machine that may hold a dataset.
 
     Attributes:
-        folders: caches of shards and of rows.
-        rows: the names of the rows and columns of the revisions that are there now.
+        folders: cache folders of shards and of rows.
+        rows: cache names of the rows and columns of all revisions that still exist.
     """
 
     folders: tuple[Path, ...]
@@ -48,7 +48,7 @@ class Caches:
 
     @classmethod
     def of(cls, base: Base, cache_dir: str | os.PathLike[str] | None) -> Caches:
-        """Those of a dataset whose older revisions are still there."""
+        """The user's cache folder and `cache_dir`, with the names for `base` and its older revisions."""
         names: set[str] = set()
         for one in (base.manifest, *kept_manifests(base.path)):
             signatures = [ShardFiles(base.path, entry, None).signature() for entry in one.shards]
@@ -59,7 +59,7 @@ class Caches:
         return cls(tuple(sorted(folders)), frozenset(names))
 
     def forget(self, sums: Iterable[str]) -> None:
-        """Remove the rows, and files by their SHA-256. A process that reads one keeps it until it ends."""
+        """Remove the rows, and files by their SHA-256. Processes that have one open can read it until they end."""
         gone = {*sums, *self.rows}
         for folder in self.folders:
             with contextlib.suppress(OSError):

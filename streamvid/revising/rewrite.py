@@ -29,7 +29,7 @@ _KEPT: Final = (
     *("label", "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation"),
     *("time_base_num", "time_base_den", "duration", "frames", "packets", "random_access", "stsd"),
 )
-"""Columns of a purged clip that stay: of these the order of a run is made, and so the place of all others in it."""
+"""Columns of a purged clip that are kept, because the order of a run depends on them."""
 
 Clip = tuple[Row, Callable[[], Iterator[bytes]], bytes]
 """The columns of a clip that take the place of another's, its MP4 in chunks, and its frame index."""

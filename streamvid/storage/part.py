@@ -19,12 +19,12 @@ _SHORT: Final = 64 << 10
 
 
 class Part(NamedTuple):
-    """A part of a file, as its storage gave it.
+    """A part of a file, with the version and size of the file.
 
     Attributes:
-        data: its bytes.
-        mark: of the file's version, "" for none: ETag, or generation.
-        size: of the file in bytes, if the answer says it.
+        data: the part's bytes.
+        mark: mark of the file's version (ETag or generation); "" for none.
+        size: bytes of the whole file, if the answer has it.
     """
 
     data: bytes

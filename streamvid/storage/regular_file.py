@@ -27,7 +27,7 @@ _KINDS: Final = {
 
 
 class NotAFileError(OSError):
-    """The name is of a pipe, socket or device, or of a file that cannot be read as a whole; `strerror` says which."""
+    """A path names a pipe, socket or device, or a file that cannot be read as a whole; `strerror` says which."""
 
 
 def open_file(path: AnyPath) -> int:

@@ -31,7 +31,7 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class TooLargeError(ValueError):
-    """A table would take more memory than one of its size may. The message says what of it."""
+    """A table would take more memory than its file size permits. The message names the part."""
 
 
 class JointLimit:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 PART_BYTES: Final = 16 << 20
 _PARTS_OF_A_SIZE: Final = 1000
-"""After so many parts they double, as S3 takes 10,000 of an object."""
+"""Number of parts after which their size doubles, because S3 takes at most 10,000 parts per object."""
 AT_ONCE: Final = 4
 """Parts on their way. With the one that fills and its copy, an upload has six in memory."""
 _TIMES: Final = 3

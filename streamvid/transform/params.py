@@ -134,7 +134,7 @@ def _resizes(transform: Transform) -> bool:
 
 
 def param_names(spec: ClipTransform) -> tuple[str, ...]:
-    """Names of all parameters of a transform: those that all views share, then `view.name` of each view."""
+    """Names of all parameters of a transform: first the ones shared by all views, then `view.name` for each view."""
     uses = {"gather": True, "shown": spec.has_black_frames, "mirrored": spec.mirrors, "angle": spec.rotates}
     shared = (name for name, used in uses.items() if used)
     own = {

@@ -58,14 +58,14 @@ class Support:
 
 @dataclass(frozen=True)
 class _Caps:
-    """What NVDEC decodes of a codec.
+    """NVDEC's capabilities for a codec.
 
     Attributes:
-        sessions: bit depths that decode sessions take, as tests/gpu hold them against FFmpeg.
-        dali: bit depths that DALI's decoder takes.
+        sessions: bit depths for decode sessions, tested against FFmpeg in tests/gpu.
+        dali: bit depths for DALI's decoder.
         min_width, min_height, max_side: of frames, in pixels.
-        macroblocks: of a frame, 16x16 pixels each, at most; 0 where the sides say it.
-        odd: sessions take odd sizes.
+        macroblocks: most macroblocks (16x16 pixels) of a frame; 0: no limit beyond `max_side`.
+        odd: sessions decode odd sizes.
     """
 
     sessions: tuple[int, ...]
@@ -89,7 +89,7 @@ _CAPS: Final = {
 }
 _BIT_DEPTHS: Final = {"yuv420p": 8, "yuvj420p": 8, "yuv420p10le": 10, "yuv420p12le": 12}
 NOT_IN_SESSIONS: Final = "decode sessions are not known to decode it rightly"
-"""Why clips go to DALI."""
+"""Reason of rows with the route DALI."""
 
 
 def support(

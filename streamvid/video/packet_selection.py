@@ -1,5 +1,5 @@
-"""The fewest packets that decode to given frames of a clip, the byte ranges to read for them, and whether what was read
-is what the index says.
+"""The fewest packets that decode to given frames of a clip, the byte ranges to read for them, and checks of the bytes
+that were read against the index.
 
 docs/format.md specifies the packets that a frame needs; this is the same rule for any number of frames at once, on
 arrays.
@@ -24,7 +24,7 @@ from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
 
 GAP_BYTES: Final = 64 << 10
-"""Byte ranges closer together than this are read as one: on a local disk, that costs less than another read."""
+"""Byte ranges with smaller gaps are read as one: on a local disk, reading over a gap costs less than another read."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class PacketSelection:
         display_order: int64 [packets], a permutation of 0 … packets-1: each packet's rank by presentation time.
         frames: int64 [wanted], the `display_order` of the wanted frames, ascending.
         gops: int64 [packets], the number of the clip's group of pictures (GOP) that each packet belongs to, ascending.
-        starts: int64 [n], packets at which decoding may start, as numbers within the selection, ascending; the first
-            is 0.
-        numbers: int64 [packets], their numbers in the clip, in decode order.
-        crc32c: int64 [packets], of their bytes; -1 where it is not known.
+        starts: int64 [n], packets at which decoding may start, as indices into the selection, ascending; the first is
+            0.
+        numbers: int64 [packets], each packet's number in the clip, in decode order.
+        crc32c: int64 [packets], CRC-32C of each packet; -1 if unknown.
     """
 
     offsets: Int64
@@ -54,18 +54,18 @@ class PacketSelection:
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """Selected packets with their bytes and what a decoder must be configured with.
+    """Selected packets with their bytes, and the decoder's configuration.
 
     Attributes:
         name: the clip's key, for error messages.
         codec: as in docs/format.md.
         stsd: the track's sample description box.
         width, height: of decoded frames, in pixels.
-        color: what decoded samples mean.
+        color: matrix, range and siting of decoded samples.
         data: uint8 [bytes], the packets one after another in decode order.
         sizes, display_order, frames: as in `PacketSelection`.
-        starts: likewise; by default the first packet alone.
-        in_order: a decoder outputs frames in `display_order`; False if that is not known.
+        starts: as in `PacketSelection`; default: only the first packet.
+        in_order: whether decoders are known to output frames in `display_order`.
     """
 
     name: str
@@ -101,17 +101,17 @@ def slice(
     Args:
         index: the clip's packets.
         frames: numbers of the wanted frames, ascending, without repeats.
-        read: returns the bytes from a start to an end of the clip's MP4, wherever that is stored.
+        read: returns the bytes [start, end) of the clip's MP4.
         stsd: the clip's sample description box, as in the dataset's column of that name.
         gap, waste: as for `byte_ranges`.
 
     Returns:
-        the MP4, uint8 [bytes], and int64 [wanted], the numbers of the wanted frames in it, counted in presentation
-        order.
+        the MP4, uint8 [bytes], and the numbers of the wanted frames in it, int64 [wanted], in presentation order.
 
     Raises:
-        IndexError: a frame number that the clip does not have.
-        ValueError: no frames, or numbers that do not rise; a damaged `stsd`; `read` returned more or fewer bytes.
+        IndexError: the clip does not have one of the frames.
+        ValueError: there are no frames, or their numbers do not rise; `stsd` is damaged; `read` returned more or fewer
+            bytes.
     """
     packets = select_packets(index, np.asarray(frames, dtype=np.int64))
     spans = byte_ranges(packets, gap=gap, waste=waste)
@@ -147,7 +147,7 @@ def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
         zero = np.zeros(1, dtype=np.int64)
         gops = np.full(1, len(index.starts))
         return PacketSelection(index.offset, index.size, zero, zero, gops, zero, zero, index.crc32c)
-    # The work from here on grows with the needed GOPs, not with the clip: the index caches what takes all packets.
+    # From here on the work grows with the needed GOPs, not with the clip: the index caches results over all packets.
     packets = index.visible[frames]
     gops, first, last, last_leading = _needed_gops(index, packets)
 
