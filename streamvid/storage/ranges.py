@@ -50,8 +50,8 @@ class RemoteRanges:
         self.link = link or Link()
         given = {path: mark for path, mark in (expected or {}).items() if in_s3(path)}
         self._marks: dict[str, str] = {_url(*locate(path, patient=True)): mark for path, mark in given.items()}
-        self._told: dict[str, tuple[str, int | None]] = {}
-        self._doubted = False
+        self._told: dict[str, tuple[str, str, int | None]] = {}
+        self._doubted: set[str] = set()
         self._sizes: dict[str, int] = {}
         self._first: dict[tuple[int, str], tuple[int, asyncio.Event]] = {}
         self._s3 = S3Ranges()
@@ -62,7 +62,7 @@ class RemoteRanges:
         they are learned from the objects, as where none are told."""
         if files and in_s3(folder):
             prefix = _url(*locate(folder, patient=True))
-            self._told |= {f"{prefix}/{name}": one for name, one in files.items()}
+            self._told |= {f"{prefix}/{name}": (prefix, *one) for name, one in files.items()}
 
     def read_object(self, path: AnyPath, *, most: int, retry: Retry, tries: int = 3) -> bytes:
         """A whole object in S3, whose size comes with its beginning: one request if it is short. One that is replaced
@@ -172,7 +172,7 @@ class RemoteRanges:
             if end <= start:
                 return b""
             url = _url(fs, name)
-            told, size = self._told.get(url, ("", None))
+            dataset, told, size = self._told.get(url, ("", "", None))
 
             async def ask(mark: str = "") -> Part:
                 part = await self.link.fetch(
@@ -182,13 +182,13 @@ class RemoteRanges:
                 return part if part.mark or marks.get(url, mark) != told else part._replace(mark=told)
 
             part = None
-            if told and url not in marks and not self._doubted:
+            if told and url not in marks and dataset not in self._doubted:
                 try:
                     part = await ask(told)
                 except FileChangedError:
                     if marks.get(url) == told:  # others have come with it: it was replaced just now
                         raise
-                    self._doubt(url)
+                    self._doubt(dataset, url)
             if part is None:
                 async with self._after_the_first(url, turn, known=url in marks or not is_s3(fs)):
                     part = await ask()
@@ -205,11 +205,14 @@ class RemoteRanges:
 
         return cast(list[bytes | BaseException], sync(fs.loop, every))
 
-    def _doubt(self, url: str) -> None:
-        """Believe no told ETag any more, and say so once: who copies one object copies all."""
-        if not self._doubted:
-            self._doubted = True
-            log.info("%s has not the ETag that its dataset says, as in a copy: ETags are learned anew.", redact(url))
+    def _doubt(self, dataset: str, url: str) -> None:
+        """Believe no ETag of a dataset any more, and say so once: who copies one object copies all."""
+        if dataset not in self._doubted:
+            self._doubted.add(dataset)
+            log.info(
+                "%s has not the ETag that its dataset.json says, as in a copy: those of %s are learned anew.",
+                redact(url), redact(dataset),
+            )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def _after_the_first(self, url: str, turn: int, *, known: bool) -> AsyncIterator[None]:

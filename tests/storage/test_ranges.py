@@ -152,17 +152,25 @@ def test_a_copy_with_other_etags_is_read(s3: FaultyS3, caplog: pytest.LogCapture
     reader, clock = RemoteRanges(), Clock()
     sizes = {str(n): ('"0123-2"', len(DATA) + (n != 3)) for n in range(4)}  # of the last, another size is told
     reader.tell("s3://bucket", sizes)
+    s3.objects["bucket/other/key"] = DATA
+    etag = f'"{hashlib.md5(DATA).hexdigest()}"'
+    reader.tell("s3://bucket/other", {"key": (etag, len(DATA))})  # of another dataset, which is none
     wanted = [(f"s3://bucket/{n % 4}", n, n + 10) for n in range(40)]
     with caplog.at_level(logging.INFO, "streamvid.storage.ranges"):
         for _ in range(2):
             assert reader.read(wanted, retry=clock.retry()) == [DATA[n : n + 10] for n in range(40)]
     said = [(one.levelname, one.getMessage()) for one in caplog.records if one.name == "streamvid.storage.ranges"]
     assert sorted(level for level, _ in said) == ["INFO", "WARNING"]
-    assert any(re.search(r"s3://bucket/\d has not the ETag that its dataset says", text) for _, text in said)
+    assert any(
+        re.match(r"s3://bucket/\d has not the ETag .*: those of s3://bucket are learned", text) for _, text in said
+    )
     assert any(
         f"s3://bucket/3 has {len(DATA) + 1} bytes, where its dataset says {len(DATA)}" in text for _, text in said
     )
     assert 4 <= s3.matched.count(None) <= 4 + reader.link.hedged
+    s3.matched.clear()
+    reader.read([("s3://bucket/other/key", 0, 9)], retry=clock.retry())
+    assert {*s3.matched} == {etag}
     assert not clock.waits
 
 
