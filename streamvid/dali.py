@@ -42,9 +42,9 @@ _NOT_OF_GRAPHS: Final = {
     "batch_fn": "change what its iterator gives, or add operators to its nodes",
     "engine": "it is DALI's",
 }
-"""Options of `StreamLoader` that say what is done to batches, and what to do instead."""
+"""Options of `StreamLoader` that change finished batches, and what to do instead."""
 _SPARE_FILES: Final = 100
-"""Files that a process may open beside those of the graph."""
+"""File descriptors left to the process beside the graph's files."""
 
 
 class _Order(StreamLoader):

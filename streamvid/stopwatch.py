@@ -56,12 +56,12 @@ class Stopwatch:
 
 
 class Deadline:
-    """Two limits of a call: of its seconds in all, and of those since something of it was last seen to go on.
+    """Two limits of a call: its total seconds, and its seconds without progress.
 
     Args:
         task: as of `Stopwatch`, which counts the seconds.
-        limit_s: of all.
-        silent_s: of those without progress.
+        limit_s: most seconds in total.
+        silent_s: most seconds without progress.
     """
 
     def __init__(self, task: str, limit_s: float, silent_s: float) -> None:

@@ -224,7 +224,7 @@ def is_broken(packet: memoryview, units: list[memoryview], length_size: int) -> 
 
 
 def head_of_packet(head: bytes, length_size: int) -> bytes:
-    """The first bytes of a packet as a packet: what of its last NAL unit is there has a length that fits.
+    """The first bytes of a packet as a packet of its own: the length of the last NAL unit is cut to the bytes given.
 
     Args:
         head: the first bytes of a packet as MP4 files hold it.

@@ -123,7 +123,7 @@ def _vp9_size(bits: BitReader) -> tuple[int, int] | None:
         return bits.u(16) + 1, bits.u(16) + 1
     bits.u(8)  # refresh_frame_flags
     bits.u(12)  # ref_frame_idx and ref_frame_sign_bias, of three
-    if any(bits.u(1) for _ in range(3)):  # found_ref, until the first: the size is that of a reference
+    if any(bits.u(1) for _ in range(3)):  # found_ref: the size is copied from a reference
         return None
     return bits.u(16) + 1, bits.u(16) + 1
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from streamvid.sampling.windows import Window
 
 _SHOWN: Final = 8
-"""Values of a property that are listed; the rest is summed up."""
+"""Most values of a property that are listed; the others are summed up."""
 _BAR: Final = 40
 """Characters of the longest bar."""
 _NAMES: Final = 25
-"""Characters of the longest name of a property."""
+"""Width of the column of property names, in characters."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -132,7 +132,7 @@ def _render(info: Info, cost: SamplingCost | None, epoch: EpochCost | None, samp
 
     Args:
         cost: the cost of a sampler, if requested.
-        epoch: what an epoch asks of a bucket, if requested.
+        epoch: an epoch's requests to a bucket, if requested.
     """
     table = Table.grid(padding=(0, 2))
     table.add_column(width=_NAMES)

@@ -137,7 +137,7 @@ def _index(arguments: argparse.Namespace) -> int:
 
 
 def print_summary(report: PackReport, done: str) -> None:
-    """Say what was `done`, and what was not."""
+    """Print the clips that were `done` ("packed", "indexed"), and the sources that were rejected."""
     from streamvid.packing.destination import REJECTED_FILE
     from streamvid.storage.url import join, redact
 

@@ -79,7 +79,7 @@ def _split(arguments: argparse.Namespace) -> int:
 
 
 def _print(report: PackReport, done: str) -> None:
-    """Say what was done, and what the new dataset reads."""
+    """Print what was done, and the datasets that the new dataset reads."""
     print_summary(report, done)
     if report.manifest.roots:
         console().print(f"  its videos stay in {printable(', '.join(map(redact, report.manifest.roots)))}")

@@ -24,7 +24,7 @@ from streamvid.video.packet_selection import EncodedSlice, PacketSelection
 TAR_BLOCK: Final = 512
 """`fn.readers.webdataset` accepts only offsets that are a multiple of this."""
 MAX_RANGES: Final = 32
-"""Byte ranges of a sample at most: each is an output of the reader."""
+"""Most byte ranges of a sample: each is an output of the reader."""
 
 
 @dataclass(frozen=True)

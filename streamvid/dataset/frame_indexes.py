@@ -48,7 +48,7 @@ def spans_to_read(
 def with_parts(
     clips: ClipTable, row: int, known: AnyIndex | None, blocks: Collection[int], parts: list[UInt8]
 ) -> AnyIndex:
-    """What is known of a clip's index with the parts of `spans_to_read`; arguments as there.
+    """A clip's index with the parts from `spans_to_read` added; arguments as there.
 
     Raises:
         ValueError: it is damaged. Says how.

@@ -165,7 +165,7 @@ def _stored_type(text: str, kind: pa.DataType) -> pa.DataType:
 
 
 def in_words(kind: pa.DataType) -> str:
-    """What a column of a type in memory holds, for messages."""
+    """The values of a column of this type, in words for messages."""
     if pa.types.is_fixed_size_list(kind):
         return f"lists of {kind.list_size} times {kind.value_type}"
     if pa.types.is_list(kind):

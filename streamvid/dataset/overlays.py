@@ -151,7 +151,7 @@ def cache_key(overlay: Overlay, name: str) -> str:
 
 
 def _read(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None, retry: Retry) -> pa.Array:
-    """A column of an overlay in the type that it has in memory. That of a large dataset is kept for all processes."""
+    """A column of an overlay in its type in memory. A large one is kept in the cache, for all processes."""
 
     def build(file: str) -> None:
         column = _decoded(dataset, overlay, name, cache, retry)

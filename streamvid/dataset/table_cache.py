@@ -238,8 +238,8 @@ class Checksum:
 
 
 def _digest(descriptor: int, size: int) -> bytes:
-    """The `Checksum` of the first bytes of a file. It is read: of a mapped one, all pages would count as this process's
-    memory."""
+    """The `Checksum` of the first bytes of a file. The file is read, because all pages of a mapped file would count as
+    this process' memory."""
     own, checksum = threading.local(), Checksum()
     checksum.digest(size)
 

@@ -126,7 +126,7 @@ class _Crew:
     def dismiss(self) -> None:
         """Let each thread end after its call, without waiting."""
         if os.getpid() != self._pid:
-            return  # a process that was forked has none of the threads; one of them may have held the lock
+            return  # a forked child has none of the threads, one of which may have held the lock
         with self._queued:
             self._dismissed = True
             dropped = list(self._calls)

@@ -142,7 +142,7 @@ class GpuDecoder:
         return self.sessions is not None and self.sessions.native
 
     def route(self, row: Support) -> Route:
-        """Who decodes clips of a row of the table here."""
+        """The route for a row of the table in this process, which may lack decode sessions."""
         if row.route is not Route.NVDEC or self.sessions is not None:
             return row.route
         return Route.CPU if row.dali else Route.DALI

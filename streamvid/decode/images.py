@@ -60,7 +60,7 @@ class ImageBatches:
         return frames
 
     def _run(self, images: Sequence[bytes], slices: Sequence[EncodedSlice], on_gpu: bool) -> list[torch.Tensor]:
-        """Decode images of some of these slices: tensors of their own on the GPU."""
+        """Decode the images of these slices to separate tensors on the GPU."""
         import torch
         from torch.utils.dlpack import from_dlpack
 

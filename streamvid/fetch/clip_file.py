@@ -149,7 +149,7 @@ def _parts(index: FrameIndex) -> Iterator[tuple[int, int]]:
 
 
 def _all_packets(index: FrameIndex, first: int, end: int) -> PacketSelection:
-    """Packets of a clip, those that no frame needs included."""
+    """All packets of a clip, including packets that no frame needs."""
     numbers = np.arange(first, end, dtype=np.int64)
     pts = index.pts[first:end]
     order: Int64 = np.empty(end - first, dtype=np.int64)

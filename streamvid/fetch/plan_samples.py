@@ -134,7 +134,7 @@ def clip_times(dataset: ClipSource, clip: int, index: AnyIndex) -> ClipTimes:
 
 
 class _BlockTimes(ClipTimes):
-    """The times of a clip by blocks of its index."""
+    """The times of a clip from blocks of its index."""
 
     index: IndexBlocks
 

@@ -90,7 +90,7 @@ def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _check_others(path: str, manifest: Manifest) -> Iterator[str]:
-    """Those of the table of forgotten clips and of tables of columns."""
+    """Findings about the table of forgotten clips and the overlays."""
     with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
         try:
             read_forgotten(path, manifest, Retry())

@@ -114,7 +114,7 @@ def check_tar(path: Path, clips: ClipTable) -> Iterator[Finding]:
 
 
 def _places(clips: ClipTable, row: int) -> dict[str, tuple[int, int]]:
-    """Offset and size in the tar of each of a clip's files, by extension."""
+    """Offset and size in the tar for each file of a clip, by extension."""
     return {
         extension: (int(getattr(clips, f"{kind}_offset")[row]), int(getattr(clips, f"{kind}_size")[row]))
         for extension, kind in zip(EXTENSIONS, KINDS, strict=True)

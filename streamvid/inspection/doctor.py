@@ -205,7 +205,7 @@ def _sessions() -> Iterator[Finding]:
 
 
 def _codec(codec: str, caps: Caps) -> Finding:
-    """What the driver says of a codec at 8 bits and 4:2:0."""
+    """NVDEC's capabilities for a codec at 8 bits and 4:2:0, in words."""
     if not caps.supported:
         return Finding(f"NVDEC {codec}", "no decoder", "note", "CPU cores decode it, or transcode it when packing")
     sizes = f"{caps.min_width}x{caps.min_height} to {caps.max_width}x{caps.max_height}"

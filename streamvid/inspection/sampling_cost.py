@@ -21,7 +21,7 @@ CLIPS: Final = 500
 AT_ONCE: Final = 64
 """Samples that a loader reads together, if a batch has no more."""
 _CHUNKS: Final = 4
-"""Chunks of samples that are planned to predict those of an epoch."""
+"""Chunks of samples that are planned to predict the cost of an epoch."""
 _SHARDS: Final = 16
 """The most shards that the clips come from."""
 

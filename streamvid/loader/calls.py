@@ -52,7 +52,7 @@ def _call(text: str, known: Mapping[str, Callable[..., object]], example: str) -
 
 
 def _made(call: ast.Call, known: Mapping[str, Callable[..., object]], example: str) -> object:
-    """What a call of a known name makes, or ValueError."""
+    """The object that a call of a known name makes. Raises ValueError for other calls."""
 
     def value(node: ast.expr) -> object:
         if isinstance(node, ast.Call):

@@ -69,11 +69,11 @@ class ClipRoute:
 
 @dataclass(frozen=True)
 class ClipRoutes:
-    """Who decodes the clips of a GPU run.
+    """The routes of the clips of a GPU run.
 
     Attributes:
-        on_cpu: bool [clips of the dataset], those that the CPU decodes.
-        table: how many go where.
+        on_cpu: bool [clips of the dataset], whether the CPU decodes a clip.
+        table: number of clips per route.
     """
 
     on_cpu: Bool
@@ -273,7 +273,7 @@ def _try(encoded: EncodedSlice, decoder: GpuDecoder, route: Route) -> str:
     try:
         expected = decode_with_pyav(encoded, color=color)
     except VideoError:
-        return ""  # the clip is damaged, which says nothing of the others of its group
+        return ""  # only this clip is damaged, not its group
     try:
         (decoded,) = decoder.submit([encoded], color=color).result()
         gpu = decoded.cpu().numpy()

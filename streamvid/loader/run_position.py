@@ -29,11 +29,11 @@ P = TypeVar("P", bound=Position)
 
 @dataclass(frozen=True)
 class Delivery(Generic[Batch, P]):
-    """A batch for the loop, and what it does to the run.
+    """A batch for the loop, and the run's position after it.
 
     Attributes:
         batch: the batch.
-        position: the position behind it.
+        position: the position after the batch.
         following: the beginning of the next epoch.
         last: whether it is the last batch of its epoch.
     """

@@ -175,14 +175,14 @@ class _Movie:
         )
 
     def _samples(self, stbl: Sequence[tuple[bytes, int, int]], size: Int64) -> Samples:
-        """The samples of the tables, of these sizes."""
+        """The samples of the tables, given their sizes."""
         steps = self._steps(*self._only(stbl, b"stts"), len(size))
         dts = np.cumsum(steps) - steps
         pts = dts + self._composition_offsets(stbl, len(size))
         return Samples(dts, pts, self._offsets(stbl, size), size, self._sync(stbl, len(size)), int(steps.sum()))
 
     def _fragments(self, start: int, end: int, tkhd: int, file: TopLevel, clock: int) -> Iterator[Samples]:
-        """The samples of the fragments, behind those of the tables, which end at `clock`."""
+        """The samples of the fragments, which follow the tables' samples at the time `clock`."""
         (number,) = struct.unpack_from(">I", self._data, tkhd + (20 if self._version(tkhd) else 12))
         defaults = read_defaults(self._data, start, end, number)
         if defaults is None:

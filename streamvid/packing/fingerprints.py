@@ -114,7 +114,7 @@ def _remote(hosts: Collection[str] | None, path: str) -> Details:
 
 
 def _together(files: Sequence[tuple[str, int, str]]) -> Details:
-    """Of a folder: the names, sizes and marks of its files, sorted by name."""
+    """For a folder: the names, sizes and marks of its files, sorted by name."""
     content = hashlib.sha256(repr(files).encode("utf-8", "replace"))
     return Details(sum(size for _, size, _ in files), content.hexdigest(), True)
 

@@ -39,7 +39,7 @@ _FIELD: Final = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?([0-9]{1,
 
 
 def is_lerobot(place: str) -> bool:
-    """Whether a folder or URL is that of a LeRobot dataset."""
+    """Whether a folder or URL is a LeRobot dataset."""
     if "*" in place or posixpath.splitext(place)[1]:
         return False
     return filesystem.exists(join(place, _INFO))

@@ -57,7 +57,7 @@ class ParsedList:
 
 
 def is_list(path: str) -> bool:
-    """Whether the path is that of a list file, by its extension."""
+    """Whether a path names a list file, by its extension."""
     return path.lower().endswith(LIST_EXTENSIONS)
 
 

@@ -139,7 +139,7 @@ def check_destination(paths: Iterable[str], destination: str) -> None:
 
 @cache
 def is_private(host: str) -> bool:
-    """Whether any address of a host is none of the public internet's: private, loopback, link-local, reserved."""
+    """Whether a host has an address outside of the public internet: private, loopback, link-local or reserved."""
     try:
         found = {str(one[4][0]).partition("%")[0] for one in socket.getaddrinfo(host, None)}
     except OSError:

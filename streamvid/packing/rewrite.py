@@ -1,7 +1,7 @@
-"""Makes a dataset of the clips of others: a pack whose sources are clips that are packed, or indexed, already.
+"""Makes a dataset from clips of other datasets: a pack whose sources are clips that are already packed or indexed.
 
-Their videos are copied, or stay where they are: then the rows of the new dataset name the shards of the others, as
-those of `streamvid index` name files. Journal, groups, worker processes and writers are those of a pack.
+Videos are copied, or stay in place: then rows of the new dataset name shards of the other datasets, as rows of
+`streamvid index` name files. Journal, groups, worker processes and writers are a pack's.
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def _stored_columns(source: ClipSource) -> dict[str, pa.Array]:
 
 
 def _sizes(source: ClipSource) -> Float64:
-    """float64 [clips]: bytes of each clip. Of those that share a file, nothing but the sum is known."""
+    """float64 [clips]: bytes of each clip. For clips that share a file, only the sum is known."""
     clips = source.clips
     sizes = clips.mp4_size.astype(np.float64)
     if clips.files is not None:

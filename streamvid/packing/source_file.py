@@ -20,7 +20,7 @@ from streamvid.video.stored_clip import file_signature
 
 _CHUNK_BYTES: Final = 32 << 20
 _MAX_IMAGE: Final = 1 << 30
-"""Bytes of the largest file of an image."""
+"""Most bytes of an image file."""
 
 
 def local_video(source: SourceVideo, folder: Path) -> Path:
@@ -68,7 +68,7 @@ def of_this_file() -> Iterator[None]:
 
 
 def source_bytes(source: SourceVideo) -> RangedFile:
-    """The bytes of a source, of the version that was found."""
+    """The bytes of a source, in the version that was found."""
     start, size = source.part or (0, source.size)
     version = FileVersion(
         source.file_bytes or source.size, source.mark, source.hosts if not is_local(source.path) else ()

@@ -40,7 +40,7 @@ _SAMPLE: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)", re.DOTALL)
 """A member's sample and its extension, as webdataset splits names; hidden files are no members."""
 _COLUMNS: Final = ("txt", "json", "cls")
 _BLOCK_BYTES: Final = 8 << 10
-"""Bytes of a tar that are read at once: the header of a sample's video, and the small members before and behind it."""
+"""Bytes of a tar that are read at once: the header of a sample's video, and the small members around it."""
 _MAX_BYTES: Final = 1 << 20
 """The largest member that becomes a column."""
 

@@ -153,7 +153,7 @@ class Plan:
         return Position(epoch, epoch * self.size, self.size)
 
     def after(self, position: Position) -> Position:
-        """The beginning of the epoch after that of `position`."""
+        """The beginning of the epoch after `position`'s."""
         return Position(position.epoch + 1, position.first + position.size, self.size)
 
     def resized(self, position: Position) -> Position:
@@ -185,7 +185,7 @@ class Plan:
         return replace(position, size=consumed + steps * share)
 
     def epoch(self, position: Position) -> Epoch:
-        """What is left of an epoch, in the current topology."""
+        """The rest of an epoch, in the current topology."""
         partitions, done = self._replayed(position)
         if self.bucket_steps:
             orders = self._orders(partitions, self.topology, position.epoch)

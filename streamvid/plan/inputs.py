@@ -212,7 +212,7 @@ def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSa
         if not per_clip.sum() >= 0.5:
             raise InputError("the weights leave no clip in an epoch: raise them")
         weights = np.repeat(per_clip, samples)
-    # Of a whole dataset, the column itself, which all processes of a node share.
+    # For a whole dataset the column itself, which all processes of a node share.
     shards = dataset.clips.shard if len(kept) == len(dataset) else dataset.clips.shard[kept]
     return Pool(expand(kept, samples), shards if most == 1 == samples.min() else np.repeat(shards, samples), weights)
 

@@ -101,7 +101,7 @@ def _of(schedule: RunSchedule, shards: int, state: Mapping[str, Any]) -> RunSche
 
 
 def _check(schedule: RunSchedule, state: Mapping[str, Any]) -> None:
-    """Raises InputError if the schedule is not that of the state."""
+    """Raises InputError if the state is of another schedule."""
     shards = state.get("shards")
     if isinstance(shards, int) and 0 < shards < len(schedule.checksums):
         schedule = schedule.before_append(shards, state)

@@ -338,7 +338,8 @@ def _details(info: Mapping[str, Any]) -> Details:
 
 
 def _full(fs: Any, path: AnyPath, name: str) -> str:
-    """The path of a file as fsspec lists it, with the scheme that it was asked with, of those that mean the same."""
+    """The path of a file in fsspec's listing, with the scheme of the listed path, as several schemes may mean the
+    same."""
     if is_local(path):
         return name
     scheme, _, rest = cast(str, fs.unstrip_protocol(name)).partition("://")

@@ -98,7 +98,7 @@ async def body_of(answer: Any, url: str, start: int, end: int, *, ranged: bool =
         check_range(url, start, end, answer.status, None, len(pieces), ranged=ranged)
         return bytes(pieces)
     except DatasetError:
-        answer.close()  # the rest of the body is not waited for
+        answer.close()  # do not wait for the rest of the body
         raise
 
 

@@ -42,7 +42,7 @@ _CORRUPT_ATTEMPTS = 2
 _POLL_SECONDS = 0.1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 WITHOUT: Final = "%s Until then shards are read where they are."
-"""What is said once of a cache that cannot be used."""
+"""The warning about an unusable cache, logged once."""
 _UNUSABLE_SECONDS = 60.0
 """How long nothing more is put into a folder that could not be written to."""
 
@@ -361,12 +361,13 @@ class ShardCache:
         self._reserved -= size
 
     def _evict(self, wanted: int = 1) -> bool:
-        """Evict so many bytes: what is not needed by the plan, if there is one, else what was used longest ago."""
+        """Evict at least `wanted` bytes: those that the plan needs latest, or if there is no plan, the least recently
+        used."""
         self.evicted = time.monotonic()
         return self.give_up(wanted) > 0 or self.folder.evict_oldest(wanted)
 
     def _make_room(self, more: int = 0) -> None:
-        """Evict until the limit holds with all that is being fetched, and so many bytes more."""
+        """Evict until the limit holds for cached files, files being fetched, and `more` bytes."""
         while (used := self.folder.reserved() + sum(size for _, size, _ in self.folder.kept()) + more) > self._limit:
             if not self._evict(used - self._limit):
                 self.warn(

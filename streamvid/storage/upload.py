@@ -223,7 +223,7 @@ class Upload:
             )
 
     def _holds(self, answer: Mapping[str, Any], parts: list[_Part]) -> bool:
-        """Whether the answer's checksum or ETag is that of these parts."""
+        """Whether the answer's checksum or ETag matches these parts."""
         crc, etag = answer.get("ChecksumCRC32C"), _etag(answer)
         if crc and "-" not in crc and answer.get("ChecksumType") != "COMPOSITE":
             return bool(crc == _text(self._crc.to_bytes(4, "big")))

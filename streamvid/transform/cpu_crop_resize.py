@@ -137,7 +137,7 @@ class CropResizer:
         )
 
     def __call__(self, planes: Sequence[UInt8]) -> list[UInt8]:
-        """Red, green and blue of a decoded frame → those of the view, uint8 [height, width] each; they may be views of
+        """Red, green and blue of a decoded frame → the view's, uint8 [height, width] each, which may share memory with
         the frame's."""
         rows, columns = self._rows, self._columns
         if rows.cuts and columns.cuts:

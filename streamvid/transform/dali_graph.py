@@ -23,7 +23,7 @@ SIZES: Final = ("size", "start", "end")
 
 
 def _operators(frames: DataNode) -> Any:
-    """DALI's operators for a node of a graph, or those of its dynamic mode for a tensor, which run at once."""
+    """DALI's operators: of a graph for a node, of the dynamic mode, which runs at once, for a tensor."""
     from nvidia.dali import fn
     from nvidia.dali.data_node import DataNode
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[np.generic]
 InputType = tuple[type[np.generic], int]
-"""Of an input of the graph: dtype, and number of dimensions per clip."""
+"""An input of the graph: dtype, and number of dimensions per clip."""
 
 
 @dataclass(frozen=True)

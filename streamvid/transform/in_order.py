@@ -115,7 +115,7 @@ def _rescued(
     rescue: Rescue | None,
     last_resort: Callable[[EncodedBatch], Pending[T]] | None,
 ) -> T:
-    """The result of a batch, or of the one that is made in its place."""
+    """The result of a batch, or of the batch that a rescue made in its place."""
     try:
         result = pending.result()
         if rescue is None or not rescue.is_stale(batch):

@@ -341,7 +341,7 @@ class Views(Eager):
 
     @property
     def num_random(self) -> int:
-        """Random numbers per clip: those of the first view, then those of the second."""
+        """Random numbers per clip: the first view's, then the second's."""
         return DRAWS * len(self.transforms)
 
     def for_evaluation(self) -> Views:

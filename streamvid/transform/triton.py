@@ -176,7 +176,7 @@ def _recoloured(decoded: DataNode, color: ColorOption) -> DataNode:
 def _sub_sequences(
     view: str, transform: Transform, decoded: DataNode, params: Mapping[str, DataNode], frames: int
 ) -> DataNode:
-    """Of each video [sub-sequences, …] in the transform's layout, as an output of the name `view`."""
+    """For each video [sub-sequences, …] in the transform's layout, as an output named `view`."""
     from nvidia.dali import fn
 
     made = crop_resize(transform, decoded, params)

@@ -88,7 +88,7 @@ def is_timed(container: str, source: Path) -> bool:
 
 
 def kind_of_refused(source: Path) -> str:
-    """What a file is that no demuxer of `FORMATS` takes; empty if that is not known."""
+    """The kind of a file that no demuxer in `FORMATS` reads; "" if unknown."""
     with source.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head[8:12] == b"WEBP":

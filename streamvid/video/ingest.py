@@ -158,7 +158,7 @@ class _Header:
     times: ClipTimes
 
     def clip(self, file: Path, kinds: list[PacketKind], offset: Int64, crcs: list[int]) -> StoredClip:
-        """The clip, of packets of these kinds at these places of a file, with these checksums."""
+        """The clip, made of packets with these kinds, offsets in a file, and checksums."""
         made = build_clip(
             file,
             self.track.codec,

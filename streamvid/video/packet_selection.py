@@ -299,7 +299,7 @@ def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:
 
 
 def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8) -> tuple[int, str] | None:
-    """The first packet of a selection that is not what the index takes it for, and what is wrong; None if all are.
+    """The first packet of a selection that contradicts the index, and how; None if none does.
 
     Args:
         data: uint8 [bytes], the packets one after another.

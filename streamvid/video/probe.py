@@ -181,7 +181,7 @@ def video_stream(container: InputContainer, track: int | None = None) -> VideoSt
 
 
 def tracks_left_out(source: VideoFile) -> tuple[str, ...]:
-    """What of a file is not packed: `AUDIO`, `OTHER_TRACKS`.
+    """Kinds of tracks in a file that are not packed: `AUDIO`, `OTHER_TRACKS`.
 
     Raises:
         ValueError: as of `video_stream`.

@@ -134,7 +134,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
 
 
 def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTimes:
-    """The times of a stream whose container has none: its pictures' own, which MPEG-4 has, else those of its rate."""
+    """The times of a stream whose container has none: from its pictures (MPEG-4), otherwise from its frame rate."""
     order = _output_order(source, codec, count=len(found.pts))
     if codec == "mpeg4":
         clock = mpeg4.VopClock()

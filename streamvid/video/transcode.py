@@ -196,7 +196,7 @@ def encode(
             packet.time_base, packet.stream, packet.duration = source.time_base, track, 0
             held = packet
         if held is not None:
-            # Stored as the duration of the last packet in decode order, and read back as that of the last frame.
+            # Stored as the duration of the last packet in decode order, and read back as the last frame's.
             held.duration = clock.last_duration(source.end)
             output.mux(held)
     if source.rotation:

@@ -21,7 +21,7 @@ from streamvid.inspection.preview.table import GOP, read_column
 from streamvid.text import displayable, format_bytes, format_count
 
 _BARS: Final = 12
-"""Values of a column that have bars; the others have one together."""
+"""Most values of a column with a bar each; the others share one."""
 _LOOKED_AT: Final = 1000
 """Clips by which it is decided whether a column of text has few values."""
 _MORE: Final = 12

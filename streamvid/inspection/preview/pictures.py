@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_PICTURES: Final = 16
-"""Pictures of a strip. Of a longer sample they are evenly spaced ones."""
+"""Most pictures of a strip; a longer sample shows evenly spaced ones."""
 _HEIGHT, _WIDTH = 128, 256
 """Pixels of a picture at most. Smaller frames keep their size."""
 _QUANTIZER: Final = 4

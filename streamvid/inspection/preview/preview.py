@@ -219,7 +219,7 @@ def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
         some = ids[first : first + _TOGETHER]
         try:
             read: list[_Read | None] = list(_read(samples, some))
-        except (StreamvidError, ValueError):  # a sampler's ValueError is of a clip, too
+        except (StreamvidError, ValueError):  # a sampler's ValueError is about a clip, too
             read = [None] * len(some)
         for item, one in zip(some, read, strict=True):
             row = row_of(item)
