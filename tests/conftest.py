@@ -42,14 +42,10 @@ def quarantine_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 
 
 @pytest.fixture(autouse=True)
-def logging_of_its_own() -> Iterator[None]:
-    """The command line, called in a test's own process, sets levels and a handler that later tests would meet."""
-    root, names = logging.getLogger(), {"streamvid", "streamvid.progress", "libav", *logging.Logger.manager.loggerDict}
-    handlers, levels = root.handlers[:], {logger: logger.level for logger in (root, *map(logging.getLogger, names))}
-    yield
-    root.handlers[:] = handlers
-    for logger, level in levels.items():
-        logger.setLevel(level)
+def logging_of_its_own() -> None:
+    """The command line sets levels: called in a test's or a fixture's own process, it does so for all later tests."""
+    for name in ("streamvid", "streamvid.progress", "libav", "PyNvVideoCodec"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session", autouse=True)
