@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.bitstream.packet_kind import Classifier, PacketKind, StatedColors
 from streamvid.mp4.sample_entry import codec_configuration
 
 _SEQUENCE_HEADER, _FRAME_HEADER, _TILE_GROUP, _FRAME = 1, 3, 4, 6
@@ -29,7 +29,8 @@ _SELECT: Final = 2
 
 @dataclass(frozen=True)
 class _Sequence:
-    """The fields of a sequence header on which the position of refresh_frame_flags in a frame header depends.
+    """What a sequence header says of colours, and the fields on which the position of refresh_frame_flags in a frame
+    header depends.
 
     Attributes:
         screen_content_tools: seq_force_screen_content_tools.
@@ -40,6 +41,7 @@ class _Sequence:
     screen_content_tools: int
     integer_mv: int
     order_hint_bits: int
+    colors: StatedColors | None
 
 
 def classifier(stsd: bytes) -> Classifier:
@@ -74,17 +76,18 @@ class _TemporalUnits:
         """A random access point begins with a key frame that is displayed at once. One that is displayed later does
         not count: what is displayed before it may refer back."""
         starts: bool | None = None
-        refreshes = False
+        refreshes, colors = False, None
         for kind, payload in _obus(unit):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
+                colors = None if self._sequence is None else self._sequence.colors
                 refreshes = True
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
                 starts = first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
             if kind in (_FRAME_HEADER, _FRAME) and self._refresh(BitReader(payload[:_FRAME_BYTES])):
                 refreshes = True
-        return PacketKind(random_access=starts is True, disposable=starts is False and not refreshes)
+        return PacketKind(random_access=starts is True, disposable=starts is False and not refreshes, colors=colors)
 
     def _refresh(self, bits: BitReader) -> int:
         """Take in a frame header: the slots that it refreshes, a bit each (5.9.2, uncompressed_header); all of them if
@@ -134,7 +137,8 @@ def _sequence(payload: memoryview) -> _Sequence | None:
 
 def _sequence_header(bits: BitReader) -> _Sequence | None:
     """sequence_header_obu (5.5). None for still pictures, decoder models and frame ids, which are not read here."""
-    bits.u(3 + 1)  # seq_profile, still_picture
+    profile = bits.u(3)  # seq_profile
+    bits.u(1)  # still_picture
     if bits.u(1):  # reduced_still_picture_header
         return None
     if bits.u(1):  # timing_info_present_flag
@@ -165,7 +169,32 @@ def _sequence_header(bits: BitReader) -> _Sequence | None:
     if tools:
         integer_mv = _SELECT if bits.u(1) else bits.u(1)
     order_hint_bits = bits.u(3) + 1 if ordered else 0
-    return _Sequence(tools, integer_mv, order_hint_bits)
+    colors = None
+    with suppress(ValueError):
+        bits.u(3)  # enable_superres, enable_cdef, enable_restoration
+        colors = _color_config(bits, profile)
+    return _Sequence(tools, integer_mv, order_hint_bits, colors)
+
+
+def _color_config(bits: BitReader, profile: int) -> StatedColors:
+    """color_config (5.5.2)."""
+    if bits.u(1) and profile == _PROFESSIONAL:  # high_bitdepth
+        bits.u(1)  # twelve_bit
+    gray = profile != _HIGH and bits.u(1)  # mono_chrome
+    # color_primaries, transfer_characteristics, matrix_coefficients; 2: unspecified
+    primaries, transfer, matrix = (bits.u(8), bits.u(8), bits.u(8)) if bits.u(1) else (2, 2, 2)
+    if not gray and (primaries, transfer, matrix) == _SRGB:
+        return StatedColors(primaries, matrix, full_range=True)
+    full_range, location = bool(bits.u(1)), None  # color_range
+    if profile == _MAIN and not gray:
+        location = _LOCATIONS.get(bits.u(2))  # chroma_sample_position
+    return StatedColors(primaries, matrix, full_range, location)
+
+
+_MAIN, _HIGH, _PROFESSIONAL = range(3)
+_SRGB: Final = (1, 13, 0)
+_LOCATIONS: Final = {1: 0, 2: 2}
+"""CSP_VERTICAL and CSP_COLOCATED as chroma_sample_loc_type of ITU-T H.265."""
 
 
 def _uvlc(bits: BitReader) -> int:

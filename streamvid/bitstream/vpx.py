@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.bitstream.packet_kind import PacketKind, StatedColors
 from streamvid.mp4 import boxes
 from streamvid.mp4.sample_entry import visual_sample_description
 
@@ -41,14 +42,24 @@ def classify_vp9(packet: memoryview) -> PacketKind:
     superframe = packet[-1] >> 5 == _SUPERFRAME_MARKER
     refresh = bits >> (place - (11 if error_resilient else 13)) & 255
     is_frame = bits >> 30 == 2 and not shows_existing
+    is_key = is_frame and not not_key
     return PacketKind(
-        random_access=is_frame and not not_key,
+        random_access=is_key,
         hidden=not shows_existing and not shown and not superframe,
         show_existing=bool(shows_existing),
         superframe=bool(superframe and not shows_existing and not shown),
         no_refresh=bool(is_frame and not_key and shown and not superframe and len(packet) >= 4 and refresh == 0),
         resets_context=bool(is_frame and (error_resilient or not not_key)),
+        colors=_key_frame_colors(packet, profile) if is_key else None,
     )
+
+
+def _key_frame_colors(packet: memoryview, profile: int) -> StatedColors | None:
+    bits = BitReader(packet[:_HEADER_BYTES])
+    with suppress(ValueError):
+        bits.u(2 + 2 + (profile == _PROFILE_3) + 4 + 24)  # all of uncompressed_header up to color_config
+        return _color_config(bits, profile)
+    return None
 
 
 def finalize_disposable(kinds: list[PacketKind]) -> list[PacketKind]:
@@ -110,7 +121,7 @@ def _vp9_size(bits: BitReader) -> tuple[int, int] | None:
     not_key, shown, resilient = bits.u(1), bits.u(1), bits.u(1)  # frame_type, show_frame, error_resilient_mode
     if not not_key:
         bits.u(24)  # frame_sync_code
-        _skip_color_config(bits, profile)
+        _color_config(bits, profile)
         return bits.u(16) + 1, bits.u(16) + 1  # frame_width_minus_1, frame_height_minus_1
     intra_only = 0 if shown else bits.u(1)
     if not resilient:
@@ -118,7 +129,7 @@ def _vp9_size(bits: BitReader) -> tuple[int, int] | None:
     if intra_only:
         bits.u(24)  # frame_sync_code
         if profile > 0:
-            _skip_color_config(bits, profile)
+            _color_config(bits, profile)
         bits.u(8)  # refresh_frame_flags
         return bits.u(16) + 1, bits.u(16) + 1
     bits.u(8)  # refresh_frame_flags
@@ -128,18 +139,22 @@ def _vp9_size(bits: BitReader) -> tuple[int, int] | None:
     return bits.u(16) + 1, bits.u(16) + 1
 
 
-def _skip_color_config(bits: BitReader, profile: int) -> None:
+def _color_config(bits: BitReader, profile: int) -> StatedColors:
     """color_config, 6.2.2."""
     if profile >= _PROFILE_2:
         bits.u(1)  # ten_or_twelve_bit
-    if bits.u(3) != _CS_RGB:  # color_space
-        bits.u(1)  # color_range
+    space, full_range = bits.u(3), True  # color_space
+    if space != _CS_RGB:
+        full_range = bool(bits.u(1))  # color_range
         if profile in (1, _PROFILE_3):
             bits.u(3)  # subsampling_x, subsampling_y, reserved_zero
     elif profile in (1, _PROFILE_3):
         bits.u(1)  # reserved_zero
+    return StatedColors(matrix=_MATRICES[space], full_range=full_range)
 
 
+_MATRICES: Final = (2, 5, 1, 6, 7, 9, 2, 0)
+"""By color_space (7.2.2), in the numbers of ITU-T H.273."""
 _PROFILE_2, _PROFILE_3, _CS_RGB = 2, 3, 7
 
 
