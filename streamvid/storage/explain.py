@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import ssl
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ _BROKEN_CONNECTION = {
     "ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError",
     "IncompleteRead", "IncompleteReadError", "ResponseParserError", "gaierror",
     "ServiceRequestError", "ServiceResponseError",  # Azure
+    "NetworkError", "TimeoutException", "RemoteProtocolError",  # httpx, of Hugging Face's client
 }  # fmt: skip
 _UNAVAILABLE_STATUSES = {408, 425, 429}
 _UNAVAILABLE = {
@@ -191,6 +193,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DatasetError, "the disk is full or the quota used up; free some space"
+    if (of_certificates := _of_certificates(exc, s3=s3)) is not None:
+        return of_certificates
     if busy or names & _BROKEN_CONNECTION or number in BROKEN_ERRNOS:
         endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
         named = "" if code in (None, str(status)) else f" {code}"
@@ -206,6 +210,20 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     if isinstance(exc, OSError) or third_party:
         return DatasetError, _detail(exc)
     return None
+
+
+def _of_certificates(exc: BaseException, *, s3: bool) -> tuple[Callable[[str], StreamvidError], str] | None:
+    """As `_reason`, of a server whose certificate is not trusted, and of certificates that cannot be read."""
+    wrapped = getattr(exc, "kwargs", None)  # of botocore
+    inner = wrapped.get("error", exc) if isinstance(wrapped, dict) else exc
+    refused = getattr(inner, "certificate_error", inner.__cause__)  # of aiohttp
+    if not isinstance(refused, ssl.SSLCertVerificationError):
+        if inner is exc or not isinstance(inner, FileNotFoundError | PermissionError | ssl.SSLError):
+            return None
+        return InputError, "the certificates that it is checked with cannot be read; check AWS_CA_BUNDLE"
+    check, variable = ("AWS_ENDPOINT_URL", "AWS_CA_BUNDLE") if s3 else ("the address", "SSL_CERT_FILE")
+    why = str(refused.verify_message).rstrip(".")
+    return AccessRefused, f"its certificate is not trusted ({why}); check {check}, and {variable} for a CA of your own"
 
 
 def _detail(exc: BaseException) -> str:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import fsspec
 
+from streamvid.errors import InputError
 from streamvid.storage import client
 from streamvid.storage.explain import RefusedError, refusal
 from streamvid.storage.link import MOST_REQUESTS, Link
@@ -192,9 +193,13 @@ async def _session(loop: object, verify: bool | str, certificate: Any, timeout: 
     context: ssl.SSLContext | bool = False
     if verify:
         path = get_cert_path(verify)
-        context = ssl.create_default_context(**{"capath" if os.path.isdir(path) else "cafile": path})
-        if certificate:
-            context.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
+        try:
+            context = ssl.create_default_context(**{"capath" if os.path.isdir(path) else "cafile": path})
+            if certificate:
+                context.load_cert_chain(*([certificate] if isinstance(certificate, str) else certificate))
+        except OSError as error:
+            files = path if not certificate else f"{path} or {certificate}"
+            raise InputError(f"the certificates in {files} cannot be read ({error}); check AWS_CA_BUNDLE") from error
     connector = TCPConnector(limit=MOST_REQUESTS, ssl=context)
     # Bodies are taken in pieces of the buffer's size; the default of 64 KiB halves the speed of long ones.
     return ClientSession(connector=connector, timeout=timeout, auto_decompress=False, read_bufsize=1 << 20)

@@ -37,3 +37,10 @@ def test_the_status_of_an_answer_is_known_by_whatever_name(name: str) -> None:
 def test_other_errors_are_told_in_their_own_words(error: Exception, told: str) -> None:
     with pytest.raises(DatasetError, match=told), explained("a/b.tar", "read"):
         raise error
+
+
+@pytest.mark.parametrize("name", ["ConnectError", "ReadTimeout", "RemoteProtocolError"])
+def test_a_broken_connection_of_hugging_faces_client_is_asked_again(name: str) -> None:
+    httpx = pytest.importorskip("httpx2", reason="no huggingface_hub to test with")
+    with pytest.raises(StorageUnavailable, match=name), explained("hf://datasets/me/set/x", "read"):
+        raise getattr(httpx, name)("[Errno -2] Name or service not known")

@@ -19,13 +19,16 @@ from typing import Any
 
 import pytest
 
+from streamvid.errors import InputError
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.explain import AccessRefused
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
 from tests.support.s3_server import forget_s3_connections
 
 DATA = bytes(range(256)) * 40
+WANTED = ByteRange("s3://lab-bucket/folder/object", 0, 100)
 _KEY = re.compile(r"Credential=([A-Z0-9]+)(?:/|%2F)")
 
 
@@ -182,9 +185,18 @@ def test_a_bundle_of_certificates_is_used_for_all(
 ) -> None:
     lines = [*KEYS, f"endpoint_url = https://localhost:{bucket.port}", "s3 =", "  addressing_style = path"]
     configure(monkeypatch, tmp_path, *lines)
-    with pytest.raises(Exception, match=r"(?i)certificate|cannot be reached"):
-        use()
+    for refused in (use, lambda: RangeReader(Retry(0)).read([WANTED]), lambda: filesystem.exists(WANTED.path, retry=Retry(0))):
+        with pytest.raises(AccessRefused, match=r"its certificate is not trusted \(self-signed.*AWS_CA_BUNDLE"):
+            refused()
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "bundle.pem"))
+    if by == "profile":
+        (tmp_path / "bundle.pem").write_text("no certificate")
+    forget_s3_connections()
+    for unreadable in (lambda: RangeReader(Retry(0)).read([WANTED]), lambda: filesystem.exists(WANTED.path, retry=Retry(0))):
+        with pytest.raises(InputError, match=r"certificates .* cannot be read.*AWS_CA_BUNDLE"):
+            unreadable()
     assert not bucket.seen  # nothing is sent to a server that nobody vouches for
+    monkeypatch.delenv("AWS_CA_BUNDLE")
     forget_s3_connections()
     if by == "variable":
         monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "certificate.pem"))
