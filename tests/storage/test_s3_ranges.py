@@ -185,14 +185,16 @@ def test_a_bundle_of_certificates_is_used_for_all(
 ) -> None:
     lines = [*KEYS, f"endpoint_url = https://localhost:{bucket.port}", "s3 =", "  addressing_style = path"]
     configure(monkeypatch, tmp_path, *lines)
-    for refused in (use, lambda: RangeReader(Retry(0)).read([WANTED]), lambda: filesystem.exists(WANTED.path, retry=Retry(0))):
+    once = Retry(0)
+    ways = (lambda: RangeReader(once).read([WANTED]), lambda: filesystem.exists(WANTED.path, retry=once))
+    for refused in (use, *ways):
         with pytest.raises(AccessRefused, match=r"its certificate is not trusted \(self-signed.*AWS_CA_BUNDLE"):
             refused()
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "bundle.pem"))
     if by == "profile":
         (tmp_path / "bundle.pem").write_text("no certificate")
     forget_s3_connections()
-    for unreadable in (lambda: RangeReader(Retry(0)).read([WANTED]), lambda: filesystem.exists(WANTED.path, retry=Retry(0))):
+    for unreadable in ways:
         with pytest.raises(InputError, match=r"certificates .* cannot be read.*AWS_CA_BUNDLE"):
             unreadable()
     assert not bucket.seen  # nothing is sent to a server that nobody vouches for
