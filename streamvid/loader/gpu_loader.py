@@ -194,7 +194,8 @@ class GpuDataLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be epoch `epoch`, for random numbers and for samplers with a `set_epoch`. If it is
-        that already, nothing changes: a resumed epoch goes on."""
+        that already, nothing changes: a resumed epoch goes on. Leave an iteration before: its reader, which is ahead of
+        the loop, may still draw from the sampler's generator."""
         epoch = integer(epoch, "epoch", least=0, most=None)
         self._batches.set_epoch(epoch)
         self._position.put(self._position.next if epoch == self.epoch else SamplerPosition(epoch))

@@ -189,6 +189,11 @@ def test_an_epoch_begins_with_its_first_batch_and_is_over_when_it_is_left(
         assert caplog.text.count("epoch 0 was left before its end") == 1
         expected = [summary(batch) for batch in one]
         assert [summary(batch) for batch in resumed] == expected
+
+
+def test_an_epoch_that_is_set_while_another_is_held_is_what_a_state_is_of(dataset: Path) -> None:
+    """With a sampler that draws from no generator: the reader of the one that is held does so at any time."""
+    with make(dataset, "distributed") as one, make(dataset, "distributed") as resumed:
         held = iter(one)
         next(held)
         one.set_epoch(7)
