@@ -361,8 +361,7 @@ class ShardCache:
         self._reserved -= size
 
     def _evict(self, wanted: int = 1) -> bool:
-        """Evict at least `wanted` bytes: those that the plan needs latest, or if there is no plan, the least recently
-        used."""
+        """Evict at least `wanted` bytes: what the plan needs latest, or without a plan the least recently used."""
         self.evicted = time.monotonic()
         return self.give_up(wanted) > 0 or self.folder.evict_oldest(wanted)
 
