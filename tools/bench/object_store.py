@@ -1,6 +1,6 @@
 """Streaming from a bucket far away: byte ranges, whole shards, local files, and other libraries' readers.
 
-    python -m tools.bench.object_store [--quick] [--json FILE] [--clips 2400 48] [--latency 0 20 50 200] [--rate 100 50]
+    python -m tools.bench.object_store [--quick] [--json FILE] [--clips 1600 32] [--latency 0 20 50 200] [--rate 100 50]
                                        [--ways ranges shards …] [--peers PYTHON]
 
 It starts a Ceph RGW and, in front of it, a proxy that adds the latency and limits each connection
@@ -186,7 +186,7 @@ def keep_etags(url: str) -> None:
 def main() -> int:
     """See the module."""
     parser = arguments(__doc__)
-    parser.add_argument("--clips", type=int, nargs=2, metavar="N", help="dense and sparse ones (2400 48)")
+    parser.add_argument("--clips", type=int, nargs=2, metavar="N", help="dense and sparse ones (1600 32)")
     parser.add_argument("--latency", type=float, nargs="+", metavar="MS", help="of a request (0 20 50 200)")
     parser.add_argument("--rate", type=float, nargs="+", metavar="MB/S", help="of a connection (100 50)")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
@@ -197,7 +197,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=17490)
     options = parser.parse_args()
     quick = options.quick
-    options.clips = options.clips or ((256, 12) if quick else (2400, 48))
+    options.clips = options.clips or ((256, 12) if quick else (1600, 32))
     options.latency = options.latency or ([LATENCY] if quick else [0.0, 20.0, LATENCY, 200.0])
     options.rate = options.rate or ([RATE] if quick else [RATE, 50.0])
     options.limit = options.limit or (3.0 if quick else 10.0)
