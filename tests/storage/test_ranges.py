@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import random
 import re
+import threading
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 from streamvid.errors import DatasetError
 from streamvid.storage import client, filesystem, link, ranges
 from streamvid.storage.explain import AccessRefused, MissingFile, StorageUnavailable
+from streamvid.storage.part import Part
 from streamvid.storage.ranges import RemoteRanges, read_ranges
 from streamvid.storage.retry import Retry
 from streamvid.storage.s3_ranges import S3Ranges
@@ -134,6 +137,58 @@ def test_every_range_but_the_first_of_an_object_demands_its_etag(s3: FaultyS3) -
         assert all(one.result(20) for one in read)
     assert 80 <= len(s3.matched) <= 80 + reader.link.hedged  # of those that are asked again, some are cancelled
     assert 4 <= s3.matched.count(None) <= 4 + reader.link.hedged
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, wait: Callable[[int], Awaitable[None]]) -> None:
+    """Ranges of "s3://bucket/key" come at once, after `wait`, which is given their start; none is asked
+    for a second time."""
+
+    async def read(_: object, fs: object, name: str, start: int, end: int, *__: Any, **___: Any) -> Part:
+        await wait(start)
+        return Part(DATA[start:end], '"etag"', len(DATA))
+
+    monkeypatch.setattr(S3Ranges, "read", read)
+    monkeypatch.setattr(link, "_UNKNOWN_LATE", 1e9)
+
+
+def test_those_that_wait_for_a_first_range_that_fails_are_asked_for_side_by_side(
+    s3: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    together = asyncio.Event()
+
+    async def wait(start: int) -> None:
+        asked.append(start)
+        if len(asked) == 1:
+            raise ConnectionError
+        if len(asked) == 8:
+            together.set()
+        await asyncio.wait_for(together.wait(), 20)  # for all others, and those for each other
+
+    answer_with(monkeypatch, wait)
+    read = RemoteRanges().read([("s3://bucket/key", n, n + 10) for n in range(8)], retry=Clock().retry())
+    assert read == [DATA[n : n + 10] for n in range(8)]
+    assert asked == [*range(8), 0]
+
+
+def test_a_range_of_an_earlier_step_does_not_wait_for_the_first_of_a_later_one(
+    s3: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, begun, free = RemoteRanges(), threading.Event(), threading.Event()
+
+    async def wait(start: int) -> None:
+        if not start:
+            begun.set()
+            assert await asyncio.to_thread(free.wait, 20)
+
+    answer_with(monkeypatch, wait)
+    with ThreadPoolExecutor(1) as threads:
+        later = threads.submit(reader.read, [("s3://bucket/key", 0, 10)], retry=Clock().retry(), turn=9)
+        assert begun.wait(20)
+        assert reader.read([("s3://bucket/key", 5, 9)], retry=Clock().retry(), turn=3) == [DATA[5:9]]
+        assert not later.done()
+        free.set()
+        assert later.result(20) == [DATA[:10]]
 
 
 def test_a_told_etag_is_demanded_of_the_first_range(s3: FaultyS3) -> None:

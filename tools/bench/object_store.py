@@ -7,11 +7,14 @@ It starts a Ceph RGW and, in front of it, a proxy that adds the latency and limi
 (tools/bench/slow_link.c, compiled with cc). Two workloads: dense, 16 frames at 8 frames per second of clips of 10 s and
 1.4 MB, in batches of 8; sparse, 16 frames a second apart out of videos of 300 s and 41 MB, in batches of 2. Each way
 runs in a process of its own, with empty caches, once through all clips or until `--limit` seconds are over, to the
-slice (`ranges` takes eight windows of each sparse video, as one of each takes it less than a second); at 50 ms once more to the tensor, for three times as long. And ranges once more for a loop that takes 0.8 of the
-clips that come, over a link on which no requests stall, or 1 % of them for 10 s: P50 and P99 are then of a step with
-its batch, of eight windows of each clip, without a cache; and once more by a loop that has frozen what is imported (`gc.freeze`), as
-docs/training.md advises. Requests and bytes are those that the proxy sees. What is not installed is
-left out; `--peers` names the Python of an environment that has others' packages, and this one's.
+slice; at 50 ms once more to the tensor, for three times as long. Of sparse videos, which take `ranges` less than a
+second, it reads eight windows each.
+
+And ranges once more for a loop that takes 0.8 of the clips that come, over a link on which no requests stall, or 1 % of
+them for 10 s: P50 and P99 are then of a step with its batch, of eight windows of each clip without a cache; and once
+more by a loop that has frozen what is imported (`gc.freeze`), as docs/training.md advises. Requests and bytes are those
+that the proxy sees. What is not installed is left out; `--peers` names the Python of an environment that has others'
+packages, and this one's.
 
 Others' readers fetch whole samples: `webdataset` by a pipe of curl, `litdata` and `mosaicml` from their own formats, of
 some of the same files, `dali` by its reader of files; `lance` takes the bytes of the same packets out of a column of
