@@ -1,4 +1,4 @@
-"""dataset.json: which shards make up a dataset, and what they add up to. docs/format.md specifies it."""
+"""dataset.json: the shards of a dataset, and their totals. docs/format.md specifies it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARD_EXTENSIONS: Final = ("tar", "idx", "packets", "parquet")
 """A shard's files, in the order in which they are written."""
 _READ_BY_RANGE: Final = ("tar", "packets", "parquet")
 _ETAG: Final = re.compile(r"[!#-~]{1,200}")
-"""A strong one without its quotes: it goes into a header, and so has no other characters than a header may."""
+"""A strong ETag without its quotes. It is sent in a header, so only characters that RFC 9110 allows are accepted."""
 _OF_THE_TAR: Final = ("bytes", "sha256", "idx_sha256")
 REVISIONS_FOLDER: Final = "revisions"
 MAX_BYTES: Final = 128 << 20
@@ -30,7 +30,7 @@ MAX_CLIPS: Final = (1 << 31) - 1
 """Rows are numbered with 32 bits."""
 _TOKENS: Final = 1_000_000
 _BYTES_PER_TOKEN: Final = 32
-"""What a value takes in a dataset.json with many shards, at least: each of them has three checksums."""
+"""Fewest bytes per JSON token in a dataset.json with many shards, each of which has three checksums."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class ShardEntry:
 
     Attributes:
         name: eight digits; the files are ``shards/<name>.tar``, ``.idx``, ``.packets`` and ``.parquet``.
-        clips, frames: how many clips and visible frames it holds.
-        bytes: size of the tar; 0 if the shard has none, as its clips lie in files outside of shards.
+        clips, frames: number of clips and of visible frames.
+        bytes: size of the tar; 0 if the shard has none, because its clips are in place.
         sha256, idx_sha256: SHA-256 of tar and idx in lower-case hexadecimal; "" if the shard has no tar.
         packets_bytes: size of the .packets file.
         packets_sha256, parquet_sha256: SHA-256 of the other two files.
-        origin: the `identity` of the shard in whose place it stands with the same rows; "" if it is the first there.
-        etags: of those of its files that are read by range, by extension, the ETag without quotes that the storage gave
-            when the dataset was written; a copy of the dataset may have others.
+        origin: the `identity` of the shard that it replaced with the same rows; "" if it replaced none.
+        etags: by extension, ETags without quotes of the files that are read by range, from when the dataset was written
+            to S3. A copy of the dataset may have others.
     """
 
     name: str
@@ -63,13 +63,13 @@ class ShardEntry:
 
     @property
     def has_tar(self) -> bool:
-        """Whether it holds its clips itself."""
+        """Whether the shard has a tar with its clips; if not, they are in place."""
         return bool(self.sha256)
 
     @property
     def identity(self) -> str:
-        """SHA-256 of what its clips are: of the tar, or of the rows that name the files. It stays where a shard is
-        written anew with the same rows, so that the state of a run stays legal."""
+        """SHA-256 of the tar, or, without a tar, of the Parquet file. A shard that is rewritten with the same rows
+        keeps it, so that states of runs stay valid."""
         return self.origin or self.sha256 or self.parquet_sha256
 
     @property
@@ -92,7 +92,7 @@ class ShardEntry:
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def with_etags(self, marks: Mapping[str, str]) -> ShardEntry:
-        """The same with ETags as a listing of the folder of shards has them, by name of the file."""
+        """This entry with its files' ETags from a listing of the shard folder, by file name."""
         quoted = {extension: marks.get(f"{self.name}.{extension}", "") for extension in _READ_BY_RANGE}
         strong = {extension: mark[1:-1] for extension, mark in quoted.items() if mark[:1] == mark[-1:] == '"'}
         return replace(self, etags={extension: one for extension, one in strong.items() if _ETAG.fullmatch(one)})

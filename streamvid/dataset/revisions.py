@@ -207,11 +207,12 @@ def changing(path: str | os.PathLike[str]) -> Iterator[Base]:
 
 
 def with_etags(path: str, manifest: Manifest, listed: Mapping[str, Details] | None = None) -> Manifest:
-    """A manifest with the ETags of its shards' objects in S3, so that every range of them is asked for with If-Match.
+    """A manifest with the ETags of its shards' objects in S3, with which every range is requested (If-Match).
 
     Args:
-        path: of the dataset; of others than in S3 nothing changes.
-        listed: its folder of shards, if it was listed.
+        path: the dataset; outside of S3 the manifest is returned unchanged.
+        manifest: the dataset's.
+        listed: a listing of its shard folder, if there is one.
     """
     if not in_s3(path):
         return manifest

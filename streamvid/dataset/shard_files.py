@@ -52,7 +52,7 @@ class ShardFiles:
         return join(self.dataset, self.entry.file(extension))
 
     def told(self) -> Iterator[tuple[str, tuple[str, int | None]]]:
-        """The files whose ETags dataset.json has, by path relative to the dataset: ETag, and size, if it has that."""
+        """For `RemoteRanges.tell`: path of a file relative to the dataset, its ETag, and its size if known."""
         for extension, etag in self.entry.etags.items():
             yield self.entry.file(extension), (f'"{etag}"', self.entry.sizes.get(extension))
 

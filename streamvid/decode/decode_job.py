@@ -85,12 +85,12 @@ class JobGroup:
             self._done.set_result(None)
 
     def add(self, jobs: int) -> None:
-        """There are so many jobs more. To be called while one is not done."""
+        """Add jobs to the group, while at least one is not done."""
         with self._lock:
             self._pending += jobs
 
     def done(self) -> bool:
-        """Whether every job is done, or the group is abandoned: only the GPU may have to be waited for."""
+        """Whether every job is done, or the group is abandoned. Kernels on the GPU may still be running."""
         return self._done.done()
 
     def finish(self, written: torch.cuda.Event | None = None) -> None:

@@ -204,9 +204,9 @@ class NvdecSessionPool:
             decode to its frames or its engine is stuck, and GpuLostError if many engines are stuck.
 
         Raises:
-            VideoError: a slice is damaged; what was begun of the batch is done then.
+            VideoError: a slice is damaged. Jobs of the batch that were queued before are done then.
         """
-        group = JobGroup(1)  # that all are queued
+        group = JobGroup(1)  # a job that is done when all others are queued
         try:
             for at in range(0, len(slices), _QUEUED):
                 part = slice(at, at + _QUEUED)

@@ -93,8 +93,8 @@ class SurfaceQueue:
             row: the frame's index in the slice.
         """
         if target not in self._targets:
-            # A batch's targets have one event, and all that comes later on the stream is behind it. A call of CUDA lets
-            # go of the GIL, and may wait for milliseconds until it is back.
+            # All targets of a batch share an event, so one wait is enough. A call of CUDA releases the GIL, which may
+            # take milliseconds to get back.
             if target.ready is not self._ready:
                 self._stream.wait_event(target.ready)
                 self._ready = target.ready

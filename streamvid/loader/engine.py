@@ -32,8 +32,8 @@ ENGINES: Final[tuple[EngineName, ...]] = ("default", "dali")
 Begins = Literal["batch", "reading"]
 _CLIPS_AHEAD: Final = 128
 _MOST_AHEAD: Final = 8
-"""Clips of a GPU run that are read and wait for the decoder, two batches at least: engines take fewer while a chunk of
-them is read. And batches."""
+"""Clips (`_CLIPS_AHEAD`) and batches (`_MOST_AHEAD`, at least 2) of a GPU run that are read ahead of the decoder, so
+that engines have work while the next chunk is read."""
 _POLL_S: Final = 0.1
 """How often a thread that waits checks whether it has been told to stop."""
 

@@ -79,11 +79,11 @@ def codec_configuration(stsd: bytes, name: bytes) -> bytes:
 
 
 def without_sequence_header(stsd: bytes) -> bytes:
-    """The box with an `av1C` of its four fixed bytes alone (AV1 Codec ISO Media File Format Binding, 2.3.3); others as
-    they are.
+    """The box with its `av1C` cut to the four fixed bytes (AV1 Codec ISO Media File Format Binding, 2.3.3); boxes of
+    other codecs unchanged.
 
-    A sequence header may allow larger pictures than there are, as SVT-AV1's does with switch frames, 16384x8704, and
-    FFmpeg refuses that. In the stream it is said again, and there each picture's own size counts.
+    The sequence header in `av1C` may allow larger pictures than the stream has, and FFmpeg refuses those: SVT-AV1's
+    allows 16384x8704 with switch frames. The stream repeats the header, and there each picture's size counts.
     """
     for kind, payload, end in iter_boxes(stsd, ENTRY_START + ENTRY_BYTES, len(stsd)):
         if kind == b"av1C" and end > payload + 4:

@@ -1,4 +1,4 @@
-"""Byte ranges of files in any storage, side by side; what fails is asked for again, range by range."""
+"""Reads byte ranges of files in any storage concurrently, and retries failed ranges one by one."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ Range = tuple[AnyPath, int, int]
 
 
 def read_ranges(ranges: Sequence[Range], *, retry: Retry) -> list[bytes]:
-    """As `RemoteRanges.read`, for once."""
+    """As `RemoteRanges.read`, for a single call."""
     return RemoteRanges().read(ranges, retry=retry)
 
 
 class RemoteRanges:
-    """Reads byte ranges of files in any storage, and keeps what it has learned: ETags, signed URLs, times of requests.
+    """Reads byte ranges of files in any storage, and remembers ETags, sizes, signed URLs and times of requests.
 
     Thread-safe; usable in forked children.
 
     Args:
-        link: the way to the storage, as others have measured it.
-        expected: marks of files as their storage gave them, by path: of objects in S3, ranges are asked for with it.
+        link: measurements of the storage, shared with other readers; default: none yet.
+        expected: version marks of files by path; ranges of objects in S3 are requested with theirs (If-Match).
 
     Attributes:
-        link: the way to the storage.
+        link: measurements of the storage.
     """
 
     def __init__(self, link: Link | None = None, expected: Mapping[AnyPath, str] | None = None) -> None:
@@ -57,16 +57,22 @@ class RemoteRanges:
         self._s3 = S3Ranges()
 
     def tell(self, folder: str, files: Mapping[str, tuple[str, int | None]]) -> None:
-        """Take what a dataset in S3 says of its objects, by path below its folder: ETags, which their first ranges are
-        asked for with, and sizes, which they must have. A copy of the dataset may have other ETags: if an object has,
-        they are learned from the objects, as where none are told."""
+        """Take the ETags and sizes that a dataset in S3 records for its objects. First ranges are requested with the
+        ETag (If-Match). A copy of the dataset may have other ETags: if one object does, all ETags of the dataset are
+        learned from the objects instead.
+
+        Args:
+            folder: the dataset's URL.
+            files: by path below the folder, ETag with quotes, and size in bytes if known.
+        """
         if files and in_s3(folder):
             prefix = _url(*locate(folder, patient=True))
             self._told |= {f"{prefix}/{name}": (prefix, *one) for name, one in files.items()}
 
     def read_object(self, path: AnyPath, *, most: int, retry: Retry, tries: int = 3) -> bytes:
-        """A whole object in S3, whose size comes with its beginning: one request if it is short. One that is replaced
-        meanwhile is read anew. Errors as of `read`, and DatasetError if it has more than `most` bytes."""
+        """A whole object in S3. Its first part comes with the size, so that a short object takes one request. An object
+        that is replaced meanwhile is read again. Errors as of `read`, and DatasetError if it has more than `most`
+        bytes."""
         (beginning,) = self.read([(path, 0, PART_BYTES)], retry=retry)
         size = self._sizes.get(_url(*locate(path, patient=True)), len(beginning))
         if size > most:
@@ -88,12 +94,13 @@ class RemoteRanges:
         versions: Mapping[str, FileVersion] | None = None,
         turn: int = 0,
     ) -> list[bytes]:
-        """Bytes [start, end) of files, requested concurrently where the storage supports it; shorter where a file ends.
+        """Bytes [start, end) of files, requested concurrently if the storage supports it; shorter where a file ends.
 
         Args:
-            retry: for how long; a range that comes shorter than the file allows is asked for again, too.
-            versions: that files must have, by path.
-            turn: for which step of the loop they are: those of earlier ones go first.
+            ranges: path, start and end of each.
+            retry: for how long failed ranges are asked for again, and ranges that come shorter than the file allows.
+            versions: by path, the version that a file must have.
+            turn: the step of the loop that needs them; requests of earlier steps go first.
 
         Raises DatasetError or InputError, which names the first file that cannot be read, or has another ETag than at
         its first range.
@@ -115,7 +122,7 @@ class RemoteRanges:
     def _read_once(
         self, ranges: Sequence[Range], versions: Mapping[str, FileVersion], turn: int
     ) -> list[bytes | Trouble]:
-        """The ranges, or errors after which it may be tried again. Raises all other errors."""
+        """The ranges, or errors that may be retried. Raises all other errors."""
         found: dict[int, bytes | BaseException] = {}
         by_storage: dict[int, tuple[Any, list[int], list[str]]] = {}
         located: dict[AnyPath, tuple[Any, str]] = {}
@@ -163,7 +170,7 @@ class RemoteRanges:
     def _side_by_side(
         self, fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None], turn: int
     ) -> list[bytes | BaseException]:
-        """Ranges of files, by an asynchronous client, with their marks compared. Empty ranges are not asked for."""
+        """Ranges of files through an asynchronous client, with version marks compared. Empty ranges need no request."""
         read = self._s3.read if is_s3(fs) else read_part
         given = {_url(fs, name): version.mark for name, version in versions.items() if version is not None}
         marks = self._marks if not given else ChainMap(given, self._marks)
@@ -178,7 +185,7 @@ class RemoteRanges:
                 part = await self.link.fetch(
                     end - start, lambda: read(fs, name, start, end, mark or marks.get(url, ""), self.link), turn
                 )
-                # From a server that gives no ETags, or not always, it is the one that was asked for.
+                # A server that sends no ETag has answered for the one that was requested.
                 return part if part.mark or marks.get(url, mark) != told else part._replace(mark=told)
 
             part = None
@@ -186,7 +193,7 @@ class RemoteRanges:
                 try:
                     part = await ask(told)
                 except FileChangedError:
-                    if marks.get(url) == told:  # others have come with it: it was replaced just now
+                    if marks.get(url) == told:  # other ranges had this ETag: the object was replaced just now
                         raise
                     self._doubt(dataset, url)
             if part is None:
@@ -206,7 +213,7 @@ class RemoteRanges:
         return cast(list[bytes | BaseException], sync(fs.loop, every))
 
     def _doubt(self, dataset: str, url: str) -> None:
-        """Believe no ETag of a dataset any more, and say so once: who copies one object copies all."""
+        """Trust no recorded ETag of a dataset any more, and log that once: a copy has other ETags for all objects."""
         if dataset not in self._doubted:
             self._doubted.add(dataset)
             log.info(
@@ -216,12 +223,12 @@ class RemoteRanges:
 
     @contextlib.asynccontextmanager
     async def _after_the_first(self, url: str, turn: int, *, known: bool) -> AsyncIterator[None]:
-        """Until the mark of an object is known, one range of it is asked for alone, so that all others are asked for
-        with that; but those of earlier steps wait for none of a later one."""
+        """While the mark of an object is unknown, one range is requested alone, and the other ranges wait for it, to be
+        requested with the mark. Ranges of earlier steps do not wait for one of a later step."""
         key = os.getpid(), url
         if not known and (first := self._first.get(key)) is not None and first[0] <= turn:
             await first[1].wait()
-            known = True  # or it has failed, and then all others find out by themselves
+            known = True  # or that range failed, and the others are requested without a mark
         if known:
             yield
             return
@@ -234,7 +241,7 @@ class RemoteRanges:
             own[1].set()
 
     def _check_length(self, path: AnyPath, found: int, start: int, end: int) -> None:
-        """Raise an error for a range of another length than asked for, unless the file ends there."""
+        """Raise an error for a range of another length than requested, unless the file ends there."""
         shown = redact(path)
         if found > end - start:
             raise DatasetError(f"Cannot read {shown}: its server does not answer requests for ranges of bytes.")
@@ -251,15 +258,15 @@ class RemoteRanges:
 
 
 def _url(fs: Any, name: str) -> str:
-    """What names a file among those of all storages."""
+    """The URL of a file, unique among all storages."""
     return f"{fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]}://{name}"
 
 
 def _of_version(
     fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None]
 ) -> list[bytes | BaseException]:
-    """Ranges of files of storages that know no If-Match: web servers know If-Range; all others are asked for the file's
-    mark after the ranges, as it is then what it was before."""
+    """Ranges of files in storages without If-Match, checked against their versions. Web servers have If-Range; in other
+    storages a file's mark is asked for after its ranges: if it is the expected one, so were the ranges."""
     names, starts, ends = [one[0] for one in ranges], [one[1] for one in ranges], [one[2] for one in ranges]
     if not hasattr(fs, "encode_url"):
         read = fs.cat_ranges(names, starts, ends, on_error="return")
@@ -289,6 +296,6 @@ def _of_version(
 
 
 def mark_of_info(info: Mapping[str, Any]) -> str:
-    """What tells a version of a file, of fsspec's details of it: each storage has its own name for that."""
+    """The version mark of a file from fsspec's details, in which each storage has another name for it."""
     names = ("ETag", "etag", "md5Hash", "checksum", "mtime", "LastModified", "Last-Modified", "created")
     return next((str(info[name]) for name in names if info.get(name) is not None), "")

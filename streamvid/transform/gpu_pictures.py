@@ -1,6 +1,6 @@
-"""The pictures of a batch on the GPU, each written once: of NVDEC's surfaces by one kernel, straight into its place.
+"""Puts the frames of a batch into its tensors on the GPU: one kernel writes each picture from NVDEC's surface.
 
-What clips the CPU decodes is cropped and resized there, and sent to the GPU in one copy.
+Frames of clips that the CPU decodes are cropped and resized on the CPU, and copied to the GPU together.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _COLOURS: Final = ("brightness", "contrast", "saturation", "hue")
 
 
 def fits_surfaces(transform: Transform | Views) -> bool:
-    """Whether the kernel crops, resizes and converts for all views, in the order that the transform asks for."""
+    """Whether the kernel can crop, resize and convert for all views in the transform's order."""
     return fits_crop_resize(transform) and not any(one.converts_first for one in by_view(transform).values())
 
 
 def fits_one_pass(transform: Transform | Views) -> bool:
-    """Whether the kernel does all of the transform: what is beyond it is rotating and other affine maps, blurring,
-    erasing and `Transform(dali)`."""
+    """Whether the kernel can do the whole transform: no affine map such as rotation, no blurring, no erasing and no
+    `Transform(dali)`."""
     return fits_surfaces(transform) and all(
         one.dali is None and one.span("rotate") is None and not (one.warps or one.blur or one.erase)
         for one in by_view(transform).values()
@@ -46,20 +46,20 @@ def fits_one_pass(transform: Transform | Views) -> bool:
 
 
 class GpuPictures:
-    """Where the frames of a batch go on the GPU (`streamvid.decode.gpu.PictureSink`).
+    """The memory of a batch on the GPU, into which decoders put frames (`streamvid.decode.gpu.PictureSink`).
 
     Args:
-        transform: one that `fits_surfaces`.
-        batch: its clips.
-        params: the transform's, for them.
-        stream: allocates; the current one.
-        scratch: memory to work in on the CPU.
-        final: make the model's tensors, of a transform that `fits_one_pass`. False: decoded frames, cropped and
-            resized, for DALI.
+        transform: a transform that `fits_surfaces`.
+        batch: the batch.
+        params: the transform's parameters for its clips.
+        stream: the current CUDA stream, on which memory is allocated.
+        scratch: scratch memory on the CPU.
+        final: True: make the model's tensors, for a transform that `fits_one_pass`. False: make cropped and resized
+            frames for DALI.
 
     Attributes:
-        tensors: of each view, final: [batch, …] in its layout and dtype.
-        frames: of each view, not final: per clip uint8 [frames, height, width, 3].
+        tensors: if `final`, by view [batch, …] in its layout and dtype.
+        frames: if not `final`, for each view and clip uint8 [frames, height, width, 3].
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class GpuPictures:
         self.frames = [view.frames for view in self._views]
 
     def targets(self, numbers: Sequence[int], forms: Sequence[PlaneFormat]) -> list[SurfaceTarget]:
-        """Where the surfaces of clips go.
+        """The targets of clips that decode sessions decode.
 
         Args:
-            numbers: of the clips in the batch.
-            forms: of their surfaces.
+            numbers: the clips' numbers in the batch.
+            forms: the planes of their surfaces.
         """
         params: list[Int64] = []
         writes: list[list[Writes]] = []
@@ -106,14 +106,14 @@ class GpuPictures:
         return make_targets(self._stream, writes, windows, params, [view.tensor for view in self._views])
 
     def sinks(self, numbers: Sequence[int]) -> list[RenderedFrames]:
-        """What takes the frames of clips from the CPU's decoder."""
+        """Frame sinks for clips that the CPU decodes, by their numbers in the batch."""
         for clip in numbers:
             transforms = [view.transform for view in self._views]
             self._sinks[clip] = RenderedFrames(transforms, self._boxes[clip], self._batch.slices[clip], self._scratch)
         return [self._sinks[clip] for clip in numbers]
 
     def upload(self) -> None:
-        """Put the frames that the sinks have got into their places; returns when that is done."""
+        """Copy the frames in the sinks to the GPU and put them into the tensors; returns when that is done."""
         import torch
 
         made = [(view, clip, frames) for clip, sink in self._sinks.items()
@@ -129,10 +129,10 @@ class GpuPictures:
         self._stream.synchronize()
 
     def put_rgb(self, made: Mapping[int, torch.Tensor]) -> None:
-        """Put the frames of clips that DALI has decoded into their places: converted first, and resized then.
+        """Crop and resize frames that DALI has decoded, and put them into the tensors.
 
         Args:
-            made: by the clip's number in the batch, uint8 [frames, height, width, 3]. They may be freed when what is
+            made: by the clip's number in the batch, uint8 RGB [frames, height, width, 3]. May be freed when the work
                 queued on the stream is done.
         """
         for view in self._views:
@@ -178,7 +178,7 @@ class _View:
             self.frames = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def positions(self, clip: int) -> list[list[int]]:
-        """Of each decoded frame of a clip, which of its pictures show it."""
+        """For each decoded frame of a clip, the indices of the clip's pictures that show it."""
         count = len(self._batch.slices[clip].frames)
         if not self._final:
             return [[row] for row in range(count)]
@@ -189,12 +189,13 @@ class _View:
         return found
 
     def params(self, clip: int, form: PlaneFormat, color: Color) -> tuple[Int64, int, int, tuple[int, int]]:
-        """What the kernel needs to know for a clip, the address of its first picture, the bytes from one to the next,
-        and the size in which it writes them: that of frames as decoded, which may lie on their side."""
-        # No tensor is made for a clip: that lets go of the GIL, and may wait for milliseconds until it is back.
+        """For the kernel: the clip's parameters, the address of its first picture, the bytes from a picture to the
+        next, and the size in which pictures are written, before rotation."""
+        # Without a tensor for the clip: making one releases the GIL, which may take milliseconds to get back.
         box, size = self._boxes[clip], self.tensor.element_size()
         address, shape, steps = self._layout(clip)
-        # An array of the same shape and strides says what turning and flipping make of them; its memory is not there.
+        # A dummy array of this shape and these strides, never accessed, whose views give the strides after rotation and
+        # flipping.
         whole: Any = np.lib.stride_tricks.as_strided(
             np.empty(0, dtype=f"u{size}"), shape, [size * step for step in steps[1:]]
         )
@@ -216,13 +217,13 @@ class _View:
         return made, first, size * steps[0], out.shape[1:]
 
     def window(self, clip: int, form: PlaneFormat) -> Window:
-        """What of a clip's surfaces the kernel reads."""
+        """The part of a clip's surfaces that the kernel reads."""
         part = as_decoded(self._boxes[clip], form.height, form.width)
         return source_window(form, start=part.start, end=part.end, size=part.size)
 
     def put(self, clip: int, levels: torch.Tensor) -> None:
-        """Put the frames of a clip that the CPU has cropped and resized, uint8 [frames, height, width, 3], where the
-        kernel would."""
+        """Put frames of a clip that the CPU has cropped and resized, uint8 [frames, height, width, 3], into the
+        tensors, finished as the kernel would."""
         import torch
 
         if not self._final:
@@ -265,8 +266,8 @@ class _View:
         surfaces.launch(kernel, table.to(device), len(rows), largest)
 
     def _layout(self, clip: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-        """Of a clip's pictures their address, channels, height and width, and the elements from a picture, a channel, a
-        line and a pixel to the next."""
+        """The address of a clip's pictures, their shape (channels, height, width), and their strides (picture, channel,
+        line, pixel) in elements."""
         if self._final:
             steps, shape = self._whole.stride(), self._whole.shape[2:]
             return self.tensor.data_ptr() + clip * steps[0] * self.tensor.element_size(), shape, steps[1:]
@@ -275,11 +276,11 @@ class _View:
         return frames.data_ptr(), (3, height, width), (3 * height * width, 1, 3 * width, 3)
 
     def _pictures(self, clip: int) -> torch.Tensor:
-        """Those of a clip, [frames, 3, height, width]."""
+        """The pictures of a clip, [frames, 3, height, width]."""
         return self._whole[clip] if self._final else self.frames[clip].permute(0, 3, 1, 2)
 
     def _flips(self, clip: int) -> tuple[slice, slice]:
-        """Slices of a picture's rows and columns that flip it as the clip's parameters say."""
+        """Slices of a picture's rows and columns that flip it by the clip's parameters."""
         vertical, horizontal = (self._params[name] for name in ("upside_down", "mirror"))
         rows, columns = (
             slice(None, None, -1 if self._final and one is not None and one[clip] else 1)

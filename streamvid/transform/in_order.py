@@ -20,10 +20,10 @@ from streamvid.fetch.epoch_reader import Rescue
 T = TypeVar("T")
 _POLL_S: Final = 0.001
 AHEAD_PIXELS: Final = 512 * 1280 * 720
-"""Wanted frames of small batches that are begun behind the one that is waited for, in pixels: what keeps the engines of
-a GPU busy for as long as Python takes to hand that over and to begin another."""
+"""Pixels of wanted frames in the batches that are begun behind the one that is waited for: enough to keep a GPU's
+engines busy while Python hands that batch over and begins another."""
 _MOST_BEGUN: Final = 8
-"""Batches."""
+"""Most batches that are begun at a time."""
 
 
 class BatchSource(Protocol):
@@ -55,8 +55,8 @@ def decoded_in_order(
         rescue: makes one anew that does not decode.
         last_resort: decodes one in another way that fails again, though all its slices are good, or without a rescue
             may be; None: its error is raised.
-        ahead_pixels: batches behind the one that is waited for are begun until their wanted frames have so many; at
-            least one.
+        ahead_pixels: batches behind the one that is waited for are begun until their wanted frames have this many
+            pixels; at least one batch.
     """
     begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
     error: Exception | None = None
@@ -91,7 +91,7 @@ def decoded_in_order(
 
 
 def _pixels(batch: EncodedBatch) -> int:
-    """Of the wanted frames, as decoded."""
+    """Pixels of a batch's wanted frames, before cropping."""
     return sum(len(one.frames) * one.height * one.width for one in batch.slices)
 
 
