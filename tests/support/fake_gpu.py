@@ -37,7 +37,7 @@ class Surface:
         self._pts = frame.pts
         # PyNvVideoCodec rounds down.
         self.shape = (height * 3 // 2, pitch)
-        self._size = height * 3 * pitch // 2 * luma.itemsize
+        self._size: int = height * 3 * pitch // 2 * luma.itemsize
 
     def framesize(self) -> int:
         return self._size

@@ -7,6 +7,7 @@ import itertools
 import json
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ import torch
 
 from streamvid.video.remux import store_clip
 from tools import dali_faults
-from tools.bench import access_report, baselines, decode, decode_rows, random_access
+from tools.bench import __main__ as bench_main
+from tools.bench import access_report, baselines, decode, decode_rows, random_access, train_step
 from tools.bench.decode_rows import FORMATS, Case, make_clips
+from tools.bench.host_times import HostTimes
 from tools.bench.isolated import PartError, run_isolated
 from tools.bench.timing import (
     SMALL,
@@ -216,6 +219,43 @@ def test_clips_of_decoding_are_made_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert {len(batch) for batch in work} == {4}
     assert sum(len(one.sizes) for batch in work for one in batch) >= 100
     assert {len(one.frames) for batch in work for one in batch} == {16}
+
+
+def test_clips_of_a_step_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = "hevc 4K"
+    monkeypatch.setattr(train_step, "CLIPS", {kind: replace(train_step.CLIPS[kind], width=96, height=64, frames=4)})
+    made = {path: path.stat().st_mtime_ns for path in train_step.clip_files(tmp_path, kind, 2)}
+    assert len(made) == len(list(tmp_path.iterdir())) == 2
+    assert {path: path.stat().st_mtime_ns for path in train_step.clip_files(tmp_path, kind, 2)} == made
+
+
+def test_rows_of_decoding_say_what_threads_compute() -> None:
+    began, stop = threading.Event(), threading.Event()
+
+    def compute() -> None:
+        while not stop.is_set():
+            if time.thread_time() > 0.05:
+                began.set()
+
+    thread = threading.Thread(target=compute, name="computes-3")
+    with HostTimes() as host:
+        thread.start()
+        assert began.wait(30)
+    stop.set()
+    thread.join()
+    assert host.cores["computes"] > 0
+    assert "computes" in str(host)
+
+
+def test_a_run_keeps_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that came to its end, and of one whose time was up."""
+    file = tmp_path / "found.json"
+    monkeypatch.setattr(bench_main, "PROGRAMS", {"decode": ("--no-such-option",), "images": ("--no-such-option",)})
+    assert not bench_main.run(["decode", "images"], file, 0.0, tmp_path)
+    found = json.loads(file.read_text())
+    assert set(found["programs"]) == {"decode", "images"}
+    assert found["programs"]["decode"]["rows"] == []
+    assert found["machine"]["cores"] > 0
 
 
 def test_tables_go_to_their_places(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The benchmarks of a GPU in one run, and their tables in docs/performance.md.
 
-    python -m tools.bench --json FILE [--only NAME …] [--seconds N]     # on a machine with a GPU: five minutes
+    python -m tools.bench.make_clips DIR                                # before, anywhere
+    python -m tools.bench --json FILE [--clips DIR] [--only NAME …] [--seconds N]     # on a GPU: nine minutes
     python -m tools.bench --tables FILE … [--into docs/performance.md]
 
 The first runs one after the other and writes what each has found, and the machine, as soon as it is known. The second
@@ -25,47 +26,59 @@ from typing import Any, Final
 from tools.bench.report import machine, markdown
 
 PROGRAMS: Final = {
-    "decode": ("--seconds", "130"),
-    "train_step": ("--quick", "--only", "r3d_18, h264"),
+    "decode": ("--seconds", "240"),
+    "train_step": ("--quick",),
     "images": ("--rounds", "1"),
     "random_access": (
         "--lengths", "60", "300", "--cut", "5", "--only", "StreamLoader", "GpuData", "PyNv", "whole",
     ),
 }  # fmt: skip
 """By name, the arguments of each."""
+WITH_CLIPS: Final = ("decode", "train_step")
+_TICK: Final = 1.0
 _END: Final = 10.0
 """Seconds that one has to end its own processes."""
 
 
-def run(names: Sequence[str], file: Path, seconds: float) -> bool:
+def run(names: Sequence[str], file: Path, seconds: float, clips: Path | None = None) -> bool:
     """Run programs; whether all came to an end with all bars reached.
 
     Args:
         names: keys of `PROGRAMS`.
         file: for what they have found.
         seconds: that they may take together.
+        clips: made beforehand.
     """
     found: dict[str, Any] = {"machine": machine(), "programs": {}}
     began, passed = time.monotonic(), True
+
+    def keep(part: Path, started: float, code: int | None) -> None:
+        """Write what is known by now: a run that is killed leaves it."""
+        one = json.loads(part.read_text()) if part.exists() else {"rows": [], "checks": [], "notes": []}
+        found["programs"][part.stem] = one | {"seconds": time.monotonic() - started, "code": code}
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            part = Path(folder) / "part.json"
+            part = Path(folder) / f"{name}.json"
             command = [sys.executable, "-m", f"tools.bench.{name}", *PROGRAMS[name], "--json", str(part)]
+            if clips is not None and name in WITH_CLIPS:
+                command += ["--clips", str(clips)]
             started = time.monotonic()
+
             with subprocess.Popen(command) as process:
-                try:
-                    code = process.wait(max(1.0, began + seconds - started))
-                except subprocess.TimeoutExpired:
+                while (code := process.poll()) is None and time.monotonic() < max(began + seconds, started + 1.0):
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_TICK)
+                    keep(part, started, None)
+                if code is None:
                     process.send_signal(signal.SIGINT)
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_END)
                     process.kill()
                     code = -1
             passed = passed and code == 0
-            one = json.loads(part.read_text()) if part.exists() else {"rows": [], "checks": [], "notes": []}
-            one |= {"seconds": time.monotonic() - started, "code": code}
-        found["programs"][name] = one
-        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            keep(part, started, code)
     return passed
 
 
@@ -118,13 +131,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="run, and write there")
     parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS), metavar="NAME")
     parser.add_argument("--seconds", type=float, default=1e6, help="that all may take together")
+    parser.add_argument("--clips", type=Path, metavar="DIR", help="clips that tools.bench.make_clips has made there")
     parser.add_argument("--tables", type=Path, nargs="+", metavar="FILE", help="what such runs have written")
     parser.add_argument("--into", type=Path, metavar="DOCUMENT")
     options = parser.parse_args()
     if (options.json is None) == (options.tables is None):
         parser.error("give --json to run, or --tables for the tables of what was run")
     if options.json is not None:
-        return 0 if run(options.only, options.json, options.seconds) else 1
+        return 0 if run(options.only, options.json, options.seconds, options.clips) else 1
     found = merged([json.loads(path.read_text(encoding="utf-8")) for path in options.tables])
     text = "" if options.into is None else options.into.read_text(encoding="utf-8")
     for name in ("machines", *options.only):

@@ -1,7 +1,7 @@
 """What decoding costs on a GPU: streamvid's decoder and loader against the limit of the chip.
 
     python -m tools.bench.decode [--quick] [--only TEXT] [--clips DIR] [--json FILE]
-    python -m tools.bench.decode --clips DIR --make-clips       # make the clips alone; needs no GPU
+    python -m tools.bench.make_clips DIR                        # before, on a machine without a GPU
 
 Batches of windows of 16 frames at random places, full-size RGB, same packets, same run; pictures decoded a second:
 
@@ -13,8 +13,9 @@ Batches of windows of 16 frames at random places, full-size RGB, same packets, s
 - 132 sizes: random batches of clips of 132 sizes, against batches of one size.
 
 Of every row, frames are compared, bit for bit, with FFmpeg's of the same packets, or stock DALI's. Memory is how much
-less the GPU has free while batches run, over the size of two batches of frames, which is what is alive at a time. All
-rows have one process; after one that fails, the next get another.
+less the GPU has free while batches run, over the size of two batches of frames, which is what is alive at a time. Host:
+what submitting a batch takes, and the cores that threads keep busy while batches are decoded. All rows have one
+process; after one that fails, the next get another.
 """
 
 from __future__ import annotations
@@ -40,22 +41,20 @@ BEYOND: Final = 1.03
 
 
 def all_cases(*, quick: bool = False, only: Sequence[str] = ("",)) -> list[Case]:
-    """All rows, what issue 16 asks for first."""
+    """All rows, what issue 16 asks for first; stock DALI last, which opens decoders for seconds."""
     main, others = list(FORMATS)[:5], list(FORMATS)[5:]
 
-    def rows(cores: int, batches: Sequence[int]) -> list[Case]:
+    def rows(kinds: Sequence[str], cores: int) -> list[Case]:
         return [
-            Case(
-                kind, 15, 1, batch, cores,
-                loop=kind.endswith(" 720p") and batch < (64 if cores else 256), stock=batch == 16 and not cores,
-            )
-            for kind in main
-            for batch in batches
-        ]  # fmt: skip
+            Case(kind, 15, 1, batch, cores, loop=kind.endswith(" 720p") and batch < (64 if cores else 256))
+            for kind in kinds
+            for batch in (16, 64, 256)
+        ]
 
-    found = [*rows(0, (16, 64, 256)), *rows(FEW_CORES, (16, 64))]
-    found += [Case(kind, 30, 1, 64) for kind in reversed(others)]
-    found += [*rows(FEW_CORES, (256,)), *(Case(kind, 60, 8, 64) for kind in main[:4])]
+    found = [*rows(main[:2], 0), Case(others[-1], 30, 1, 64), *rows(main[:2], FEW_CORES), *rows(main[2:4], 0)]
+    found += [*(Case(kind, 30, 1, 64) for kind in others[:-1]), *rows(main[4:], 0), *rows(main[2:], FEW_CORES)]
+    found += [Case(kind, 60, 8, 64) for kind in main[:4]]
+    found += [Case(kind, 15, 1, 16, stock=True) for kind in main]
     wanted = [case for case in found if any(text in case.name for text in only)]
     return [case for case in wanted if not quick or (case.batch == 64 and case.gop < 60)]
 
@@ -101,7 +100,17 @@ def table(found: Sequence[Mapping[str, Any]]) -> list[Row]:
             "cores": str(case.cores or "all"),
         }  # fmt: skip
         if row["error"]:
-            columns = ("PyNv/s", "native/s", "decoder/s", "of limit", "delivered/s", "loop %", "x stock", "memory")
+            columns = (
+                "PyNv/s",
+                "native/s",
+                "decoder/s",
+                "of limit",
+                "delivered/s",
+                "loop %",
+                "x stock",
+                "memory",
+                "host",
+            )
             rows.append({**about, **dict.fromkeys(columns, "-"), "same": row["error"]})
             continue
         limits = [f"{row[name]:,.0f}" if row[name] else "" for name in ("pynv", "native")]
@@ -113,7 +122,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> list[Row]:
                 **about, "PyNv/s": limits[0], "native/s": limits[1], "decoder/s": row["decoded"],
                 "of limit": f"{of_limit(row):.2f}", "delivered/s": row["delivered"], "loop %": loop,
                 "x stock": f"{row['decoded'] / row['stock_rate']:.1f}" if "stock_rate" in row else "",
-                "memory": f"{row['memory']:.1f}" if row["memory"] else "",
+                "memory": f"{row['memory']:.1f}" if row["memory"] else "", "host": row.get("host", ""),
                 "same": str(same(row)),
             }
         )  # fmt: skip
@@ -147,12 +156,9 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--only", action="append", metavar="TEXT", help='rows whose name holds this: "1080p, GOP 15"')
     parser.add_argument("--clips", type=Path, metavar="DIR", help="keep the clips there, and take those that are there")
-    parser.add_argument("--make-clips", action="store_true", help="make the clips, and measure nothing")
     parser.add_argument("--seconds", type=float, default=1e6, help="begin no other row after this time")
     options: argparse.Namespace = parser.parse_args()
-    if options.make_clips and options.clips is None:
-        parser.error("--make-clips needs --clips: where to keep them")
-    if not (torch.cuda.is_available() or options.make_clips):
+    if not torch.cuda.is_available():
         print("tools.bench.decode needs an NVIDIA GPU and torch for CUDA", file=sys.stderr)
         return 2
     wanted = all_cases(quick=options.quick, only=options.only or [""])
@@ -163,15 +169,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         began = time.monotonic()
         make_clips(wanted, options.clips or Path(name))
-        if options.make_clips:
-            return 0
         for row in measure(wanted, options.clips or Path(name)):
             found.append(row)
             if options.json is not None:  # what is stopped leaves what it has
                 Report("decode", table(found), checks(found), (), found).write(
                     options.json, quick=options.quick, about={}
                 )
-            shown = {key: round(v, 3) for key, v in row.items() if isinstance(v, float | bool)} | {"": row["error"]}
+            shown = {key: round(v, 3) for key, v in row.items() if isinstance(v, float | bool)}
+            shown |= {"": row["error"] or row.get("host", "")}
             print(f"{time.monotonic() - began:5.0f} s  {case_of(row).name}: {shown}", file=sys.stderr, flush=True)
             if time.monotonic() - began > options.seconds:
                 break

@@ -1,6 +1,6 @@
 """What a loader costs the model: the seconds of a training step fed by it, against those on synthetic data.
 
-    python -m tools.bench.train_step [--quick] [--only TEXT ...] [--json FILE]
+    python -m tools.bench.train_step [--quick] [--only TEXT ...] [--clips DIR] [--json FILE]
 
 For every model and kind of clips, by turns in blocks of a few steps:
 
@@ -36,7 +36,7 @@ import streamvid as sv
 from streamvid.decode.native_session import native_library
 from streamvid.video.packet_selection import EncodedSlice
 from tools.bench.engines import Engines
-from tools.bench.report import Check, Report, Row, arguments, finish
+from tools.bench.report import Check, Report, Row, arguments, finish, machine
 from tools.bench.stream import epoch_slices, make_dataset
 from tools.clips import Recipe, write
 
@@ -224,14 +224,28 @@ def same_as_cpu(loader: sv.StreamLoader, videos: Iterator[Any], made: Callable[[
     return float(((video - expected).abs() * 255 * TRANSFORM.mean_std[1][0] <= LEVELS).float().mean())
 
 
-def measure(folder: Path, kind: str, size: Size, wanted: Sequence[tuple[str, bool]]) -> tuple[list[Row], list[str]]:
-    """The rows of one kind of clips, of models eager or as a graph, and its kernels as lines."""
+def clip_files(folder: Path, kind: str, made: int) -> list[Path]:
+    """So many clips of a kind, of which those that are missing are encoded."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"step-{kind.replace(' ', '-')}-{n}.mp4" for n in range(made)]
+
+    def make(number: int, path: Path) -> None:
+        if not path.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as draft:
+                write(replace(CLIPS[kind], seed=number), Path(draft) / path.name).replace(path)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(make, range(made), files))
+    return files
+
+
+def measure(
+    folder: Path, clips: Path, kind: str, size: Size, wanted: Sequence[tuple[str, bool]], done: Callable[[Row], None]
+) -> list[str]:
+    """The rows of one kind of clips, of models eager or as a graph, each as it comes, and its kernels as lines."""
     import torch
 
-    recipe = CLIPS[kind]
-    files = [folder / f"{kind}-{n}.mp4" for n in range(size.made)]
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(write, [replace(recipe, seed=n) for n in range(size.made)], files))
+    files = clip_files(clips, kind, size.made)
     dataset = make_dataset(folder, kind.replace(" ", "-"), files, size.clips)
     sampling = sv.Window(FRAMES)
 
@@ -255,7 +269,6 @@ def measure(folder: Path, kind: str, size: Size, wanted: Sequence[tuple[str, boo
     lines = [f"{kind}: {total:.1f} ms of the GPU for a batch of {BATCH * FRAMES} frames; ms and calls:"]
     lines += [f"  {ms:6.2f} {calls:7.1f}  {name[:100]}" for name, ms, calls in table[:_TABLE]]
     print(*lines, sep="\n", file=sys.stderr)
-    rows: list[Row] = []
     engines, ring = Engines(native_library(), slices[0][0]), cycle(slices)
     synthetic: Iterator[None] = iter(lambda: None, 0)
     for name, graph in wanted:
@@ -270,7 +283,7 @@ def measure(folder: Path, kind: str, size: Size, wanted: Sequence[tuple[str, boo
             times.append({"synthetic": before, "floor": floor, "loader": seconds_of(step, fed, size.steps, _AHEAD)})
         mid = {way: statistics.median(one[way] for one in times) for way in times[0]}
         growth = [100 * (one["loader"] / one["synthetic"] - 1) for one in times]
-        rows.append(
+        row: Row = (
             {
                 "model": name, "clips": kind, "mode": "graph" if graph else "eager", "batch": BATCH,
                 "passes": step.passes, "loader alone s": alone, **{f"{way} s": mid[way] for way in mid},
@@ -280,11 +293,12 @@ def measure(folder: Path, kind: str, size: Size, wanted: Sequence[tuple[str, boo
                 "same": same_as_cpu(loader, fed, made),
             }
         )  # fmt: skip
-        print({key: round(v, 4) if isinstance(v, float) else v for key, v in rows[-1].items()}, file=sys.stderr)
+        print({key: round(v, 4) if isinstance(v, float) else v for key, v in row.items()}, file=sys.stderr, flush=True)
+        done(row)
         del step
     loader.close()
     engines.close()
-    return rows, lines
+    return lines
 
 
 def checks_of(rows: Sequence[Row]) -> list[Check]:
@@ -312,12 +326,21 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", metavar="TEXT", help='rows whose name holds this, as "r3d_18, h264 1080p, graph"'
     )
+    parser.add_argument("--clips", type=Path, metavar="DIR", help="keep the clips there, and take those that are there")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("tools.bench.train_step needs an NVIDIA GPU and torch for CUDA", file=sys.stderr)
         return 2
     rows: list[Row] = []
     notes: list[str] = []
+    about = machine()
+
+    def done(row: Row) -> None:
+        rows.append(row)
+        if options.json is not None:  # what is stopped leaves what it has
+            report = Report("train_step", rows, checks_of(rows), notes)
+            report.write(options.json, quick=options.quick, about=about)
+
     with tempfile.TemporaryDirectory() as name:
         for kind in CLIPS:
             wanted = [
@@ -327,9 +350,8 @@ def main() -> int:
                 if any(text in f"{model}, {kind}, {'graph' if graph else 'eager'}" for text in options.only or [""])
             ]
             if wanted:
-                found, lines = measure(Path(name), kind, QUICK if options.quick else FULL, wanted)
-                rows += found
-                notes += lines
+                size = QUICK if options.quick else FULL
+                notes += measure(Path(name), options.clips or Path(name), kind, size, wanted, done)
     if not rows:
         print("no row has that in its name", file=sys.stderr)
         return 2
