@@ -130,7 +130,8 @@ def _decoded(
                 if size != (encoded.height, encoded.width):
                     raise _damaged(
                         encoded,
-                        f"it decodes to frames of {size[1]}x{size[0]}, not of {encoded.width}x{encoded.height}",
+                        f"it decodes to frames of {size[1]}x{size[0]}, not of {encoded.width}x{encoded.height}; "
+                        "a video whose size changes midway gets one size if it is packed with --codec",
                     )
                 yield row, frame
             for rank in run.rendered():

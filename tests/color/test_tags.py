@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +20,7 @@ from streamvid.video.probe import CannotCopyError, VideoFile
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
+from tests.support.clips import one_after_the_other
 from tests.support.reference import whole
 from tools.clips import Recipe, write
 
@@ -108,20 +108,6 @@ def filtered(path: Path, by: str, target: Path) -> Path:
                 one.stream = track
                 output.mux(one)
     return target
-
-
-def one_after_the_other(parts: list[Path], path: Path) -> Path:
-    """The packets of several videos, at 25 frames a second."""
-    with ExitStack() as stack:
-        sources = [stack.enter_context(av.open(str(part))) for part in parts]
-        output = stack.enter_context(av.open(str(path), "w"))
-        track = output.add_stream_from_template(sources[0].streams.video[0], opaque=True)
-        packets = [packet for source in sources for packet in source.demux(video=0) if packet.size]
-        for number, packet in enumerate(packets):
-            packet.pts = packet.dts = 40 * number
-            packet.time_base, packet.stream = Fraction(1, 1000), track
-            output.mux(packet)
-    return path
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "av1"])

@@ -16,8 +16,10 @@ from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.packing.options import DecodeLevel, FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.report import PackReport
+from streamvid.sampling.spread import All
 from streamvid.video.remux import store_clip
-from tests.support.clips import write
+from streamvid.video.transcode import TranscodeOptions
+from tests.support.clips import one_after_the_other, write
 from tools.clips import Recipe
 from tools.damaged_sources import make_damaged, try_level
 
@@ -139,3 +141,13 @@ def test_a_slice_of_a_clip_that_is_not_written_is_that_of_its_file(tmp_path: Pat
     for frames in ([0], [239], [3, 70, 71, 150], range(240)):
         got, expected = (one.slice(np.array(frames)) for one in (clip, written))
         assert bytes(got.data) == bytes(expected.data)
+
+
+def test_transcoding_gives_one_size_to_what_changes_its_own(tmp_path: Path) -> None:
+    recipe = Recipe(width=96, height=64, frames=4, gop=4, b_frames=0, container="ts", number=False)
+    parts = [write(one, tmp_path / f"{n}.ts") for n, one in enumerate((recipe, replace(recipe, width=128)))]
+    video = one_after_the_other(parts, tmp_path / "a.ts")
+    with pytest.raises(InputError, match=r"128x64, not of 96x64.*--codec"):
+        pack([video], tmp_path / "copied", progress=False)
+    pack([video], tmp_path / "ds", options=PackOptions(transcode=TranscodeOptions()), progress=False)
+    assert ClipDataset(tmp_path / "ds", sampling=All())[0]["video"].shape == (8, 64, 96, 3)
