@@ -244,7 +244,6 @@ def test_rows_of_decoding_say_what_threads_compute() -> None:
     stop.set()
     thread.join()
     assert host.cores["computes"] > 0
-    assert "computes" in str(host)
 
 
 def test_a_run_keeps_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,9 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+_SHOWN: Final = 0.005
 
 
 class HostTimes:
@@ -25,14 +28,11 @@ class HostTimes:
         wall, names = time.perf_counter() - self._began, defaultdict[str, float](float)
         for (name, number), spent in _seconds().items():
             names[name.rstrip("0123456789-_ ")] += spent - self._before.get((name, number), 0.0)
-        self.cores = {
-            name: round(spent / wall, 3)
-            for name, spent in sorted(names.items(), key=lambda one: -one[1])
-            if spent > 0.005 * wall
-        }
+        self.cores = {name: spent / wall for name, spent in sorted(names.items(), key=lambda one: -one[1])}
 
     def __str__(self) -> str:
-        return ", ".join(f"{name.removeprefix('streamvid-')} {cores:.2f}" for name, cores in self.cores.items())
+        shown = {name.removeprefix("streamvid-"): cores for name, cores in self.cores.items() if cores >= _SHOWN}
+        return ", ".join(f"{name} {cores:.2f}" for name, cores in shown.items())
 
 
 def _seconds() -> dict[tuple[str, int | None], float]:
