@@ -61,6 +61,7 @@ class ReusableCodecContext(threading.local):
     def __init__(self, *, strict: bool = False, taken: Callable[[], object] = lambda: None) -> None:
         self._strict, self._taken = strict, taken
         self._kept: _Kept | None = None
+        self._damaged = False
 
     def decode(
         self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int, pixels: int = _MAX_INTRA_PIXELS
@@ -85,7 +86,9 @@ class ReusableCodecContext(threading.local):
             return
         with self._held(stsd, reorder, pixels, native=False) as context:
             assert not isinstance(context, NativeDecoder)
-            yield from _decode(context, packets, self._taken)
+            for frame in _decode(context, packets, self._taken):
+                self._damaged |= frame.is_corrupt
+                yield frame
 
     def pictures(self, stsd: bytes, run: NativeRun, *, reorder: int, pixels: int) -> Iterator[tuple[int, Picture]]:
         """The wanted pictures of a stream, decoded by the native part: see `NativeDecoder.pictures`."""
@@ -99,6 +102,7 @@ class ReusableCodecContext(threading.local):
     ) -> Iterator[VideoCodecContext | NativeDecoder]:
         # Taken out while in use, so that a context that failed is not kept.
         kept, self._kept, same = self._kept, None, without_bit_rate(stsd)
+        self._damaged = False
         if (
             kept is None
             or (kept.stsd, kept.pixels, isinstance(kept.context, NativeDecoder)) != (same, pixels, native)
@@ -109,7 +113,7 @@ class ReusableCodecContext(threading.local):
         # generator that is garbage after an error is closed, too, and its decoder may have been finalized before.
         with suppress(*(() if native else (GeneratorExit,))):
             yield kept.context
-        if not _has_history(kept.context):
+        if not (self._damaged or _has_history(kept)):
             kept.context.flush_buffers()
             self._kept = kept
 
@@ -121,11 +125,20 @@ class ReusableCodecContext(threading.local):
         return context
 
 
-def _has_history(context: VideoCodecContext | NativeDecoder) -> bool:
-    """Whether a flushed decoder keeps state of the previous stream: the distance of the first B-frame in MPEG-4, the
-    version of x264 in H.264 4:4:4, and the picture that conceals a damaged key frame in VP8."""
+def _has_history(kept: _Kept) -> bool:
+    """Whether emptying a decoder leaves state of the stream before: of MPEG-4 the distance of the first B-frame, of
+    H.264 in its profile of 4:4:4, which is that of lossless 4:2:0, too, the version of x264, of VP8 what a damaged key
+    frame is filled with."""
+    context = kept.context
     name = context.name if isinstance(context, NativeDecoder) else context.codec.canonical_name
-    return name in ("mpeg4", "vp8") or (name == "h264" and "444" in (context.pix_fmt or ""))
+    if name != "h264":
+        return name in ("mpeg4", "vp8")
+    profile = kept.stsd.partition(b"avcC")[2][1:2]  # AVCProfileIndication (ISO/IEC 14496-15, 5.3.3.1.2)
+    return "444" in (context.pix_fmt or "") or profile == bytes([_HIGH_444])
+
+
+_HIGH_444: Final = 244
+"""profile_idc (ITU-T H.264, A.2.8)."""
 
 
 def reorder_depth(display_order: Int64 | Sequence[int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import re
@@ -14,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from streamvid.color.picture import picture_of
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.decode.slice_frames import decode_frames
+from streamvid.decode.slice_frames import decode_frames, decode_pictures
 from streamvid.errors import VideoError
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.packing.pack import pack
@@ -28,7 +30,7 @@ from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions, transcode
 from streamvid.video.trim import trim_clip
 from tests.support.clips import write
-from tests.support.reference import sequential, slice_of
+from tests.support.reference import sequential, slice_of, whole
 from tests.support.sps import Rewrite, rewrite, with_level, with_reorder, without_vui
 from tools.clips import Recipe
 
@@ -142,6 +144,29 @@ def test_old_x264_coded_444_in_its_own_way(tmp_path: Path) -> None:
             with pytest.raises(VideoError, match="is damaged"):
                 dict(decode_frames(slice_of(clip, numbers), context=kept))
             assert len(dict(decode_frames(slice_of(new, numbers), context=kept))) == len(numbers)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_lossless_stream_is_decoded_as_alone_behind_one_of_an_old_x264(native: bool, tmp_path: Path) -> None:
+    """Lossless 4:2:0 is of the profile of 4:4:4."""
+    path = write(Recipe(width=96, height=64, frames=4, b_frames=0, crf=0, style="texture"), tmp_path / "a.mp4")
+    clips = []
+    for name, by in (("new", rb"y264 - core 150"), ("old", rb"x264 - core 150")):
+        (tmp_path / name).mkdir()
+        changed = tmp_path / name / "b.mp4"
+        changed.write_bytes(re.sub(rb"x264 - core \d{3}", by, path.read_bytes()))
+        clips.append(whole(store_clip(changed, tmp_path / name)))
+    new, old = clips
+
+    def sums(context: ReusableCodecContext, clip: EncodedSlice) -> list[int]:
+        frames = ((row, picture_of(frame)) for row, frame in decode_frames(clip, context=context))
+        if native:
+            frames = decode_pictures(clip, None, context=context, taken=ctypes.c_int64())
+        return [int(picture.planes[0].sum()) for _, picture in frames]
+
+    context, alone = ReusableCodecContext(), sums(ReusableCodecContext(), new)
+    assert sums(context, old) != alone
+    assert sums(context, new) == alone
 
 
 def test_damage_in_a_frame_shown_later_is_noticed(tmp_path: Path) -> None:
