@@ -209,7 +209,7 @@ def test_a_step_waits_for_its_own_packets_alone(packed: Path, tmp_path: Path, mo
     """Not for those of later steps that were planned with it."""
     pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     monkeypatch.setattr(epoch_reader, "_PART_CLIPS", BATCH)
-    last, free = 22, threading.Event()  # of a chunk of more than one step
+    last, free = 16, threading.Event()  # of a chunk of more than one step
     fetch = RangeReader.fetch_joined
     planned: list[list[range]] = []
     plan_parts = epoch_reader.plan_parts
