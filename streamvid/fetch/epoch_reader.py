@@ -43,9 +43,9 @@ _COMPUTING: Final = 1e-3
 _PAUSE: Final = 1e-5
 """After `_COMPUTING` seconds of computing, a chunk's thread sleeps for `_PAUSE` seconds. Otherwise the training loop
 would wait for the GIL for 5 ms (`sys.getswitchinterval`) or more."""
-_GROWTH: Final = 4
-"""Chunks start with one step and get one more step for every `_GROWTH` steps of the epoch so far: a loop that takes
-80 % of the reader's rate then waits for no chunk."""
+_GROWTH: Final = 2
+"""Chunks start with one step and get one more step for every `_GROWTH` steps of the epoch so far: a loop that takes two
+thirds of the reader's rate then waits for no chunk."""
 _AHEAD_BYTES: Final = 256 << 20
 """Most bytes of packets that are read ahead of the loop, unless a single step has more."""
 _SHARES: Final = 8
