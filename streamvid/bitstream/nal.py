@@ -18,6 +18,7 @@ import numpy as np
 from streamvid.arrays import Int64, UInt8
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.packet_kind import StatedColors
+from streamvid.bitstream.packets import Packets
 
 _LEAST_UNIT: Final = 4
 """FFmpeg ignores fewer bytes than these behind the last unit of a packet (h2645_parse.c)."""
@@ -159,45 +160,47 @@ def read_units(box: bytes, at: int, count: int) -> tuple[bytes, int]:
     return b"".join(units), at
 
 
-def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> list[bytes]:
+def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> Packets:
     """Convert packets as MP4 files hold them to Annex B: start codes in place of the lengths.
 
     Args:
-        data: uint8 [bytes], packets one after another.
+        data: uint8 [bytes], packets one after another. Stays as it is.
         sizes: int64 [packets], in bytes.
         length_size: as in `ParameterSets`.
 
-    Returns:
-        the packets.
-
     Raises:
-        ValueError: a NAL unit's length leads out of its packet.
+        ValueError: the packets are not as long as their sizes say, or a NAL unit's length leads out of its packet.
     """
-    packets = []
+    source = Packets(data, sizes)
+    if length_size != len(START_CODE):
+        return Packets.of([_packet_to_annex_b(packet, length_size) for packet in source])
+    # A start code is as long as a length, and takes its place.
     ends = np.cumsum(sizes)
-    starts, single = ends - sizes, np.zeros(len(sizes), dtype=bool)
-    if length_size == len(START_CODE) and len(sizes) and starts[-1] + length_size <= ends[-1] <= len(data):
-        # Most packets are one unit: its length becomes the start code in place, of all such packets at once.
+    starts = ends - sizes
+    changed = np.array(data)
+    single = np.zeros(len(sizes), dtype=bool)
+    if len(sizes) and starts[-1] + length_size <= ends[-1]:
+        # Most packets are one unit: the lengths of all such packets are found at once.
         heads = starts[:, None] + np.arange(length_size)
         lengths = data[heads].view(">u4")[:, 0]
         single = (lengths == sizes - length_size) & (lengths > 0)
-        changed = np.frombuffer(bytearray(data), dtype=np.uint8)
         changed[heads[single]] = np.frombuffer(START_CODE, dtype=np.uint8)
-        data = changed
-    whole = data.tobytes()
-    for at, end, one in zip(starts.tolist(), ends.tolist(), single.tolist(), strict=True):
-        if one:
-            packets.append(whole[at:end])
-            continue
-        units: list[bytes] = []
-        while at < end:
-            start = at + length_size
-            at = start + int.from_bytes(whole[at:start], "big")
-            if at > end or at == start:
-                raise ValueError("a NAL unit does not end within its packet")
-            units += (START_CODE, whole[start:at])
-        packets.append(b"".join(units))
-    return packets
+    for n in np.flatnonzero(~single).tolist():
+        packet = _packet_to_annex_b(source[n], length_size)
+        changed[starts[n] : ends[n]] = np.frombuffer(packet, dtype=np.uint8)
+    return Packets(changed, sizes)
+
+
+def _packet_to_annex_b(packet: bytes, length_size: int) -> bytes:
+    units: list[bytes] = []
+    at = 0
+    while at < len(packet):
+        start = at + length_size
+        at = start + int.from_bytes(packet[at:start], "big")
+        if at > len(packet) or at == start:
+            raise ValueError("a NAL unit does not end within its packet")
+        units += (START_CODE, packet[start:at])
+    return b"".join(units)
 
 
 def split_packet(packet: memoryview, length_size: int) -> list[memoryview]:

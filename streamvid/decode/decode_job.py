@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
 from streamvid.bitstream.packet_info import classifier
+from streamvid.bitstream.packets import Packets
 from streamvid.bitstream.session_fault import has_headers, session_fault
 from streamvid.color.render import PlaneFormat
 from streamvid.decode.surface_target import SurfaceTarget
@@ -168,7 +167,7 @@ class GopJob:
 
     encoded: EncodedSlice
     target: SurfaceTarget
-    packets: list[bytes]
+    packets: Packets
     starts_with_idr: bool
     display_order: list[int]
     hidden: frozenset[int]
@@ -313,7 +312,7 @@ def split_at_idr(
 class _ClosedGop(NamedTuple):
     """Part of a slice: see `GopJob`. `in_band`: the latest in-band parameter sets up to this part."""
 
-    packets: list[bytes]
+    packets: Packets
     starts_with_idr: bool
     display_order: list[int]
     hidden: frozenset[int]
@@ -329,8 +328,7 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
     try:
         if syntax is None:
             header = stream_header(encoded.codec, encoded.stsd)
-            ends = np.cumsum(encoded.sizes).tolist()
-            packets = [encoded.data[start:end].tobytes() for start, end in zip([0, *ends], ends, strict=False)]
+            packets = Packets(encoded.data, encoded.sizes)
             kind_of = classifier(encoded.codec, encoded.stsd)
             kinds = [kind_of(memoryview(packet)) for packet in packets]
             hidden = {n for n, kind in enumerate(kinds) if kind.hidden}
@@ -350,20 +348,20 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
             f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
         )
     # No cut at a CRA picture: its leading pictures may refer to frames before it.
-    idr = {n for n in starts if syntax is None or syntax.is_idr(packets[n])}
+    firsts = {n: packets[n] for n in {0, *starts}}
+    idr = {n for n in starts if syntax is None or syntax.is_idr(firsts[n])}
     cuts = sorted({0} | idr)
     in_band = b""
     gops = []
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
-        in_band = (syntax and syntax.in_band_parameter_sets(packets[start])) or in_band
-        headers = in_band or _headers(encoded, packets[start])
+        first = firsts[start]
+        in_band = (syntax and syntax.in_band_parameter_sets(first)) or in_band
+        headers = in_band or _headers(encoded, first)
         if problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
         known = not syntax and has_headers(encoded.codec, headers)  # the packet has its own headers
-        first = (b"" if known else header) + in_band + packets[start]
+        part = packets.part(start, end, header=(b"" if known else header) + in_band)
         no_frame = frozenset(ranks[n] for n in silent if start <= n < end)
         timed = untimed.isdisjoint(range(start, end))
-        gops.append(
-            _ClosedGop([first, *packets[start + 1 : end]], start in idr, ranks[start:end], no_frame, timed, in_band)
-        )
+        gops.append(_ClosedGop(part, start in idr, ranks[start:end], no_frame, timed, in_band))
     return gops

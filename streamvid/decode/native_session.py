@@ -33,7 +33,7 @@ CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 1
 _RECONFIGURED: Final = frozenset({"h264", "hevc"})
 """Codecs whose sessions are reconfigured for other frame sizes. Other codecs decoded wrongly after that, so each of
 their sessions is for one size."""
-_VERSION: Final = 3
+_VERSION: Final = 4
 """The interface version that `nvdec_version` must return."""
 _EXTRA_SURFACES: Final = 2
 """Decode surfaces beyond the minimum of the stream."""
@@ -284,17 +284,14 @@ class NativeSession:
         alone = job.alone or job.key != self._now or job.dpb_frames > self._dpb_frames or not job.starts_with_idr
         self._now, self._dpb_frames = job.key, max(job.dpb_frames, self._dpb_frames)
         self._name = job.encoded.name
-        packets, count = job.packets, len(job.packets)
-        data = (ctypes.c_char_p * count)(*packets)
-        sizes = array("q", map(len, packets))
+        data, sizes = job.packets.data, job.packets.sizes
         rows = job.dst_rows | dict.fromkeys(job.hidden, _NOT_SHOWN)
         wanted = array("i", [rows.get(rank, _NOT_WANTED) for rank in job.display_order])
         places = {rank: place for place, rank in enumerate(sorted(job.display_order))}
         order = array("i", [places[rank] for rank in job.display_order])
         given = _Job(
-            number, job.key.width, job.key.height, count, alone, job.exact, not job.timed,
-            ctypes.addressof(data), sizes.buffer_info()[0], wanted.buffer_info()[0],
-            order.buffer_info()[0],
+            number, job.key.width, job.key.height, len(sizes), alone, job.exact, not job.timed,
+            data.ctypes.data, sizes.ctypes.data, wanted.buffer_info()[0], order.buffer_info()[0],
         )  # fmt: skip
         self._check(self._calls.nvdec_decode(self._session, ctypes.byref(given)))
 

@@ -114,8 +114,7 @@ class PynvSession:
         )
         for first, end, timestamp in calls:
             self.packets += 1
-            data = job.packets[first] if end == first + 1 else b"".join(job.packets[first:end])
-            self._decode(data, timestamp, job.encoded.name)
+            self._decode(job.packets.joined(first, end), timestamp, job.encoded.name)
 
     def flush(self) -> None:
         self._decode(b"", 0, "")

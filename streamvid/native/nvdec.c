@@ -102,7 +102,7 @@ typedef struct {
     int32_t alone;               /* the decoder is drained first */
     int32_t lenient;             /* only wanted pictures have to come out; the decoder has no other job */
     int32_t untimed;             /* pictures are matched by their order, because the parser reassigns timestamps */
-    const uint8_t *const *data;  /* each packet */
+    const uint8_t *data;         /* the packets one after another */
     const int64_t *sizes;        /* bytes of each packet */
     const int32_t *rows;         /* row of each packet's picture in the output, NOT_WANTED or NOT_SHOWN */
     const int32_t *order;        /* rank of each packet's picture in display order, from 0 */
@@ -163,7 +163,7 @@ static int check(nvdec_session *s, const char *name, CUresult result) {
 
 /* Version of this interface: the caller refuses a module of another version. */
 API int nvdec_version(void) {
-    return 3;
+    return 4;
 }
 
 /* Open the driver's libraries, once per process. NULL, or an error message. */
@@ -431,6 +431,7 @@ static int feed(nvdec_session *s, const nvdec_job *job) {
     s->job = job->number;
     s->begin = s->end;
     s->end += (uint64_t)job->packets;
+    const uint8_t *data = job->data;
     for (int32_t n = 0; n < job->packets; n++) {
         if (atomic_load(&s->stop)) return fail(s, NVDEC_STOPPED, "the session was given up");
         uint64_t number = s->begin + (uint64_t)job->order[n];
@@ -441,7 +442,8 @@ static int feed(nvdec_session *s, const nvdec_job *job) {
         s->inside = 1;
         __atomic_store_n(&s->options.staging->packets, (int64_t)++s->fed, __ATOMIC_RELAXED);
         settle(s);
-        if (!parse(s, job->data[n], job->sizes[n], number)) return 0;
+        if (!parse(s, data, job->sizes[n], number)) return 0;
+        data += job->sizes[n];
     }
     settle(s);
     return 1;

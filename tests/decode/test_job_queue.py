@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.nal import START_CODE
+from streamvid.bitstream.packets import Packets
 from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey, session_key, split_at_idr
 from streamvid.decode.job_queue import _AGAIN, CPU_BACKLOG, CPU_MIN_PIXELS, ENOUGH, SESSION_OPEN_PACKETS, DecodeQueue
 from streamvid.errors import GpuLostError, VideoError
@@ -33,7 +34,17 @@ def key(number: int) -> SessionKey:
 def job(of: int, packets: int, group: JobGroup) -> GopJob:
     nothing: Any = None
     return GopJob(
-        nothing, nothing, [b""] * packets, True, list(range(packets)), frozenset(), {0: 0}, key(of), 4, True, group
+        nothing,
+        nothing,
+        Packets.of([b""] * packets),
+        True,
+        list(range(packets)),
+        frozenset(),
+        {0: 0},
+        key(of),
+        4,
+        True,
+        group,
     )
 
 
@@ -219,7 +230,7 @@ def test_a_job_is_tried_twice() -> None:
     again = queue.take(current=key(0), opened=[key(0)], block=False)
     assert again is not None
     assert again.retry_of
-    assert replace(again, retry_of=None).packets == bad.packets
+    assert replace(again, retry_of=None).packets is bad.packets
     queue.retry(again, VideoError("again no"))
     good.group.finish()
     with pytest.raises(VideoError, match="again no"):
@@ -263,7 +274,7 @@ def test_slices_are_split_at_idr_pictures(tmp_path: Any) -> None:
     for piece in cuts:
         assert piece.starts_with_idr
         assert piece.packets[0].startswith(sets)
-        assert not any(NAL_SYNTAX["h264"].is_idr(packet) for packet in piece.packets[1:])
+        assert not any(NAL_SYNTAX["h264"].is_idr(packet) for packet in list(piece.packets)[1:])
         assert len(piece.packets) == len(piece.display_order)
     assert sum(len(piece.packets) for piece in cuts) == len(part.sizes)
     assert [row for piece in cuts for row in sorted(piece.dst_rows.values())] == [0, 1, 2, 3]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
+from streamvid.bitstream.packets import Packets
 from streamvid.decode import native_session
 from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey
 from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest
@@ -68,10 +69,14 @@ def job(
     return GopJob(
         encoded=encoded,
         target=None,  # type: ignore[arg-type]
-        packets=[
-            coded.packet(seed=first_seed + rank, order=rank, key=n == 0, broken=n == broken, shown=rank not in hidden)
-            for n, rank in enumerate(order)
-        ],
+        packets=Packets.of(
+            [
+                coded.packet(
+                    seed=first_seed + rank, order=rank, key=n == 0, broken=n == broken, shown=rank not in hidden
+                )
+                for n, rank in enumerate(order)
+            ]
+        ),
         starts_with_idr=True,
         display_order=list(order),
         hidden=frozenset(hidden),
@@ -388,7 +393,9 @@ def test_a_stream_that_is_not_what_its_dataset_says_is_refused(driver: StandIn, 
 def test_a_stream_that_changes_its_size_within_a_job_is_refused(driver: StandIn) -> None:
     lane, other = Lane(driver), Coded(width=32, coded_width=32)
     one = job(5)
-    one.packets[4] = other.packet(seed=9, order=4, key=False)
+    packets = list(one.packets)
+    packets[4] = other.packet(seed=9, order=4, key=False)
+    one = replace(one, packets=Packets.of(packets))
     with pytest.raises(VideoError, match="decodes to 32x48"):
         lane.decode(1, one)
     lane.session.close()
@@ -444,7 +451,7 @@ def test_a_module_of_another_version_or_none_is_not_used(
     source = (
         (SOURCES / "nvdec.c")
         .read_text()
-        .replace("return 3;\n}\n\n/* Open the driver", "return 0;\n}\n\n/* Open the driver")
+        .replace("return 4;\n}\n\n/* Open the driver", "return 0;\n}\n\n/* Open the driver")
     )
     (tmp_path / "old.c").write_text(source)
     old = compile_c([tmp_path / "old.c"], tmp_path / "nvdec.so", "-shared", "-fPIC", f"-I{SOURCES}")

@@ -68,7 +68,6 @@ static void open_lane(lane *l, int delay) {
 static int decode_one(lane *l, int64_t number, int lenient) {
     static const int32_t order[PACKETS] = {0, 3, 1, 2, 6, 4, 5, 9, 7, 8, 11, 10};
     standin_packet packets[PACKETS];
-    const uint8_t *data[PACKETS];
     int64_t sizes[PACKETS];
     int32_t rows[PACKETS];
     int32_t width = 32 + 16 * (int)(number % 4), height = (int)height_of(number);
@@ -78,11 +77,10 @@ static int decode_one(lane *l, int64_t number, int lenient) {
             .height = (uint16_t)height, .coded_width = (uint16_t)(width + 16), .coded_height = (uint16_t)(height + 16),
             .left = 4, .top = 2, .depth = 8, .surfaces = (uint8_t)(6 + number % 2), .reorder = 2, .key = n == 0,
             .shown = 1};
-        data[n] = (const uint8_t *)&packets[n];
         sizes[n] = sizeof packets[n];
         rows[n] = order[n] % 2 ? order[n] : NOT_WANTED;
     }
-    nvdec_job job = {number, width, height, PACKETS, number % 2 || lenient, lenient, !lenient && number % 5 == 1, data, sizes, rows, order};
+    nvdec_job job = {number, width, height, PACKETS, number % 2 || lenient, lenient, !lenient && number % 5 == 1, (const uint8_t *)packets, sizes, rows, order};
     return nvdec_decode(l->session, &job);
 }
 
