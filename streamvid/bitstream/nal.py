@@ -23,6 +23,7 @@ from streamvid.bitstream.packets import Packets
 _LEAST_UNIT: Final = 4
 """FFmpeg ignores fewer bytes than these behind the last unit of a packet (h2645_parse.c)."""
 START_CODE: Final = b"\0\0\0\1"
+_START_CODE: Final = np.frombuffer(START_CODE, dtype=np.uint8)
 _PERIOD_BITS: Final = 40
 """Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
 _MIDDLE: Final = 1 << (_PERIOD_BITS - 1)
@@ -171,24 +172,22 @@ def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> Packets:
     Raises:
         ValueError: the packets are not as long as their sizes say, or a NAL unit's length leads out of its packet.
     """
-    source = Packets(data, sizes)
+    source = Packets.checked(data, sizes)
     if length_size != len(START_CODE):
         return Packets.of([_packet_to_annex_b(packet, length_size) for packet in source])
     # A start code is as long as a length, and takes its place.
-    ends = np.cumsum(sizes)
-    starts = ends - sizes
-    changed = np.array(data)
+    made, bounds = Packets(data.copy(), sizes), source.bounds
     single = np.zeros(len(sizes), dtype=bool)
-    if len(sizes) and starts[-1] + length_size <= ends[-1]:
+    if len(sizes) and bounds[-2] + length_size <= bounds[-1]:
         # Most packets are one unit: the lengths of all such packets are found at once.
-        heads = starts[:, None] + np.arange(length_size)
+        heads = np.array(bounds[:-1])[:, None] + np.arange(length_size)
         lengths = data[heads].view(">u4")[:, 0]
         single = (lengths == sizes - length_size) & (lengths > 0)
-        changed[heads[single]] = np.frombuffer(START_CODE, dtype=np.uint8)
-    for n in np.flatnonzero(~single).tolist():
+        made.data[heads[single]] = _START_CODE
+    for n in (~single).nonzero()[0].tolist():
         packet = _packet_to_annex_b(source[n], length_size)
-        changed[starts[n] : ends[n]] = np.frombuffer(packet, dtype=np.uint8)
-    return Packets(changed, sizes)
+        made.data[bounds[n] : bounds[n + 1]] = np.frombuffer(packet, dtype=np.uint8)
+    return made
 
 
 def _packet_to_annex_b(packet: bytes, length_size: int) -> bytes:

@@ -16,28 +16,34 @@ class Packets:
     """Packets in decode order.
 
     Attributes:
-        data: uint8 [bytes], contiguous.
+        data: uint8 [bytes], contiguous, as long as `sizes` say.
         sizes: int64 [packets], in bytes.
-
-    Raises:
-        ValueError: they are not as long as their sizes say.
     """
 
     data: UInt8
     sizes: Int64
-
-    def __post_init__(self) -> None:
-        if len(self.data) != self._bounds[-1] or self.sizes.min(initial=0) < 0:
-            raise ValueError("packets are not as long as their sizes say")
 
     @classmethod
     def of(cls, packets: Sequence[bytes]) -> Packets:
         """Packets from one `bytes` each."""
         return cls(np.frombuffer(b"".join(packets), dtype=np.uint8), np.array([*map(len, packets)], dtype=np.int64))
 
+    @classmethod
+    def checked(cls, data: UInt8, sizes: Int64) -> Packets:
+        """Packets from arrays.
+
+        Raises:
+            ValueError: the sizes are not those of the data.
+        """
+        made = cls(data, sizes)
+        if len(data) != made.bounds[-1] or sizes.min(initial=0) < 0:
+            raise ValueError("packets are not as long as their sizes say")
+        return made
+
     @cached_property
-    def _bounds(self) -> list[int]:
-        return [0, *np.cumsum(self.sizes).tolist()]
+    def bounds(self) -> list[int]:
+        """Where each packet begins, and where the last one ends."""
+        return [0, *self.sizes.cumsum().tolist()]
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -50,11 +56,11 @@ class Packets:
 
     def joined(self, first: int, end: int) -> bytes:
         """The bytes of packets [first, end)."""
-        return self.data[self._bounds[first] : self._bounds[end]].tobytes()
+        return self.data[self.bounds[first] : self.bounds[end]].tobytes()
 
     def part(self, first: int, end: int, *, header: bytes = b"") -> Packets:
         """Packets [first, end), with a header before the first."""
-        data, sizes = self.data[self._bounds[first] : self._bounds[end]], self.sizes[first:end]
+        data, sizes = self.data[self.bounds[first] : self.bounds[end]], self.sizes[first:end]
         if not header:
             return Packets(data, sizes)
         sizes = sizes.copy()

@@ -328,7 +328,7 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
     try:
         if syntax is None:
             header = stream_header(encoded.codec, encoded.stsd)
-            packets = Packets(encoded.data, encoded.sizes)
+            packets = Packets.checked(encoded.data, encoded.sizes)
             kind_of = classifier(encoded.codec, encoded.stsd)
             kinds = [kind_of(memoryview(packet)) for packet in packets]
             hidden = {n for n, kind in enumerate(kinds) if kind.hidden}
