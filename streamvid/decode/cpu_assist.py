@@ -127,10 +127,10 @@ class CpuAssistWorker:
         return failed
 
     def _decode(self, job: GopJob) -> None:
-        wanted = dict(job.dst_rows)
+        wanted = job.dst_rows
         key = job.key
         stsd = in_band_description(key.codec, width=key.width, height=key.height)
-        packets = zip(job.packets, job.display_order, strict=True)
+        packets = zip(job.packets, job.display_order.tolist(), strict=True)
         # To the last frame: one behind the last wanted frame may be damaged, and the wanted frame predicted from it.
         count = 0
         for frame in self._context.decode(stsd, packets, reorder=reorder_depth(job.display_order)):

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
+from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
 from streamvid.bitstream.nal import DpbRequirement, to_annex_b
 from streamvid.bitstream.packet_info import classifier
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     import torch
 
 
+NOT_WANTED: Final = -1
+NOT_SHOWN: Final = -2
+"""`GopJob.rows` of packets without a wanted frame; the same in nvdec.c."""
 _ALIKE: Final = DpbRequirement("", 0, MAX_REORDER)
 """The requirement for codecs other than H.264 and HEVC, whose streams do not differ in it."""
 
@@ -151,9 +157,9 @@ class GopJob:
         packets: in decode order, with all headers before the first; for H.264 and HEVC, access units in Annex B.
         starts_with_idr: False if the slice begins with a CRA picture or a recovery point: such a job decodes alone, but
             must not follow another job in the same session.
-        display_order: for each packet, its rank in presentation order, as `EncodedSlice.display_order`.
-        hidden: ranks of the packets that give no frame.
-        dst_rows: rank of each wanted frame → its index among the slice's frames.
+        display_order: int64 [packets], each packet's rank in presentation order, as `EncodedSlice.display_order`.
+        rows: int32 [packets], the index of each packet's frame among the slice's frames; `NOT_WANTED`, or `NOT_SHOWN`
+            if the packet gives no frame.
         key: configuration of the session.
         dpb_frames: frames that the session must hold, as `streamvid.bitstream.nal.DpbRequirement.frames`.
         in_order: pictures are reordered no further than the bitstream says. If False, NVDEC may hand them out in
@@ -169,15 +175,25 @@ class GopJob:
     target: SurfaceTarget
     packets: Packets
     starts_with_idr: bool
-    display_order: list[int]
-    hidden: frozenset[int]
-    dst_rows: dict[int, int]
+    display_order: Int64
+    rows: Int32
     key: SessionKey
     dpb_frames: int
     in_order: bool
     group: JobGroup
     retry_of: VideoError | None = None
     timed: bool = True
+
+    @property
+    def dst_rows(self) -> dict[int, int]:
+        """Rank of each wanted frame → its index among the slice's frames."""
+        ranks, rows = self.display_order.tolist(), self.rows.tolist()
+        return {rank: row for rank, row in zip(ranks, rows, strict=True) if row >= 0}
+
+    @property
+    def hidden(self) -> set[int]:
+        """Ranks of the packets that give no frame."""
+        return set(self.display_order[self.rows == NOT_SHOWN].tolist())
 
     @property
     def exact(self) -> bool:
@@ -284,7 +300,6 @@ def split_at_idr(
     jobs = []
     for encoded, target, gops in zip(slices, targets, split, strict=True):
         key, required = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
-        rows = {rank: row for row, rank in enumerate(encoded.frames.tolist())}
         for gop in gops:
             # In-band parameter sets replace those of the sample description.
             syntax = NAL_SYNTAX.get(encoded.codec)
@@ -297,8 +312,7 @@ def split_at_idr(
                     packets=gop.packets,
                     starts_with_idr=gop.starts_with_idr,
                     display_order=gop.display_order,
-                    hidden=gop.hidden,
-                    dst_rows={rank: rows[rank] for rank in gop.display_order if rank in rows},
+                    rows=gop.rows,
                     key=key if need is required else replace(key, dpb_group=need.group),
                     dpb_frames=need.frames,
                     in_order=reorder_depth(gop.display_order) <= need.reorder,
@@ -314,8 +328,8 @@ class _ClosedGop(NamedTuple):
 
     packets: Packets
     starts_with_idr: bool
-    display_order: list[int]
-    hidden: frozenset[int]
+    display_order: Int64
+    rows: Int32
     timed: bool
     in_band: bytes
 
@@ -341,12 +355,15 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
             packets = to_annex_b(encoded.data, encoded.sizes, settings.length_size)
     except (ValueError, IndexError) as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
-    ranks = encoded.display_order.tolist()
-    missing = set(encoded.frames.tolist()) - {rank for n, rank in enumerate(ranks) if n not in hidden}
-    if missing:
+    order, frames = encoded.display_order, encoded.frames
+    at = np.minimum(frames.searchsorted(order), len(frames) - 1)
+    rows = np.where(frames[at] == order, at, NOT_WANTED).astype(np.int32)
+    rows[[*hidden]] = NOT_WANTED
+    if missing := len(frames) - int((rows >= 0).sum()):
         raise VideoError(
-            f"clip {encoded.name} has no packet for {len(missing)} of its frames: check it with `streamvid verify`"
+            f"clip {encoded.name} has no packet for {missing} of its frames: check it with `streamvid verify`"
         )
+    rows[[*silent]] = NOT_SHOWN
     # No cut at a CRA picture: its leading pictures may refer to frames before it.
     firsts = {n: packets[n] for n in {0, *starts}}
     idr = {n for n in starts if syntax is None or syntax.is_idr(firsts[n])}
@@ -361,7 +378,6 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
         known = not syntax and has_headers(encoded.codec, headers)  # the packet has its own headers
         part = packets.part(start, end, header=(b"" if known else header) + in_band)
-        no_frame = frozenset(ranks[n] for n in silent if start <= n < end)
         timed = untimed.isdisjoint(range(start, end))
-        gops.append(_ClosedGop(part, start in idr, ranks[start:end], no_frame, timed, in_band))
+        gops.append(_ClosedGop(part, start in idr, order[start:end], rows[start:end], timed, in_band))
     return gops

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.surface_queue import Take
@@ -40,8 +41,8 @@ _EXTRA_SURFACES: Final = 2
 _DELAY: Final = 4
 """Pictures that the parser delays before it displays them. Mapping a picture waits until it is decoded, so the engine
 needs later pictures to work on."""
-_STREAM, _NOT_WANTED, _NOT_SHOWN = 2, -1, -2
-"""`NVDEC_STREAM`, `NOT_WANTED` and `NOT_SHOWN` in nvdec.c."""
+_STREAM: Final = 2
+"""`NVDEC_STREAM` in nvdec.c."""
 _ERROR_BYTES: Final = 400
 
 log = logging.getLogger(__name__)
@@ -285,13 +286,13 @@ class NativeSession:
         self._now, self._dpb_frames = job.key, max(job.dpb_frames, self._dpb_frames)
         self._name = job.encoded.name
         data, sizes = job.packets.data, job.packets.sizes
-        rows = job.dst_rows | dict.fromkeys(job.hidden, _NOT_SHOWN)
-        wanted = array("i", [rows.get(rank, _NOT_WANTED) for rank in job.display_order])
-        places = {rank: place for place, rank in enumerate(sorted(job.display_order))}
-        order = array("i", [places[rank] for rank in job.display_order])
+        order = job.display_order - job.display_order.min()
+        if order.max() >= len(sizes):
+            order = order.argsort().argsort()
+        order = order.astype(np.int32)
         given = _Job(
             number, job.key.width, job.key.height, len(sizes), alone, job.exact, not job.timed,
-            data.ctypes.data, sizes.ctypes.data, wanted.buffer_info()[0], order.buffer_info()[0],
+            data.ctypes.data, sizes.ctypes.data, job.rows.ctypes.data, order.ctypes.data,
         )  # fmt: skip
         self._check(self._calls.nvdec_decode(self._session, ctypes.byref(given)))
 

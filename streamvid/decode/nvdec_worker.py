@@ -198,7 +198,7 @@ class NvdecWorker:
             return
         self._last_number += 1
         self._jobs[self._last_number] = job
-        self._frames_left[self._last_number] = len(job.dst_rows)
+        self._frames_left[self._last_number] = int((job.rows >= 0).sum())
         try:
             session.decode(self._last_number, job)
             # Frames of an earlier batch must not wait for frames of this one.
@@ -215,6 +215,8 @@ class NvdecWorker:
     def _session(self, job: GopJob) -> DecodeSession:
         """The session for a job's configuration, opened or reopened if necessary; it becomes the current one."""
         key, size, first = job.key, None, job.key
+        if self._in is not None and key == self._current and not job.retry_of and self._in.takes(key, job.dpb_frames):
+            return self._in
         for other, opened in list(self._sessions.items()):
             if not opened.session.takes(key):
                 continue

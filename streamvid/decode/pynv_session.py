@@ -105,7 +105,7 @@ class PynvSession:
         per_call = PACKETS_PER_CALL if self.key.codec in NAL_SYNTAX else 1
         calls = self._matcher.expect(
             number,
-            job.display_order,
+            job.display_order.tolist(),
             job.dst_rows,
             exact=job.exact,
             per_call=per_call,

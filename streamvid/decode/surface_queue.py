@@ -114,12 +114,14 @@ class SurfaceQueue:
         import torch
 
         rows, self._rows = self._rows, {}
+        written = None
         for kernel, some in rows.items():
             most = _DITHERED if kernel.as_dali and kernel.wide else _ROWS
             for start in range(0, len(some), most):
-                self._launch(kernel, some[start : start + most])
-        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        written.record(self._stream)
+                written = self._launch(kernel, some[start : start + most])
+        if written is None:
+            written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            written.record(self._stream)
         self._writing.append((written, self._targets))
         self._targets = []
         while self._writing and self._writing[0][0].query():  # type: ignore[no-untyped-call]
@@ -136,7 +138,7 @@ class SurfaceQueue:
         self._stream.synchronize()
         self._writing.clear()
 
-    def _launch(self, kernel: Kernel, rows: list[tuple[tuple[int, ...], tuple[int, int]]]) -> None:
+    def _launch(self, kernel: Kernel, rows: list[tuple[tuple[int, ...], tuple[int, int]]]) -> torch.cuda.Event:
         import torch
 
         if len(self._pinned) < _TABLES and not (self._pinned and self._pinned[0].is_free()):
@@ -154,9 +156,10 @@ class SurfaceQueue:
                 self._scratch = torch.empty((_DITHERED, need), dtype=torch.uint8, device=self._stream.device)
             scratch = self._scratch
         self._first.launch(kernel, self._table, count, (height, width), scratch)
-        pinned.reusable = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        pinned.reusable.record(self._stream)
+        written = pinned.reusable = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        written.record(self._stream)
         self._pinned.rotate(-1)
+        return written
 
 
 class _PinnedTable:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.nal import START_CODE
 from streamvid.bitstream.packets import Packets
-from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey, session_key, split_at_idr
+from streamvid.decode.decode_job import NOT_WANTED, GopJob, JobGroup, SessionKey, session_key, split_at_idr
 from streamvid.decode.job_queue import _AGAIN, CPU_BACKLOG, CPU_MIN_PIXELS, ENOUGH, SESSION_OPEN_PACKETS, DecodeQueue
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth
@@ -28,23 +28,14 @@ from tools.clips import Recipe, hard_recipes
 
 
 def key(number: int) -> SessionKey:
-    return SessionKey("h264", 1280, 720 + 2 * number, 8, "")
+    return SessionKey("h264", 1920, 1080 + 2 * number, 8, "")
 
 
 def job(of: int, packets: int, group: JobGroup) -> GopJob:
     nothing: Any = None
+    rows = np.where(np.arange(packets), NOT_WANTED, 0).astype(np.int32)
     return GopJob(
-        nothing,
-        nothing,
-        Packets.of([b""] * packets),
-        True,
-        list(range(packets)),
-        frozenset(),
-        {0: 0},
-        key(of),
-        4,
-        True,
-        group,
+        nothing, nothing, Packets.of([b""] * packets), True, np.arange(packets), rows, key(of), 4, True, group
     )
 
 
@@ -338,9 +329,9 @@ def test_cores_take_short_jobs_together() -> None:
     queue.put(batch)
     # A closed queue does not block.
     queue.close()
-    # 22 frames of 720p are worth it.
-    assert queue.take_for_cpu() == [batch[n] for n in (5, 1, 2, 3)]
-    assert queue.take_for_cpu() == [batch[4]]
+    # Ten frames of 1080p are worth it.
+    assert queue.take_for_cpu() == [batch[n] for n in (5, 1, 2)]
+    assert queue.take_for_cpu() == [batch[n] for n in (3, 4)]
     # 100 of 100 packets are too many: the engine has them done sooner than a core would.
     assert queue.take_for_cpu() == []
     assert queue.take(current=None, opened=[], block=True) is batch[0]
@@ -359,8 +350,8 @@ def test_cores_take_a_job_from_the_backlog_on(longest: int, taken: int) -> None:
 
 def test_cores_take_jobs_of_exactly_the_least_pixels() -> None:
     queue = DecodeQueue(engines=1)
-    batch = [replace(one, key=SessionKey("h264", 1000, 1000, 8, "")) for one in jobs(*[(0, 20)] * CPU_BACKLOG)]
-    assert CPU_MIN_PIXELS == 20 * 1000 * 1000
+    batch = [replace(one, key=SessionKey("h264", 2000, 1000, 8, "")) for one in jobs(*[(0, 10)] * CPU_BACKLOG)]
+    assert CPU_MIN_PIXELS == 10 * 2000 * 1000
     queue.put(batch)
     queue.close()
     # Two at once would need twice as many in the queue.
@@ -380,7 +371,7 @@ def test_jobs_decode_on_the_cpu_to_the_planes_of_the_sequential_decode(name: str
     decoder = ReusableCodecContext()
     in_band = in_band_description(clip.codec, width=clip.width, height=clip.height)
     for piece in reversed(split(slice_of(clip, wanted))):
-        packets = zip(piece.packets, piece.display_order, strict=True)
+        packets = zip(piece.packets, piece.display_order.tolist(), strict=True)
         for frame in decoder.decode(in_band, packets, reorder=reorder_depth(piece.display_order)):
             if frame.pts in piece.dst_rows:
                 found[piece.dst_rows[frame.pts]] = frame.to_ndarray()

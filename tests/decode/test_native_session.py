@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from streamvid.bitstream.packets import Packets
 from streamvid.decode import native_session
-from streamvid.decode.decode_job import GopJob, JobGroup, SessionKey
+from streamvid.decode.decode_job import NOT_SHOWN, NOT_WANTED, GopJob, JobGroup, SessionKey
 from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest
 from streamvid.errors import VideoError
 from tests.support.nvdec_driver import SOURCES, StandIn, compile_c, stand_in
@@ -78,9 +78,10 @@ def job(
             ]
         ),
         starts_with_idr=True,
-        display_order=list(order),
-        hidden=frozenset(hidden),
-        dst_rows={rank: first_seed + rank for rank in ranks},
+        display_order=np.array(order),
+        rows=np.array(
+            [NOT_SHOWN if r in hidden else first_seed + r if r in ranks else NOT_WANTED for r in order], dtype=np.int32
+        ),
         key=SessionKey(codec, coded.width, coded.height, coded.depth, ""),
         dpb_frames=dpb_frames,
         in_order=True,

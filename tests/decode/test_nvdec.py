@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamvid.decode import nvdec, nvdec_worker
+from streamvid.decode import job_queue, nvdec, nvdec_worker
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import JobGroup
@@ -38,6 +38,12 @@ from tests.support.nvdec_driver import stand_in
 from tests.support.reference import slice_of, whole
 from tests.support.sps import rewrite, with_reorder
 from tools.clips import Recipe
+
+
+@pytest.fixture(autouse=True)
+def cores_take_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that few pixels are enough to have engines and cores decode beside each other."""
+    monkeypatch.setattr(job_queue, "CPU_MIN_FRAME_PIXELS", 500_000)
 
 
 @pytest.fixture

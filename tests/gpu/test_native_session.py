@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from streamvid.bitstream.packets import Packets
 from streamvid.decode.decode_job import SessionKey
 from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest, native_library
 from streamvid.decode.surface_queue import CudaCopies
@@ -93,10 +94,10 @@ class Lane:
     def decode(self, number: int, key: SessionKey, packets: list[av.Packet[Any]]) -> None:
         self._sizes[number] = key.width, key.height
         job: Any = SimpleNamespace(
-            encoded=SimpleNamespace(name=f"clip-{number}"), packets=[bytes(packet) for packet in packets],
-            display_order=[int(packet.pts or 0) for packet in packets], hidden=frozenset(), starts_with_idr=True,
-            alone=False, exact=False, timed=True,
-            dst_rows={n: n for n in range(FRAMES)}, dpb_frames=0, key=key,
+            encoded=SimpleNamespace(name=f"clip-{number}"), packets=Packets.of([bytes(one) for one in packets]),
+            display_order=(order := np.array([int(packet.pts or 0) for packet in packets])), starts_with_idr=True,
+            alone=False, exact=False, timed=True, rows=np.where(order < FRAMES, order, -1).astype(np.int32),
+            dpb_frames=0, key=key,
         )  # fmt: skip
         with torch.cuda.device(0):
             self.session.decode(number, job)

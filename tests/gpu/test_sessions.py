@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from streamvid.bitstream import packet_info
-from streamvid.decode import nvdec
+from streamvid.decode import job_queue, nvdec
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.decode_job import session_key
@@ -53,6 +53,12 @@ Stocked = tuple[StoredClip, npt.NDArray[np.uint8]]
 
 
 Make = Callable[[Sequence[Recipe]], list[Stocked]]
+
+
+@pytest.fixture(autouse=True)
+def cores_take_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that few pixels are enough to have engines and cores decode beside each other."""
+    monkeypatch.setattr(job_queue, "CPU_MIN_FRAME_PIXELS", 500_000)
 
 
 @pytest.fixture(scope="module")

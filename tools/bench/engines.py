@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Final
 
-from streamvid.decode.decode_job import GopJob, split_at_idr
+import numpy as np
+
+from streamvid.decode.decode_job import NOT_WANTED, GopJob, split_at_idr
 from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest
 from streamvid.decode.pynv_session import PynvSession, open_decoder
 from streamvid.decode.surface_queue import CudaCopies
@@ -70,4 +72,5 @@ class Engines:
 
 def _jobs(work: Sequence[EncodedSlice]) -> list[GopJob]:
     nowhere: Any = None
-    return [replace(job, dst_rows={}) for job in split_at_idr(work, [nowhere] * len(work))]
+    jobs = split_at_idr(work, [nowhere] * len(work))
+    return [replace(job, rows=np.full(len(job.rows), NOT_WANTED, dtype=np.int32)) for job in jobs]
