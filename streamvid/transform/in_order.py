@@ -22,7 +22,7 @@ _POLL_S: Final = 0.001
 AHEAD_PIXELS: Final = 512 * 1280 * 720
 """Pixels of wanted frames in the batches that are begun behind the one that is waited for: enough to keep a GPU's
 engines busy while Python hands that batch over and begins another."""
-_MOST_BEGUN: Final = 8
+MOST_BEGUN: Final = 8
 """Most batches that are begun at a time."""
 
 
@@ -63,7 +63,7 @@ def decoded_in_order(
     ended, late = False, LateBatches()
     while begun or not ended:
         behind = sum(_pixels(batch) for batch, _ in islice(begun, 1, None))
-        wants = not ended and (len(begun) < 2 or (behind < ahead_pixels and len(begun) < _MOST_BEGUN))
+        wants = not ended and (len(begun) < 2 or (behind < ahead_pixels and len(begun) < MOST_BEGUN))
         if wants and (not begun or batches.ready()):
             try:
                 batch = next(batches, None)

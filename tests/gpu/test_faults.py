@@ -295,7 +295,7 @@ if kind == "random":
 else:
     loader = sv.StreamLoader(path, batch_size=2, device="cuda", engine=kind, **options)
 memory = torch.zeros(1, dtype=torch.int32, device="cuda")
-for step, batch in enumerate(loader):
+for step, batch in enumerate(batch for _ in range(1000) for batch in loader):
     print("batch", step, flush=True)
     if step == 2:
         write_far_away[(1,)](memory, 1 << 44)
@@ -333,5 +333,5 @@ def test_a_process_that_has_lost_its_gpu_ends(kind: str, then: str, whole: Path,
     assert "over" not in printed
     assert process.returncode != 0
     assert "is lost to this process" in errors
-    assert "the run stands in epoch 0 behind batch" in errors
+    assert "the run stands in epoch" in errors
     assert not (tmp_path / "quarantine").exists()

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -31,6 +32,7 @@ from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.decode.native_session import native_library
 from streamvid.decode.nvdec import NvdecSessionPool
+from streamvid.transform.in_order import AHEAD_PIXELS, MOST_BEGUN
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -46,11 +48,14 @@ ROW_SECONDS: Final = 75.0
 WINDOW: Final = 16
 """Frames of a sample."""
 FRAMES: Final = 150
-PACKETS: Final = 5000
-"""That are decoded at least for a figure."""
+PACKETS: Final = 10_000
+"""That are decoded at least for a figure, without a pause: the first and the last batch have no others beside them."""
+_BATCHES: Final = 4
 _WITHIN_ONE: Final = 0.999
-_SECONDS: Final = 1.5
+_FAR: Final = 16
+_SECONDS: Final = 2.0
 """That measuring it again and again may take."""
+_WARM_UP: Final = 1.0
 TOO_LARGE: Final = "needs memory:"
 COMPARED: Final = 16
 """Samples of a row whose frames are compared."""
@@ -136,7 +141,7 @@ class Bench:
         pynv, native = self._limit(case, [one for batch in work for one in batch])
         with MemoryWatch() as memory:
             decoder = GpuDecoder(device_id=0, threads=self._cores, max_batch=case.batch)
-            rate(decoder, work[:2])
+            warm_up(decoder, work)
         with HostTimes() as host:
             decoded = _median(partial(rate, decoder, work))
         delivered = decoded * WINDOW * sum(map(len, work)) / _packets(work)
@@ -217,7 +222,7 @@ class Bench:
         clips = [self._clip(path) for path in size_paths(case, self._clips)]
         decoder = GpuDecoder(device_id=0, threads=self._cores, max_batch=case.batch)
         mixed = random_batches(clips, case)
-        rate(decoder, mixed)
+        warm_up(decoder, mixed)
         decoded = _median(partial(rate, decoder, mixed))
         alone = []
         for clip in clips[:: SIZES // 6]:
@@ -233,18 +238,20 @@ class Bench:
         }  # fmt: skip
 
     def _same(self, frames: Sequence[Any], work: Batch) -> bool:
-        """Whether frames are FFmpeg's: of H.264 and HEVC, which spare cores decode for the same kernel, bit for bit, of
-        others 99.9 % of the values within a level of the CPU's."""
+        """Whether frames are FFmpeg's: of H.264 and HEVC, which spare cores decode for the same kernel, bit for bit; of
+        MPEG-4, whose inverse transform is not defined bit for bit, less than a level away on average and nowhere 16; of
+        others 99.9 % of the values within a level."""
         import torch
 
         if work[0].codec in NAL_SYNTAX:
             expected = self._reference.submit(work[: len(frames)], color=BARE.color).result()
             return all(torch.equal(mine, other) for mine, other in zip(frames, expected, strict=True))
         on_cpu = self._cpu.submit(work[: len(frames)], color=BARE.color).result()
-        return all(
-            float((mine.cpu().int() - torch.from_numpy(other).int()).abs().le(1).float().mean()) >= _WITHIN_ONE
-            for mine, other in zip(frames, on_cpu, strict=True)
-        )
+        pairs = zip(frames, on_cpu, strict=True)
+        far = [(mine.cpu().int() - torch.from_numpy(other).int()).abs() for mine, other in pairs]
+        if work[0].codec == "mpeg4":
+            return all(float(one.float().mean()) < 1 and int(one.max()) < _FAR for one in far)
+        return all(float(one.le(1).float().mean()) >= _WITHIN_ONE for one in far)
 
     def _clip(self, path: Path) -> StoredClip:
         """The clip as a dataset keeps it."""
@@ -261,18 +268,27 @@ def rate(decoder: GpuDecoder, work: Sequence[Batch]) -> float:
     return _packets(work) / (time.perf_counter() - began)
 
 
+def warm_up(decoder: GpuDecoder, work: Sequence[Batch]) -> None:
+    """Decode for as long as engines need to open their sessions, and the chip to raise its clock."""
+    began = time.perf_counter()
+    while time.perf_counter() - began < _WARM_UP:
+        rate(decoder, work)
+
+
 def _submit(decoder: GpuDecoder, work: Batch) -> Pending[list[Any]]:
     return decoder.submit(work, color=BARE.color)
 
 
 def _decoded(decoder: GpuDecoder, work: Sequence[Batch]) -> Iterator[Any]:
-    """Batches, the next submitted before one is waited for, as the loaders do it."""
-    pending = _submit(decoder, work[0])
-    for batch in work[1:]:
-        following = _submit(decoder, batch)
-        yield pending.result()
-        pending = following
-    yield pending.result()
+    """Batches, as many begun ahead as a `StreamLoader` begins."""
+    begun: deque[Pending[list[Any]]] = deque()
+    most = min(MOST_BEGUN, 2 + AHEAD_PIXELS // (len(work[0]) * WINDOW * _area(work)))
+    for batch in work:
+        begun.append(_submit(decoder, batch))
+        if len(begun) == most:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
 
 
 def _seconds_each(results: Iterator[Any]) -> float:
@@ -305,11 +321,11 @@ def _area(work: Sequence[Batch]) -> int:
 
 
 def random_batches(clips: Sequence[StoredClip], case: Case) -> list[Batch]:
-    """Windows at random places of random clips: two batches at least, with `PACKETS` packets."""
+    """Windows at random places of random clips: four batches at least, with `PACKETS` packets."""
     window = np.arange(0, WINDOW * case.stride, case.stride)
     draw = np.random.default_rng(0)
     work: list[Batch] = []
-    while len(work) < 2 or _packets(work) < PACKETS:
+    while len(work) < _BATCHES or _packets(work) < PACKETS:
         chosen = [clips[n] for n in draw.integers(0, len(clips), case.batch)]
         work.append(
             [slice_of(one, draw.integers(0, len(one.index.visible) - int(window[-1])) + window) for one in chosen]
