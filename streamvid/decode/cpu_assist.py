@@ -175,7 +175,7 @@ class CpuAssistWorker:
         upload = self._uploads[0]
         self._surfaces.copies.to_device(upload.surface, upload.address, upload.used)
         for job, row, surface in staged:
-            self._surfaces.add(*surface, job.target, row)
+            self._surfaces.add(job.target, np.array([row], dtype=np.int32), np.array([surface]))
         upload.reusable = self._surfaces.launch()
         self._uploads.rotate(1)
 

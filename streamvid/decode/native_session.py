@@ -225,6 +225,9 @@ class NativeSession:
         flags: int = 0,
     ) -> None:
         self._calls, self._staging, self.key = library.calls, Staging(slots=slots or staged(key)), key
+        staging = self._staging
+        self._numbers, self._rows = np.ctypeslib.as_array(staging.jobs), np.ctypeslib.as_array(staging.rows)
+        self._surfaces = [np.ctypeslib.as_array(one) for one in (staging.places, staging.columns, staging.chroma_at)]
         self._take, self._launch = take, launch
         # Configuration and DPB frames of the jobs in the decoder.
         self._now, self._dpb_frames = key, 0
@@ -322,13 +325,14 @@ class NativeSession:
                 self._calls.nvdec_close(session)
 
     def _hand_over(self) -> None:
-        staging = self._staging
-        count = staging.count
-        for one in zip(
-            staging.jobs[:count], staging.rows[:count], staging.places[:count], staging.columns[:count],
-            staging.chroma_at[:count], strict=True,
-        ):  # fmt: skip
-            self._take(*one)
+        count = self._staging.count
+        surfaces = np.empty((count, len(self._surfaces)), dtype=np.int64)
+        for column, values in enumerate(self._surfaces):
+            surfaces[:, column] = values[:count]
+        numbers = self._numbers[:count]
+        ends = [*(np.diff(numbers).nonzero()[0] + 1).tolist(), count]
+        for first, end in zip([0, *ends], ends, strict=False):
+            self._take(int(numbers[first]), self._rows[first:end].copy(), surfaces[first:end])
         self._launch()
 
     def _check(self, status: int) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from streamvid.color.surfaces import Kernel, Window, clip_params
 from streamvid.color.tags import Color, ColorOption
 from streamvid.decode.base import Pending
@@ -185,10 +187,11 @@ class NvdecSessionPool:
             surface, pixels = (torch.zeros(256, dtype=torch.uint8, device=self.stream.device) for _ in range(2))
             white = Color("bt601", True, (0, 0))
             params = clip_params(key.form, white, start=(0, 0), end=(4, 4), size=(4, 4), strides=(16, 4, 1))
-            writes = [[Writes(kernel, (4, 4), 0, [[pixels.data_ptr()]])]]
+            writes = [[Writes(kernel, (4, 4), 0, np.array([[pixels.data_ptr()]]))]]
             (target,) = make_targets(self.stream, writes, [Window(0, 4, 0, 4)], [params], [surface, pixels])
             queue = SurfaceQueue(self.stream, self._first)
-            queue.add(surface.data_ptr(), key.width, key.luma_bytes, target, 0)
+            found = np.array([[surface.data_ptr(), key.width, key.luma_bytes]])
+            queue.add(target, np.zeros(1, dtype=np.int32), found)
             queue.launch()
             queue.synchronize()
 

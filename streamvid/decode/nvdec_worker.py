@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
 
+from streamvid.arrays import Int32, Int64
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.job_queue import DecodeQueue
@@ -135,8 +136,8 @@ class NvdecWorker:
         self._last_number = 0
         # Unconfirmed jobs whose kernels are all launched, each with the CUDA event after which its frames are written.
         self._unconfirmed: deque[tuple[int, torch.cuda.Event]] = deque()
-        # The job number of each frame that waits for a launch.
-        self._waiting: list[int] = []
+        # The number of frames that wait for a launch, by job.
+        self._waiting: dict[int, int] = {}
 
     def __contains__(self, key: object) -> bool:
         """Whether an open session takes jobs of a configuration."""
@@ -279,21 +280,21 @@ class NvdecWorker:
                 self._stream.synchronize()  # kernels read its surfaces
             opened.session.close()
 
-    def _take(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
+    def _take(self, number: int, rows: Int32, surfaces: Int64) -> None:
         """See `streamvid.decode.surface_queue.Take`."""
-        self._surfaces.add(surface, pitch, chroma_at, self._jobs[number].target, row)
-        self._waiting.append(number)
+        self._surfaces.add(self._jobs[number].target, rows, surfaces)
+        self._waiting[number] = self._waiting.get(number, 0) + len(rows)
 
     def _launch(self) -> None:
         """Queue the work on all frames that wait for it."""
         if not self._waiting:
             return
         written = self._surfaces.launch()
-        for number in self._waiting:
-            self._frames_left[number] -= 1
+        for number, count in self._waiting.items():
+            self._frames_left[number] -= count
             if not self._frames_left[number]:
                 self._unconfirmed.append((number, written))
-        self._waiting = []
+        self._waiting = {}
 
     def _flush(self) -> None:
         """End the current stream and take its last frames. If any is missing, all jobs still in it are retried: nobody
@@ -320,7 +321,7 @@ class NvdecWorker:
     def _fail(self, error: Exception) -> None:
         """Close a session that failed and retry every job in it: it may have held frames of each."""
         self._surfaces.clear()
-        self._waiting = []
+        self._waiting = {}
         self._unconfirmed.clear()
         failed, self._current, self._in = self._in, None, None
         for size in [size for size, opened in self._sessions.items() if opened.session is failed]:

@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import numpy as np
+
 from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.frame_matching import PACKETS_PER_CALL, FrameMatcher
@@ -158,7 +160,7 @@ class PynvSession:
             wanted.append((number, row, frame.GetPtrToPlane(0)))
         for number, row, surface in wanted:
             address = self._copied(surface) if len(wanted) < _AT_ONCE else surface
-            self._take(number, row, address, key.pitch, key.luma_bytes)
+            self._take(number, np.array([row], dtype=np.int32), np.array([[address, key.pitch, key.luma_bytes]]))
         if len(wanted) >= _AT_ONCE or self._staged > _STAGED - _AT_ONCE:
             self.hand_over()
 

@@ -8,6 +8,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from streamvid.arrays import Int32, Int64
 from streamvid.color import surfaces
 from streamvid.color.surfaces import ROW, Kernel
 from streamvid.decode.surface_target import SurfaceTarget
@@ -36,10 +39,10 @@ def loader_stream(device_id: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device_id, priority=_PRIORITY)  # type: ignore[no-untyped-call]
 
 
-Take = Callable[[int, int, int, int, int], None]
-"""Takes a wanted decoded frame: number of its job, its row among the slice's frames, and of its surface the device
-address, the pitch in samples and the bytes from luma to chroma. The surface stays valid for work that is on the CUDA
-stream up to the next launch."""
+Take = Callable[[int, Int32, Int64], None]
+"""Takes wanted decoded frames of a job: its number, their rows among the slice's frames, int32 [frames], and their
+surfaces, int64 [frames, 3]: device address, pitch in samples, and bytes from luma to chroma. Surfaces stay valid for
+work that is on the CUDA stream up to the next launch."""
 
 
 class FirstLaunches:
@@ -76,21 +79,20 @@ class SurfaceQueue:
         self._pinned: deque[_PinnedTable] = deque()
         self._table = torch.empty((_ROWS, ROW), dtype=torch.int64, device=stream.device)
         self._scratch: torch.Tensor | None = None
-        self._rows: dict[Kernel, list[tuple[tuple[int, ...], tuple[int, int]]]] = {}
+        # By kernel: rows of the table, and the size of their pictures.
+        self._rows: dict[Kernel, list[tuple[Int64, tuple[int, int]]]] = {}
         self._targets: list[SurfaceTarget] = []
         self._ready: torch.cuda.Event | None = None
         # Targets to which queued kernels still write: their memory must not be freed before.
         self._writing: deque[tuple[torch.cuda.Event, list[SurfaceTarget]]] = deque()
 
-    def add(self, surface: int, pitch: int, chroma_at: int, target: SurfaceTarget, row: int) -> None:
-        """Add a surface to the next launch, with all pictures that are made of it.
+    def add(self, target: SurfaceTarget, rows: Int32, found: Int64) -> None:
+        """Add surfaces to the next launch, with all pictures that are made of them.
 
         Args:
-            surface: device address of NV12 or P016. Only the target's window has to be valid.
-            pitch: samples from a line to the next.
-            chroma_at: bytes from luma to chroma.
             target: the slice's target.
-            row: the frame's index in the slice.
+            rows: int32 [frames], the frames' indices in the slice.
+            found: int64 [frames, 3], the surfaces as of `Take`: NV12 or P016. Only the target's window has to be valid.
         """
         if target not in self._targets:
             # All targets of a batch share an event, so one wait is enough. A call of CUDA releases the GIL, which may
@@ -102,8 +104,10 @@ class SurfaceQueue:
         for kernel, size, params, pixels in target.writes:
             if (batch := self._rows.get(kernel)) is None:
                 batch = self._rows[kernel] = []
-            for picture in pixels[row]:
-                batch.append(((surface, pitch, chroma_at, picture, params), size))
+            for column in pixels.T:  # more than one only if a frame is shown several times
+                made = np.empty((len(rows), ROW), dtype=np.int64)
+                made[:, :3], made[:, 3], made[:, 4] = found, column[rows], params
+                batch.append((made if made[:, 3].all() else made[made[:, 3] != 0], size))
 
     def launch(self) -> torch.cuda.Event:
         """Queue the kernels for all added surfaces.
@@ -117,8 +121,10 @@ class SurfaceQueue:
         written = None
         for kernel, some in rows.items():
             most = _DITHERED if kernel.as_dali and kernel.wide else _ROWS
-            for start in range(0, len(some), most):
-                written = self._launch(kernel, some[start : start + most])
+            table = np.concatenate([part for part, _ in some])
+            sizes = np.array([size for _, size in some])
+            for start in range(0, len(table), most):
+                written = self._launch(kernel, table[start : start + most], sizes)
         if written is None:
             written = torch.cuda.Event()  # type: ignore[no-untyped-call]
             written.record(self._stream)
@@ -138,7 +144,7 @@ class SurfaceQueue:
         self._stream.synchronize()
         self._writing.clear()
 
-    def _launch(self, kernel: Kernel, rows: list[tuple[tuple[int, ...], tuple[int, int]]]) -> torch.cuda.Event:
+    def _launch(self, kernel: Kernel, rows: Int64, sizes: Int64) -> torch.cuda.Event:
         import torch
 
         if len(self._pinned) < _TABLES and not (self._pinned and self._pinned[0].is_free()):
@@ -146,12 +152,12 @@ class SurfaceQueue:
         pinned, count = self._pinned[0], len(rows)
         if pinned.reusable is not None:
             pinned.reusable.synchronize()
-        pinned.rows[:count] = [numbers for numbers, _ in rows]
+        pinned.rows[:count] = rows
         self.copies.to_device(self._table.data_ptr(), pinned.address, 8 * ROW * count)
-        height, width = (max(size[axis] for _, size in rows) for axis in (0, 1))
+        height, width = sizes.max(axis=0).tolist()
         scratch = None
         if kernel.as_dali and kernel.wide:
-            need = max(high * wide for _, (high, wide) in rows) * 3 // 2
+            need = int(sizes.prod(axis=1).max()) * 3 // 2
             if self._scratch is None or self._scratch.shape[1] != need:
                 self._scratch = torch.empty((_DITHERED, need), dtype=torch.uint8, device=self._stream.device)
             scratch = self._scratch

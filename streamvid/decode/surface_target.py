@@ -27,13 +27,14 @@ class Writes(NamedTuple):
         kernel: the kernel that makes them.
         size: height and width in pixels.
         params: device address of the slice's parameters; before `make_targets`, their index.
-        pixels: for each frame, the device addresses of its pictures' first pixels.
+        pixels: int64 [frames, pictures], the device addresses of their first pixels; 0 where a frame is in fewer
+            pictures than others.
     """
 
     kernel: Kernel
     size: tuple[int, int]
     params: int
-    pixels: Sequence[Sequence[int]]
+    pixels: Int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,5 +111,5 @@ def full_size(
         kernel = Kernel("uint8", form.bits > 8, as_dali=meaning.as_dali, full_range=full_range)
         windows.append(Window(0, form.height, 0, form.width))
         each, first = 3 * prod(size), made.data_ptr()
-        writes.append([Writes(kernel, size, number, [[first + each * row] for row in range(len(made))])])
+        writes.append([Writes(kernel, size, number, first + each * np.arange(len(made))[:, None])])
     return frames, make_targets(stream, writes, windows, params, [flat])

@@ -98,8 +98,7 @@ class GpuPictures:
             for view in self._views:
                 kernel = Kernel(view.dtype, form.bits > 8, recolours=view.recolours)
                 row, first, each, size = view.params(clip, form, encoded.color)
-                pixels = [[first + each * at for at in positions] for positions in view.positions(clip)]
-                made.append(Writes(kernel, size, len(params), pixels))
+                made.append(Writes(kernel, size, len(params), view.pixels(clip, first, each)))
                 params.append(row)
             writes.append(made)
             windows.append(reduce(Window.joined, [view.window(clip, form) for view in self._views]))
@@ -187,6 +186,28 @@ class _View:
             if row >= 0:
                 found[row].append(position)
         return found
+
+    def pixels(self, clip: int, first: int, each: int) -> Int64:
+        """The addresses of the pictures of a clip's frames, as of `Writes`.
+
+        Args:
+            clip: its number in the batch.
+            first: address of its first picture.
+            each: bytes from a picture to the next.
+        """
+        count = len(self._batch.slices[clip].frames)
+        if not self._final:
+            return first + each * np.arange(count, dtype=np.int64)[:, None]
+        shown: Int64 = self._batch.gather[clip]
+        (at,) = (shown >= 0).nonzero()
+        rows = shown[at]
+        if len(at) == count and (rows == np.arange(count)).all():
+            return (first + each * at.astype(np.int64))[:, None]
+        order = rows.argsort(kind="stable")
+        nth = np.arange(len(at)) - rows[order].searchsorted(rows[order])
+        made = np.zeros((count, int(nth.max(initial=0)) + 1), dtype=np.int64)
+        made[rows[order], nth] = first + each * at[order]
+        return made
 
     def params(self, clip: int, form: PlaneFormat, color: Color) -> tuple[Int64, int, int, tuple[int, int]]:
         """For the kernel: the clip's parameters, the address of its first picture, the bytes from a picture to the

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
+from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.packets import Packets
 from streamvid.decode import native_session
 from streamvid.decode.decode_job import NOT_SHOWN, NOT_WANTED, GopJob, JobGroup, SessionKey
@@ -105,7 +106,11 @@ class Lane:
             **options,
         )  # fmt: skip
 
-    def take(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
+    def take(self, number: int, rows: Int32, surfaces: Int64) -> None:
+        for row, surface in zip(rows.tolist(), surfaces.tolist(), strict=True):
+            self._take_one(number, row, *surface)
+
+    def _take_one(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
         kind = np.uint16 if self.session.key.bit_depth > 8 else np.uint8
         width, lines = (-(-side // 2) * 2 for side in self._sizes[number])
         strides = pitch * np.dtype(kind).itemsize, np.dtype(kind).itemsize

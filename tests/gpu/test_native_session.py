@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.packets import Packets
 from streamvid.decode.decode_job import SessionKey
 from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest, native_library
@@ -78,7 +79,11 @@ class Lane:
             launch=lambda: None,
         )  # fmt: skip
 
-    def _take(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
+    def _take(self, number: int, rows: Int32, surfaces: Int64) -> None:
+        for row, surface in zip(rows.tolist(), surfaces.tolist(), strict=True):
+            self._take_one(number, row, *surface)
+
+    def _take_one(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
         kind = np.uint16 if self.session.key.bit_depth > 8 else np.uint8
         width, lines = (-(-side // 2) * 2 for side in self._sizes[number])
         line = pitch * np.dtype(kind).itemsize
