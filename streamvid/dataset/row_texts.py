@@ -74,6 +74,7 @@ class RowTexts:
         self._starts = _starts(rows for rows, _ in self._blocks)
         self._shards = _starts(entry.clips for entry in entries)
         self._tables: dict[int, pa.Table] = {}
+        self._columns: dict[tuple[int, str], pa.ChunkedArray] = {}
         self._broken: dict[int, DatasetError] = {}
         self._asked: Counter[int] = Counter()
         self._rows: LruCache[int, dict[str, str | bytes]] = LruCache(_ROWS)
@@ -143,7 +144,9 @@ class RowTexts:
         number = _place(self._starts, row)
         while True:
             if (table := self._tables.get(number)) is not None:
-                text: str | bytes = _column(table, name)[row - int(self._starts[number])].as_py()
+                if (column := self._columns.get((number, name))) is None:
+                    column = self._columns[number, name] = _column(table, name)
+                text: str | bytes = column[row - int(self._starts[number])].as_py()
                 return text
             if (found := self._rows.get(row)) is not None:
                 return found.get(name, "")
@@ -373,7 +376,7 @@ def _starts(sizes: Iterable[int]) -> Int64:
 
 
 def _place(starts: Int64, row: int) -> int:
-    return int(np.searchsorted(starts, row, side="right")) - 1
+    return int(starts.searchsorted(row, "right")) - 1
 
 
 def _kind(name: str) -> pa.DataType:

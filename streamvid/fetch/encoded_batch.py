@@ -19,7 +19,7 @@ from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.members import Values, read_columns
 from streamvid.errors import ClipError, DatasetError
-from streamvid.fetch.plan_samples import Checksum, SamplePlan, SampleSpec, pad_to_longest, plan_samples
+from streamvid.fetch.plan_samples import Checksum, SamplePlan, SampleSpec, clip_paths, pad_to_longest, plan_samples
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
@@ -32,7 +32,7 @@ from streamvid.video.packet_selection import (
     PacketSelection,
     contradiction,
     damaged_packet,
-    extract_packets,
+    extract_each,
 )
 from streamvid.video.stored_clip import UNORDERED
 
@@ -223,10 +223,11 @@ def bytes_of(samples: Sequence[SamplePlan]) -> int:
 
 def byte_ranges_of(dataset: ClipSource, samples: Sequence[SamplePlan], path_of: ShardPaths) -> list[ByteRange]:
     """The byte ranges of the samples' packets in their files."""
+    rows = [sample.clip for sample in samples]
+    places = zip(samples, clip_paths(dataset, rows, path_of), dataset.clips.mp4_offset[rows].tolist(), strict=True)
     return [
         ByteRange(path, origin + start, origin + end)
-        for sample in samples
-        for path, origin in [(dataset.location(sample.clip, path_of), int(dataset.clips.mp4_offset[sample.clip]))]
+        for sample, path, origin in places
         for start, end in sample.spans.tolist()
     ]
 
@@ -252,13 +253,13 @@ def read_slices(
         DatasetError: a shard cannot be read. Names the shard and its dataset.
         ClipError: a packet's bytes do not have the checksum in its index.
     """
-    paths = [dataset.location(sample.clip, path_of) for sample in samples]
-    origins = dataset.clips.mp4_offset[[sample.clip for sample in samples]].tolist()
+    rows = [sample.clip for sample in samples]
+    paths, origins = clip_paths(dataset, rows, path_of), dataset.clips.mp4_offset[rows].tolist()
     wanted = byte_ranges_of(dataset, samples, path_of)
-    shards = dataset.clips.shard[[sample.clip for sample in samples]].tolist()
+    shards = dataset.clips.shard[rows].tolist()
     versions: dict[str, FileVersion] = {}
     foreign: dict[str, int] = {}
-    for sample, path in zip(samples, paths, strict=True):
+    for sample, path in zip(samples, paths, strict=True) if dataset.clips.files is not None else ():
         version = dataset.version(sample.clip)
         if version is not None and versions.setdefault(path, version) != version:
             what = "its file is indexed twice, before and after it was changed: leave one of the datasets out"
@@ -267,13 +268,12 @@ def read_slices(
             foreign.setdefault(path, sample.clip)
     try:
         with shard_errors(dataset, {path: s for path, s in zip(paths, shards, strict=True) if path not in foreign}):
-            blocks = iter(reader.read(wanted, versions))
+            read = iter(reader.read(wanted, versions))
     except DatasetError as error:
         raise dataset.file_error(error, foreign) from error
-    slices = []
-    for sample, path, origin in zip(samples, paths, origins, strict=True):
-        own = [next(blocks) for _ in range(len(sample.spans))]
-        data = extract_packets(sample.packets, sample.spans, own)
+    blocks = [list(itertools.islice(read, len(sample.spans))) for sample in samples]
+    slices, every = [], extract_each([one.packets for one in samples], [one.spans for one in samples], blocks)
+    for sample, path, origin, own, data in zip(samples, paths, origins, blocks, every, strict=True):
         if checksum is not None:
             _check(dataset, sample, path, origin, data, own[0] if checksum == "sha256" else None)
         slices.append(encoded_slice(dataset.clips, sample.clip, sample.packets, data))
@@ -321,13 +321,14 @@ def _check_unknown(dataset: ClipSource, sample: SamplePlan, path: str, read: Enc
 
 def encoded_slice(rows: ClipTable, clip: int, part: PacketSelection, data: UInt8) -> EncodedSlice:
     """Packets of a clip with the decoder's configuration; `data` is uint8 [bytes], in decode order."""
+    stsd = rows.stsds[rows.stsd_id[clip]]
     return EncodedSlice(
         name=rows.key[clip],
         codec=rows.codec[clip],
-        stsd=rows.stsds[rows.stsd_id[clip]],
+        stsd=stsd,
         width=int(rows.width[clip]),
         height=int(rows.height[clip]),
-        color=row_color(rows, clip),
+        color=row_color(rows, clip, stsd),
         data=data,
         sizes=part.sizes,
         display_order=part.display_order,
@@ -349,11 +350,6 @@ def encoded_batch(
     """A batch of samples, which all have the same number of frame positions, and of their slices."""
     rows = dataset.clips
     clips = np.array([sample.clip for sample in samples], dtype=np.int64)
-    gathers = []
-    for sample in samples:
-        frames = sample.selection.frames
-        unique = np.unique(frames[frames >= 0])
-        gathers.append(np.where(frames >= 0, np.searchsorted(unique, frames), -1))
     return EncodedBatch(
         slices=slices,
         clips=clips,
@@ -365,7 +361,7 @@ def encoded_batch(
         heights=rows.height[clips].astype(np.int64),
         widths=rows.width[clips].astype(np.int64),
         rotations=rows.rotation[clips].astype(np.int64),
-        gather=np.stack(gathers),
+        gather=_ranks(np.stack([sample.selection.frames for sample in samples])),
         random=np.stack([sample.random for sample in samples]),
         bytes_read=bytes_of(samples),
         absent=np.array([sample.absent for sample in samples], dtype=np.int64),
@@ -374,11 +370,22 @@ def encoded_batch(
     )
 
 
-def row_color(rows: ClipTable, clip: int) -> Color:
-    """Matrix, range and siting of a clip's samples."""
+def _ranks(frames: Int64) -> Int64:
+    """Of each frame of a clip, int64 [clips, frames], its rank among the clip's distinct ones; -1 of a black frame."""
+    order = np.argsort(frames, axis=1, kind="stable")
+    rising = np.take_along_axis(frames, order, axis=1)
+    new = rising >= 0
+    new[:, 1:] &= rising[:, 1:] != rising[:, :-1]
+    ranks = np.empty_like(frames)
+    np.put_along_axis(ranks, order, np.cumsum(new, axis=1) - 1, axis=1)
+    return ranks
+
+
+def row_color(rows: ClipTable, clip: int, stsd: bytes | None = None) -> Color:
+    """Matrix, range and siting of a clip's samples; `stsd` saves looking it up."""
     return clip_color(
         codec=rows.codec[clip],
-        stsd=rows.stsds[rows.stsd_id[clip]],
+        stsd=rows.stsds[rows.stsd_id[clip]] if stsd is None else stsd,
         color_space=rows.color_space[clip],
         color_range=rows.color_range[clip],
         width=int(rows.width[clip]),

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -19,15 +19,16 @@ from streamvid.dataset.clip_source import ClipSource, ShardPaths
 from streamvid.dataset.members import MemberColumn
 from streamvid.errors import ClipError
 from streamvid.plan.epoch import Step
-from streamvid.plan.rng import AUGMENT, draws
-from streamvid.plan.sample_id import row_of, rows_of, sample_of
+from streamvid.plan.rng import AUGMENT, draws_of_each
+from streamvid.plan.sample_id import rows_of, sample_of
 from streamvid.sampling.base import ClipTimes, FrameSampler, Selection, lengthen, select
 from streamvid.sampling.padding import Pad
 from streamvid.storage.byte_range import WASTE
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.url import is_local
-from streamvid.video.index_blocks import AnyIndex, IndexBlocks, packets_of
-from streamvid.video.packet_selection import PacketSelection, byte_ranges
+from streamvid.video.frame_index import FrameIndex
+from streamvid.video.index_blocks import AnyIndex, IndexBlocks
+from streamvid.video.packet_selection import PacketSelection, byte_ranges_of_each, select_each
 
 Checksum = Literal["crc32c", "sha256"]
 CHECKSUMS: Final[tuple[Checksum, ...]] = ("crc32c", "sha256")
@@ -98,39 +99,115 @@ def plan_samples(
     Raises:
         DatasetError: an index cannot be read, or is damaged.
     """
-    items = step.sample_ids.tolist()
-    about = list(zip(items, step.passes.tolist(), step.valid.tolist(), step.stands_for.tolist(), strict=True))
-    random = [draws(spec.seed, number, item, spec.sampling.num_random) for item, number, _, _ in about]
+    ids, rows, passes = step.sample_ids.tolist(), rows_of(step.sample_ids).tolist(), step.passes.tolist()
+    random = draws_of_each(spec.seed, passes, ids, spec.sampling.num_random)
 
-    def plan(n: int, index: AnyIndex) -> SamplePlan:
+    def choose(n: int, index: AnyIndex) -> Chosen:
         if reader is not None:
             reader.turn.pause()
-        item, number, valid, absent = about[n]
-        clip = row_of(item)
-        selection = select(spec.sampling, clip_times(dataset, clip, index), random[n], number=sample_of(item))
-        for_transform = draws(spec.seed, number, item, spec.num_random, purpose=AUGMENT)
-        made = make_sample(dataset, spec, index, clip, number, valid, selection, for_transform, reader, path_of)
-        return replace(made, absent=absent)
+        times = clip_times(dataset, rows[n], index)
+        return chosen(select(spec.sampling, times, random[n], number=sample_of(ids[n])), index)
 
-    return dataset.use_indexes(rows_of(step.sample_ids).tolist(), plan, reader=reader, path_of=path_of)
+    found = dataset.use_indexes(rows, choose, reader=reader, path_of=path_of)
+    return make_samples(dataset, spec, step, found, reader, path_of)
+
+
+Chosen = tuple[Selection, FrameIndex | PacketSelection]
+"""The frames of a sample, and the index of its clip, or, if that was read by blocks, its packets."""
+
+
+def chosen(selection: Selection, index: AnyIndex) -> Chosen:
+    """For `make_samples`. Of blocks, it may raise MissingBlocks."""
+    if isinstance(index, IndexBlocks):
+        return selection, index.select(_shown([selection])[0])
+    return selection, index
+
+
+def make_samples(
+    dataset: ClipSource,
+    spec: SampleSpec,
+    step: Step,
+    found: Sequence[Chosen],
+    reader: RangeReader | None = None,
+    path_of: ShardPaths | None = None,
+) -> list[SamplePlan]:
+    """Find the packets of a step's samples, of which `found` has the chosen frames; arguments as of `plan_samples`."""
+    rows, passes = rows_of(step.sample_ids).tolist(), step.passes.tolist()
+    random = draws_of_each(spec.seed, passes, step.sample_ids.tolist(), spec.num_random, purpose=AUGMENT)
+    selections = [selection for selection, _ in found]
+    whole = [
+        (one, shown) for (_, one), shown in zip(found, _shown(selections), strict=True) if isinstance(one, FrameIndex)
+    ]
+    selected = iter(select_each([index for index, _ in whole], [shown for _, shown in whole]))
+    packets = [next(selected) if isinstance(one, FrameIndex) else one for _, one in found]
+    if spec.checksum == "sha256":
+        spans = [np.array([[0, size]], dtype=np.int64) for size in dataset.clips.mp4_size[rows].tolist()]
+    else:
+        paths = clip_paths(dataset, rows, path_of)
+        local = {path for path in set(paths) if is_local(path)}
+        near = iter(byte_ranges_of_each([one for one, path in zip(packets, paths, strict=True) if path in local]))
+        # Up to how many bytes between two ranges cost less than another request.
+        gap = (reader or dataset.reader).remote.link.gap
+        others = [one for one, path in zip(packets, paths, strict=True) if path not in local]
+        away = iter(byte_ranges_of_each(others, gap=gap, waste=WASTE))
+        spans = [next(near if path in local else away) for path in paths]
+    about = zip(
+        rows, passes, step.valid.tolist(), selections, random, packets, spans, step.stands_for.tolist(), strict=True
+    )
+    return [
+        SamplePlan(clip, number, valid, selection, own, part, ranges, absent, spec.members)
+        for clip, number, valid, selection, own, part, ranges, absent in about
+    ]
+
+
+def clip_paths(dataset: ClipSource, rows: Sequence[int], path_of: ShardPaths | None = None) -> list[str]:
+    """`ClipSource.location` of clips."""
+    shards = dataset.clips.shard[np.asarray(rows, dtype=np.int64)].tolist()
+    tars = {s: (path_of or dataset.shard_path)(s) for s in set(shards) if dataset.shards[s].has_tar}
+    return [tars.get(s) or dataset.location(row, path_of) for s, row in zip(shards, rows, strict=True)]
+
+
+def _shown(selections: Sequence[Selection]) -> list[Int64]:
+    """For each selection its frames, ascending, without repeats. If all positions are black, one frame is decoded
+    nevertheless: the black frames take its size."""
+    frames = np.concatenate([one.frames for one in selections])
+    clip = np.repeat(np.arange(len(selections)), [len(one.frames) for one in selections])
+    falls = frames < 0
+    falls[1:] |= (frames[1:] <= frames[:-1]) & (clip[1:] == clip[:-1])
+    others = set(clip[falls].tolist())
+    shown = []
+    for number, one in enumerate(selections):
+        own = one.frames
+        if number in others or not len(own):
+            own = np.unique(own[own >= 0])
+        shown.append(own if len(own) else np.zeros(1, dtype=np.int64))
+    return shown
 
 
 def pad_to_longest(samples: Sequence[SamplePlan], pad: Pad) -> list[SamplePlan]:
     """Give all samples as many frame positions as the longest has."""
     length = max(len(sample.selection.frames) for sample in samples)
-    return [replace(sample, selection=lengthen(sample.selection, length, pad)) for sample in samples]
+    return [
+        sample
+        if len(sample.selection.frames) == length
+        else replace(sample, selection=lengthen(sample.selection, length, pad))
+        for sample in samples
+    ]
 
 
 def clip_times(dataset: ClipSource, clip: int, index: AnyIndex) -> ClipTimes:
     """When the frames of a clip are shown. Of blocks, all of it but metadata may raise MissingBlocks."""
     rows = dataset.clips
     duration = int(rows.duration[clip])
-    tick = Fraction(int(rows.time_base_num[clip]), int(rows.time_base_den[clip]))
+    tick = _tick(int(rows.time_base_num[clip]), int(rows.time_base_den[clip]))
     if isinstance(index, IndexBlocks):
         return _BlockTimes(index, duration, tick, rows.key[clip], lambda: _meta(dataset, clip))
     return ClipTimes(
         index.frame_pts, duration, tick, rows.key[clip], lambda: index.keyframes, lambda: _meta(dataset, clip)
     )
+
+
+_tick = lru_cache(maxsize=1024)(Fraction)
 
 
 class _BlockTimes(ClipTimes):
@@ -174,29 +251,3 @@ def _meta(dataset: ClipSource, clip: int) -> Mapping[str, Any]:
         shard = dataset.shards[int(dataset.clips.shard[clip])].name
         raise ClipError("its metadata are not a JSON object", row=clip, key=dataset.key(clip), shard=shard)
     return meta
-
-
-def make_sample(
-    dataset: ClipSource,
-    spec: SampleSpec,
-    index: AnyIndex,
-    clip: int,
-    epoch: int,
-    valid: bool,
-    selection: Selection,
-    random: Float64,
-    reader: RangeReader | None = None,
-    path_of: ShardPaths | None = None,
-) -> SamplePlan:
-    """The sample of a clip that shows the selected frames; arguments as of `SamplePlan` and `plan_samples`."""
-    shown = selection.frames[selection.frames >= 0]
-    # If all positions are black, one frame is decoded nevertheless: the black frames take its size.
-    frames = np.unique(shown) if len(shown) else np.zeros(1, dtype=np.int64)
-    packets = packets_of(index, frames)
-    if spec.checksum == "sha256":
-        spans = np.array([[0, dataset.clips.mp4_size[clip]]], dtype=np.int64)
-    elif is_local(dataset.location(clip, path_of)):
-        spans = byte_ranges(packets)
-    else:  # up to how many bytes between two ranges cost less than another request
-        spans = byte_ranges(packets, gap=(reader or dataset.reader).remote.link.gap, waste=WASTE)
-    return SamplePlan(clip, epoch, valid, selection, random, packets, spans, members=spec.members)

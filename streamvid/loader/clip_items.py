@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 from streamvid.checks import is_integer
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
-from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, clip_times, make_sample
-from streamvid.plan.rng import AUGMENT, draws
+from streamvid.fetch.plan_samples import Chosen, SamplePlan, SampleSpec, chosen, clip_times, make_samples
+from streamvid.plan.epoch import Step
+from streamvid.plan.rng import draws
 from streamvid.plan.sample_id import row_of, sample_of
 from streamvid.sampling.base import ClipTimes, Selection, select
 from streamvid.sampling.explicit import WITHIN, whole_ticks
@@ -104,15 +105,16 @@ def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec
         InputError: a clip is too short, and padding is off.
     """
 
-    def plan(n: int, index: AnyIndex) -> SamplePlan:
+    def select_frames(n: int, index: AnyIndex) -> Chosen:
         one = wanted[n]
         times = clip_times(dataset, one.row, index)
-        selection = _given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch)
-        random = draws(spec.seed, epoch, one.number, spec.num_random, purpose=AUGMENT)
-        made = make_sample(dataset, spec, index, one.row, epoch, one.absent < 0, selection, random)
-        return replace(made, absent=one.absent)
+        return chosen(_given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch), index)
 
-    return dataset.use_indexes([one.row for one in wanted], plan)
+    found = dataset.use_indexes([one.row for one in wanted], select_frames)
+    absent = np.array([one.absent for one in wanted], dtype=np.int64)
+    numbers = np.array([one.number for one in wanted], dtype=np.int64)
+    step = Step(numbers, np.full(len(wanted), epoch), absent < 0, absent=absent)
+    return make_samples(dataset, spec, step, found)
 
 
 def _row(dataset: ClipSource, clip: object) -> int:

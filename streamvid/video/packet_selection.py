@@ -7,15 +7,16 @@ arrays.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.arrays import Int64, UInt8
+from streamvid.arrays import Bool, Int64, UInt8
 from streamvid.bitstream import packet_info
 from streamvid.checksum import crc32c
 from streamvid.color.tags import Color
@@ -25,6 +26,9 @@ from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
 
 GAP_BYTES: Final = 64 << 10
 """Byte ranges with smaller gaps are read as one: on a local disk, reading over a gap costs less than another read."""
+
+
+_ZERO: Final = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -130,102 +134,150 @@ def _to_mp4(stsd: bytes, sizes: Int64, display_order: Int64, data: UInt8, *, siz
 
 
 def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
-    """The fewest packets that decode to `frames`.
+    """The fewest packets that decode to frames of one clip; arguments and errors as of `select_each`."""
+    return select_each([index], [frames])[0]
+
+
+def select_each(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> list[PacketSelection]:
+    """The fewest packets of each of some clips that decode to some of its frames.
+
+    All clips share each call of NumPy: for the few packets of a clip, calls cost more than what they do.
 
     Args:
-        frames: int64 [wanted], frame numbers, ascending, without repeats.
+        indexes: one per clip.
+        frames: for each clip int64 [wanted], frame numbers, ascending, without repeats.
 
     Raises:
         IndexError: a frame number that the clip does not have.
         ValueError: no frames, or numbers that do not rise.
     """
-    if len(frames) == 0 or (frames[1:] <= frames[:-1]).any():
-        raise ValueError("frame numbers must rise, and there must be at least one")
-    if frames[0] < 0 or frames[-1] >= len(index.visible):
-        raise IndexError(f"the clip has {len(index.visible)} frames, asked for {frames[0]} to {frames[-1]}")
-    if len(index) == 1:  # an image
-        zero = np.zeros(1, dtype=np.int64)
-        gops = np.full(1, len(index.starts))
-        return PacketSelection(index.offset, index.size, zero, zero, gops, zero, zero, index.crc32c)
-    # From here on the work grows with the needed GOPs, not with the clip: the index caches results over all packets.
-    packets = index.visible[frames]
-    gops, first, last, last_leading = _needed_gops(index, packets)
+    if not indexes:
+        return []
+    for index, numbers in zip(indexes, frames, strict=True):
+        if len(numbers) == 0 or (numbers[1:] <= numbers[:-1]).any():
+            raise ValueError("frame numbers must rise, and there must be at least one")
+        if numbers[0] < 0 or numbers[-1] >= len(index.visible):
+            raise IndexError(f"the clip has {len(index.visible)} frames, asked for {numbers[0]} to {numbers[-1]}")
+    # The work grows with the needed GOPs, not with the clips: an index caches results over all packets.
+    gops, gop, packet = _needed_gops(indexes, frames)
+    counts = gops.last - gops.first + 1
+    ends = counts.cumsum()
+    begins = ends - counts
+    position = np.arange(ends[-1]) + (gops.first - begins).repeat(counts)
+    heads, tails = _runs((gops.clip[1:] == gops.clip[:-1]) & (gops.first[1:] == gops.last[:-1] + 1))
+    runs = list(zip(gops.clip[heads].tolist(), gops.first[heads].tolist(), gops.last[tails].tolist(), strict=True))
 
-    counts = last - first + 1
-    ends = np.cumsum(counts)
-    position = np.arange(int(ends[-1])) + np.repeat(first - ends + counts, counts)
-    flags = index.flags[position]
+    def column(name: str) -> Int64:
+        """int64 [len(position)]."""
+        values = [getattr(index, name) for index in indexes]
+        return np.concatenate([values[clip][first : last + 1] for clip, first, last in runs])
+
+    flags = column("flags")
     wanted = np.zeros(len(position), dtype=bool)
-    wanted[np.searchsorted(position, packets)] = True
+    wanted[begins[gop] + packet - gops.first[gop]] = True
     droppable = (flags & DISPOSABLE) != 0
     leading = (flags & LEADING) != 0
+    may_start = np.ones(len(counts), dtype=bool)
     if leading.any():
-        droppable |= leading & (position > np.repeat(last_leading, counts))
-    kept = np.flatnonzero(wanted | ~droppable)
-    chosen = position[kept]
-    begins = ends - counts
-    starts = np.searchsorted(kept, begins)
-    if leading.any():
+        droppable |= leading & (position > gops.last_leading.repeat(counts))
         # A GOP whose leading pictures are kept refers to the GOP before it: decoding cannot start there.
-        refers = np.add.reduceat(leading & (wanted | ~droppable), begins) > 0
-        refers[0] = False
-        starts = starts[~refers]
+        may_start[1:] = np.add.reduceat(leading & (wanted | ~droppable), begins)[1:] == 0
+        may_start[1:] |= gops.clip[1:] != gops.clip[:-1]
+    kept = (wanted | ~droppable).nonzero()[0]
+    clip = gops.clip.repeat(counts)[kept]
+    bounds = clip.searchsorted(np.arange(len(indexes) + 1))
 
-    display_order = np.empty(len(chosen), dtype=np.int64)
-    display_order[np.argsort(index.pts[chosen], kind="stable")] = np.arange(len(chosen))
-    return PacketSelection(
-        offsets=index.offset[chosen],
-        sizes=index.size[chosen],
-        display_order=display_order,
-        frames=np.sort(display_order[wanted[kept]]),
-        gops=np.repeat(gops, counts)[kept],
-        starts=starts,
-        numbers=chosen,
-        crc32c=index.crc32c[chosen],
-    )
+    order = np.lexsort((column("pts")[kept], clip))
+    display_order = np.empty(len(kept), dtype=np.int64)
+    display_order[order] = np.arange(len(kept)) - bounds[clip]
+    shown = wanted[kept][order].nonzero()[0]
+    shown -= bounds[clip[shown]]
+    start_clip = gops.clip[may_start]
+    starts = kept.searchsorted(begins[may_start]) - bounds[start_clip]
+    offset, size, checksums = (column(name)[kept] for name in ("offset", "size", "crc32c"))
+    of_packets = (offset, size, display_order, gops.number.repeat(counts)[kept], position[kept], checksums)
+    of_frames, of_starts = (_cut(shown, [*map(len, frames)]), _cut(starts, np.bincount(start_clip).tolist()))
+    kept_of_each = (bounds[1:] - bounds[:-1]).tolist()
+    columns = [_cut(values, kept_of_each) for values in of_packets]
+    return [
+        PacketSelection(offsets, sizes, ranks, shown, numbers, starts, positions, crcs)
+        for offsets, sizes, ranks, numbers, positions, crcs, shown, starts in zip(
+            *columns, of_frames, of_starts, strict=True
+        )
+    ]
 
 
-def _needed_gops(index: FrameIndex, packets: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """The groups of pictures (GOPs) on which some packets depend, and the part of each that is needed.
+def _runs(joined: Bool) -> tuple[Int64, Int64]:
+    """The first and the last of each run of values, of which bool [values - 1] says whether each is joined with the
+    next."""
+    cuts = (~joined).nonzero()[0]
+    return np.concatenate(([0], cuts + 1)), np.concatenate((cuts, [len(joined)]))
+
+
+def _cut(values: Int64, sizes: list[int]) -> list[Int64]:
+    """Consecutive parts of an array, as views."""
+    ends = itertools.accumulate(sizes)
+    return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Gops:
+    """Groups of pictures (GOPs) of some clips, in ascending order of clips and numbers.
 
     A GOP is a random access packet and all packets up to the next one; GOP 0 is the packets before the first random
     access packet (usually none).
 
-    Args:
-        packets: int64 [wanted], positions in decode order, in any order.
-
-    Returns:
-        four arrays, int64 [GOPs], in ascending order of GOPs: its number; its first and its last packet that is needed;
-        and its last leading packet that is wanted, -1 if there is none.
+    Attributes:
+        clip: int64 [GOPs], the clip's place in the list.
+        number: int64 [GOPs], of the GOP in the clip.
+        first, last: int64 [GOPs], its first and its last packet that is needed, as positions in decode order.
+        last_leading: int64 [GOPs], its last leading packet that is wanted, -1 if there is none.
     """
-    starts = index.starts
-    gop = np.searchsorted(starts, packets, side="right")
-    if len(gop) > 1:
-        order = np.argsort(packets, kind="stable")
-        packets, gop = packets[order], gop[order]
-    turns = np.flatnonzero(gop[1:] != gop[:-1])
-    ends = np.append(turns, len(gop) - 1)
-    gops, last = gop[ends], packets[ends]
-    last_leading = np.full(len(gops), -1)
-    leading = (index.flags[packets] & LEADING) != 0
+
+    clip: Int64
+    number: Int64
+    first: Int64
+    last: Int64
+    last_leading: Int64
+
+
+def _needed_gops(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> tuple[_Gops, Int64, Int64]:
+    """The GOPs on which some frames of clips depend, and of each frame, int64 [frames], its GOP's place among them, and
+    its packet's position in decode order."""
+    packets = [index.visible[numbers] for index, numbers in zip(indexes, frames, strict=True)]
+    each = list(zip(indexes, packets, strict=True))
+    packet = np.concatenate(packets)
+    gop = np.concatenate([index.starts.searchsorted(own, "right") for index, own in each])
+    leading = (np.concatenate([index.flags[own] for index, own in each]) & LEADING) != 0
+    sizes = np.array([len(index.starts) + 1 for index in indexes])
+    begins = sizes.cumsum() - sizes  # numbers of GOPs count on from clip to clip below
+    key = gop + begins.repeat([*map(len, packets)])
+    keys, before = np.unique(key), np.empty(0, dtype=np.int64)
     if leading.any():
         # Leading pictures depend on all of the GOP before their own. Within their own GOP they depend on its random
         # access packet and on earlier leading pictures, and only later leading pictures depend on them.
-        open_gops = gop[leading]
-        before = np.unique(open_gops[open_gops > 0]) - 1
-        every = np.union1d(gops, before)
-        needed = np.full(len(every), -1)
-        needed[np.searchsorted(every, gops)] = last
-        needed[np.searchsorted(every, before)] = np.append(starts, len(index))[before] - 1
-        gops, last = every, needed
-        last_leading = np.full(len(gops), -1)
-        np.maximum.at(last_leading, np.searchsorted(gops, open_gops), packets[leading])
-    first = np.where(gops > 0, starts[gops - 1], 0) if len(starts) else np.zeros(len(gops), dtype=np.int64)
-    return gops, first, last, last_leading
+        before = np.unique(key[leading & (gop > 0)]) - 1
+        keys = np.union1d(keys, before)
+    place = keys.searchsorted(key)
+    clip = begins.searchsorted(keys, "right") - 1
+    starts = np.concatenate([part for index in indexes for part in (_ZERO, index.starts)])
+    last, last_leading = np.full((2, len(keys)), -1)
+    np.maximum.at(last, place, packet)
+    if len(before):
+        last[keys.searchsorted(before)] = starts[before + 1] - 1
+    np.maximum.at(last_leading, place[leading], packet[leading])
+    return _Gops(clip, keys - begins[clip], starts[keys], last, last_leading), place, packet
 
 
 def byte_ranges(packets: PacketSelection, *, gap: int = GAP_BYTES, waste: float = math.inf) -> Int64:
-    """The byte ranges of the clip's MP4 to read for a selection.
+    """The byte ranges of one clip, int64 [ranges, 2]; arguments as of `byte_ranges_of_each`."""
+    return byte_ranges_of_each([packets], gap=gap, waste=waste)[0]
+
+
+def byte_ranges_of_each(
+    selections: Sequence[PacketSelection], *, gap: int = GAP_BYTES, waste: float = math.inf
+) -> list[Int64]:
+    """The byte ranges of clips' MP4s to read for selections, one per clip.
 
     Packets with few unwanted bytes between them share a range. Within a GOP, that is wherever at most `gap` bytes lie
     between; across GOPs as well, the smallest gaps first, until `waste` is used up. With a `gap` of as many bytes as
@@ -233,55 +285,81 @@ def byte_ranges(packets: PacketSelection, *, gap: int = GAP_BYTES, waste: float 
 
     Args:
         gap: the most unwanted bytes to read between two packets.
-        waste: the most unwanted bytes to read in all, as a share of the wanted ones, such as 0.15. Those within GOPs
-            count, but are read even if they are more.
+        waste: the most unwanted bytes to read in all of a clip, as a share of the wanted ones, such as 0.15. Those
+            within GOPs count, but are read even if they are more.
 
     Returns:
-        int64 [ranges, 2]: start and end, ascending.
+        for each clip int64 [ranges, 2]: start and end, ascending.
     """
-    if len(packets.offsets) == 1:
-        begin = int(packets.offsets[0])
-        return np.array([[begin, begin + int(packets.sizes[0])]])
-    order = np.argsort(packets.offsets, kind="stable")
-    start = packets.offsets[order]
-    end = np.maximum.accumulate(start + packets.sizes[order])
+    if not selections:
+        return []
+    counts = [len(one.offsets) for one in selections]
+    clip = np.repeat(np.arange(len(counts)), counts)
+    same = clip[1:] == clip[:-1]
+    start, size, gop = (
+        np.concatenate([getattr(one, name) for one in selections]) for name in ("offsets", "sizes", "gops")
+    )
+    if (same & (start[1:] < start[:-1])).any():
+        order = np.lexsort((start, clip))
+        start, size, gop = start[order], size[order], gop[order]
+    end = start + size
+    if (same & (start[1:] < end[:-1])).any():
+        end = np.concatenate([np.maximum.accumulate(own) for own in _cut(end, counts)])
     between = start[1:] - end[:-1]
-    split = between > gap
+    joined = same & (between <= gap)
     if waste != math.inf:
-        gop = packets.gops[order]
-        apart = np.flatnonzero(~split & (between > 0) & (gop[1:] != gop[:-1]))
-        apart = apart[np.argsort(between[apart], kind="stable")]
-        inside = between[~split & (gop[1:] == gop[:-1])]
-        budget = waste * int(packets.sizes.sum()) - int(inside[inside > 0].sum())
-        split[apart[np.cumsum(between[apart]) > budget]] = True
-    first = np.flatnonzero(np.concatenate([[True], split]))
-    last = np.append(first[1:], len(start)) - 1
-    return np.stack([start[first], end[last]], axis=1)
+        gaps, own = joined & (between > 0), clip[1:]
+        inside = gaps & (gop[1:] == gop[:-1])
+        budget = waste * np.bincount(clip, size) - np.bincount(own[inside], between[inside], len(counts))
+        across = np.flatnonzero(gaps & ~inside)
+        across = across[np.lexsort((between[across], own[across]))]
+        spent, of = np.append(0, np.cumsum(between[across])), own[across]
+        joined[across[spent[1:] - spent[np.searchsorted(of, of)] > budget[of]]] = False
+    first, last = _runs(joined)
+    spans = np.stack([start[first], end[last]], axis=1)
+    return _cut(spans, np.bincount(clip[first]).tolist())
 
 
 def extract_packets(packets: PacketSelection, spans: Int64, blocks: list[UInt8]) -> UInt8:
-    """Take the packets of a selection out of the bytes that were read for it.
+    """Take the packets of one clip's selection out of the bytes that were read for it; see `extract_each`."""
+    return extract_each([packets], [spans], [blocks])[0]
+
+
+def extract_each(
+    selections: Sequence[PacketSelection], spans: Sequence[Int64], blocks: Sequence[Sequence[UInt8]]
+) -> list[UInt8]:
+    """Take the packets of selections out of the bytes that were read for them.
 
     Args:
-        spans: int64 [ranges, 2], as `byte_ranges` returns them.
-        blocks: uint8, the bytes of each range.
+        selections: one per clip.
+        spans: for each clip int64 [ranges, 2], as `byte_ranges_of_each` returns them.
+        blocks: for each clip the bytes of each range, uint8.
 
     Returns:
-        uint8 [bytes]: the packets one after another, in decode order; may be a view of a block.
+        for each clip uint8 [bytes]: its packets one after another, in decode order; may be a view of a block.
     """
-    first, size = int(packets.offsets[0]), int(packets.sizes.sum())
-    if len(blocks) == 1 and bool((packets.offsets[1:] == packets.offsets[:-1] + packets.sizes[:-1]).all()):
-        start = first - int(spans[0, 0])
-        return blocks[0][start : start + size]
-    block = np.searchsorted(spans[:, 0], packets.offsets, side="right") - 1
-    starts = packets.offsets - spans[block, 0]
+    if not selections:
+        return []
+    counts, ranges = [len(one.offsets) for one in selections], np.array([len(own) for own in spans])
+    block = (ranges.cumsum() - ranges).repeat(counts)
+    for own, one, many in zip(_cut(block, counts), selections, spans, strict=True):
+        if len(many) > 1:
+            own += np.searchsorted(many[:, 0], one.offsets, side="right") - 1
+    offset, size = (np.concatenate([getattr(one, name) for one in selections]) for name in ("offsets", "sizes"))
     # Adjoining packets are copied at once, and as memoryviews, which Python slices and joins faster than arrays.
-    adjoining = (packets.offsets[1:] == packets.offsets[:-1] + packets.sizes[:-1]) & (block[1:] == block[:-1])
-    firsts = np.flatnonzero(np.concatenate([[True], ~adjoining]))
-    lasts = np.append(firsts[1:], len(starts)) - 1
-    views = [one.data for one in blocks]
-    runs = zip(block[firsts].tolist(), starts[firsts].tolist(), (starts + packets.sizes)[lasts].tolist(), strict=True)
-    return np.frombuffer(bytearray().join([views[number][start:end] for number, start, end in runs]), dtype=np.uint8)
+    first, last = _runs((offset[1:] == offset[:-1] + size[:-1]) & (block[1:] == block[:-1]))
+    start = offset - np.concatenate(spans)[block, 0]
+    every = [one for own in blocks for one in own]
+    runs = zip(block[first].tolist(), start[first].tolist(), (start + size)[last].tolist(), strict=True)
+    found = []
+    for count in np.bincount(np.repeat(np.arange(len(counts)), counts)[first]).tolist():
+        parts = [(every[number], begin, end) for number, begin, end in itertools.islice(runs, count)]
+        if count == 1:
+            found.append(parts[0][0][parts[0][1] : parts[0][2]])
+        else:
+            whole = bytearray().join([one.data[begin:end] for one, begin, end in parts])
+            found.append(np.frombuffer(whole, dtype=np.uint8))
+    return found
 
 
 def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:

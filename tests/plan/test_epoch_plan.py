@@ -22,7 +22,7 @@ from streamvid.plan.epoch import LAST_BATCH, LastBatch, Step, Topology
 from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
 from streamvid.plan.mixture import BLOCK, SampleStream, whole_weights
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle, arrange
-from streamvid.plan.rng import draws
+from streamvid.plan.rng import AUGMENT, draws, draws_of_each
 from streamvid.plan.world import World
 
 seeds = st.integers(-(2**70), 2**70) | st.integers(0, 3)
@@ -391,6 +391,14 @@ def test_draws(seed: int, epoch: int, clip: int, count: int) -> None:
     np.testing.assert_array_equal(got, draws(seed, epoch, clip, count))
     # Whoever needs fewer gets the first of them.
     np.testing.assert_array_equal(got, draws(seed, epoch, clip, count + 3)[:count])
+
+
+@given(seeds, st.lists(st.tuples(epochs, st.integers(0, 2**63 - 1)), max_size=5), st.integers(0, 50))
+def test_draws_of_many_samples_are_those_of_each(seed: int, samples: list[tuple[int, int]], count: int) -> None:
+    got = draws_of_each(seed, [number for number, _ in samples], [clip for _, clip in samples], count, purpose=AUGMENT)
+    assert got.shape == (len(samples), count)
+    for one, (number, clip) in zip(got, samples, strict=True):
+        np.testing.assert_array_equal(one, draws(seed, number, clip, count, purpose=AUGMENT))
 
 
 @given(seeds, epochs, st.integers(0, 10**9), st.integers(1, 10**6))

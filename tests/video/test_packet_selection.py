@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,15 @@ from streamvid.errors import VideoError
 from streamvid.mp4.boxes import full_box
 from streamvid.mp4.sample_entry import sample_description, visual_sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
-from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
+from streamvid.video.packet_selection import (
+    EncodedSlice,
+    byte_ranges,
+    byte_ranges_of_each,
+    extract_each,
+    extract_packets,
+    select_each,
+    select_packets,
+)
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
@@ -152,6 +161,23 @@ def test_ranges_and_gather_give_the_packets_bytes(case: tuple[FrameIndex, list[i
         assert touched[end - 1]
         runs = np.diff(np.flatnonzero(touched[start:end]))
         assert runs.max(initial=0) <= gap + 1
+
+
+@given(
+    st.lists(indexes_and_frames(), max_size=4), st.sampled_from([0, 1, 30, 10**9]), st.sampled_from([0, 0.3, math.inf])
+)
+def test_clips_together_are_as_each_alone(cases: list[tuple[FrameIndex, list[int]]], gap: int, waste: float) -> None:
+    parts = select_each([index for index, _ in cases], [np.array(frames) for _, frames in cases])
+    every = byte_ranges_of_each(parts, gap=gap, waste=waste)
+    blocks = [[np.arange(start, end) % 251 + n for start, end in spans.tolist()] for n, spans in enumerate(every)]
+    data = [[one.astype(np.uint8) for one in own] for own in blocks]
+    for case, part, spans, own, got in zip(cases, parts, every, data, extract_each(parts, every, data), strict=True):
+        alone = select_packets(case[0], np.array(case[1]))
+        for name in vars(alone):
+            np.testing.assert_array_equal(getattr(part, name), getattr(alone, name), name)
+            assert getattr(part, name).dtype == np.int64
+        np.testing.assert_array_equal(spans, byte_ranges(alone, gap=gap, waste=waste))
+        np.testing.assert_array_equal(got, extract_packets(alone, spans, own))
 
 
 @settings(max_examples=settings.default.max_examples * 3)

@@ -17,7 +17,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
 from streamvid.errors import ClipError, StreamvidError
 from streamvid.fetch.encoded_batch import encoded_batch, read_slices
-from streamvid.fetch.plan_samples import SamplePlan, make_sample, plan_samples
+from streamvid.fetch.plan_samples import SamplePlan, chosen, make_samples, plan_samples
 from streamvid.inspection.preview.charts import dataset_charts, svg
 from streamvid.inspection.preview.page import (
     asset,
@@ -238,16 +238,13 @@ def _read(samples: SampleSet, ids: Sequence[int]) -> list[_Read]:
     """Plan samples in epoch 0, and read the packets of the frames that are shown."""
     dataset, spec, count = samples.dataset, samples.spec, len(ids)
     step = Step(np.array(ids, dtype=np.int64), np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool))
-    plans, positions = [], []
-    for plan in plan_samples(dataset, step, spec):
-        whole = plan.selection
-        shown = shown_positions(len(whole.frames))
-        if len(shown) < len(whole.frames):
-            part = Selection(whole.frames[shown], whole.mask[shown], whole.seconds[shown])
-            index = dataset.index(plan.clip)
-            plan = make_sample(dataset, spec, index, plan.clip, plan.epoch, plan.valid, part, plan.random)
-        plans.append(plan)
-        positions.append(len(whole.frames))
+    plans = plan_samples(dataset, step, spec)
+    parts, positions = [], [len(plan.selection.frames) for plan in plans]
+    for plan, count in zip(plans, positions, strict=True):
+        shown, whole = shown_positions(count), plan.selection
+        part = Selection(whole.frames[shown], whole.mask[shown], whole.seconds[shown])
+        parts.append(chosen(part, dataset.index(plan.clip)))
+    plans = make_samples(dataset, spec, step, parts)
     slices = read_slices(dataset, plans, dataset.reader, dataset.shard_path, checksum=spec.checksum)
     return [_Read(*one) for one in zip(plans, positions, slices, strict=True)]
 
