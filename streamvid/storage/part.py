@@ -18,6 +18,9 @@ _SHORT: Final = 64 << 10
 """Bytes of a range that takes about as long as its latency."""
 
 
+Buffer = bytes | memoryview
+
+
 class Part(NamedTuple):
     """A part of a file, with the version and size of the file.
 
@@ -27,7 +30,7 @@ class Part(NamedTuple):
         size: bytes of the whole file, if the answer has it.
     """
 
-    data: bytes
+    data: Buffer
     mark: str
     size: int | None = None
 
