@@ -35,7 +35,8 @@ _PART_CLIPS: Final = 8
 """Fewest clips of a part. With `_PARTS_AT_ONCE` parts that is about as many requests as may be in flight."""
 _LEAD: Final = 8
 """Once `_CHUNKS_AHEAD` chunks are ahead of the loop, planning a chunk goes before reading parts that are needed up to
-this many chunks earlier. Otherwise all chunks would be read, and then all planned, while the loop waits."""
+this many chunks earlier. Otherwise all chunks would be read, and then all planned, while the loop waits. It never goes
+before planning an earlier chunk: packets are read in the order of chunks."""
 _PLANNED_AT_ONCE: Final = 4
 """Full-length chunks that may read frame indexes at a time, or shorter chunks with as many steps: enough to keep up,
 few enough not to delay packets."""
@@ -167,6 +168,7 @@ class _Chunks:
         self.computing = OneAtATime()
         self._start, self._part = epoch.done, 0.0
         self._cut = self._turn = 0
+        self._starts: list[int] = []
         self._planning: dict[int, tuple[int, int]] = {}
         self._inside: dict[int, int] = {}
         self._closed = False
@@ -185,8 +187,16 @@ class _Chunks:
                     break
                 end, weight = end + 1, weight + more
             self._planning[number], self._start, self._cut = (end - first, weight), end, number + 1
+            self._starts.append(first)
             self._changed.notify_all()
             return range(first, end)
+
+    def urgency(self, number: int) -> int:
+        """The step whose priority the planning of a chunk gets that was cut: that of `_LEAD` chunks earlier, and never
+        that of a chunk which is planned before it."""
+        if number < _CHUNKS_AHEAD:
+            return self._starts[number]
+        return max(self._starts[_CHUNKS_AHEAD - 1], self._starts[number - _LEAD])
 
     def enter(self, number: int, size: int) -> None:
         """Wait until `size` bytes of packets of a chunk may be read. Does nothing if called again for a chunk."""
@@ -227,11 +237,13 @@ class _ComputingTurn(Turn):
         chunks: the epoch's chunks.
         chunk: number of the chunk.
         step: the step whose priority it gets, for computing and for requests.
+        admitted: the same once it is admitted; default: `step`.
     """
 
-    def __init__(self, chunks: _Chunks, chunk: int, step: int) -> None:
+    def __init__(self, chunks: _Chunks, chunk: int, step: int, admitted: int | None = None) -> None:
         super().__init__(step)
         self._chunks, self._chunk = chunks, chunk
+        self._admitted = step if admitted is None else admitted
 
     def __enter__(self) -> Turn:
         self._chunks.computing.acquire(self.number)
@@ -260,6 +272,7 @@ class _ComputingTurn(Turn):
     def admit(self, size: int) -> None:
         with self.waiting():
             self._chunks.enter(self._chunk, size)
+            self.number = self._admitted
 
 
 _Part = tuple[range, Future[list[EncodedBatch]] | None]
@@ -292,8 +305,7 @@ def _read_ahead(
             if not steps:
                 return steps, []
             parts = [steps[first : first + least] for first in range(0, len(steps), least)]
-            urgency = max(steps.start - _LEAD * len(steps), 0) if number >= _CHUNKS_AHEAD else steps.start
-            with _ComputingTurn(chunks, number, urgency) as turn:
+            with _ComputingTurn(chunks, number, chunks.urgency(number), steps.start) as turn:
                 functions = plan(parts, turn)
             reads = zip(parts, functions, strict=True)
             return steps, [(own, readers.submit(read_part, read, number, own.start)) for own, read in reads]

@@ -260,3 +260,19 @@ def test_what_is_computed_for_later_steps_gives_way(monkeypatch: pytest.MonkeyPa
         order.append("step 5")
     other.join(20)
     assert order == ["step 1", "step 5"]
+
+
+def test_chunks_are_planned_in_order_before_earlier_packets_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the first chunks, and no longer than until they are admitted."""
+    monkeypatch.setattr(epoch_reader, "_CHUNKS_AHEAD", 4)
+    monkeypatch.setattr(epoch_reader, "_LEAD", 2)
+    made, cut = chunks(100, longest=2), list[range]()
+    for number in range(8):
+        cut.append(made.cut(number))
+        made._planning.clear()
+    assert [one.start for one in cut] == [0, 1, 2, 4, 6, 8, 10, 12]
+    assert [made.urgency(number) for number in range(8)] == [0, 1, 2, 4, 4, 4, 6, 8]
+    with _ComputingTurn(made, 0, 4, 6) as turn:
+        assert turn.number == 4
+        turn.admit(10)
+        assert turn.number == 6
