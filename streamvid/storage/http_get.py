@@ -103,9 +103,12 @@ class Connections:
             most: bytes that the body may have; a longer one is not read.
 
         Raises:
+            ValueError: a header is not one line of ASCII.
             UnframedError: the server answers without a length that is known before the end.
             OSError, asyncio.IncompleteReadError: no connection, or it is broken.
         """
+        if not all(one.isascii() and one.isprintable() for one in headers.values()):
+            raise ValueError("a header of a request has characters that it may not have")
         request = b"".join([target.head, *(f"{name}: {one}\r\n".encode() for name, one in headers.items()), b"\r\n"])
         idle = self._idle.setdefault(target[:3], [])
         loop = asyncio.get_running_loop()

@@ -230,3 +230,13 @@ def test_no_connection_is_an_error() -> None:
             await get(connections, site)
 
     run(test)
+
+
+@pytest.mark.parametrize("mark", ['"1"\r\nX: y', '"1\n"', '"\u00fc"'])
+def test_a_header_cannot_begin_another(mark: str) -> None:
+    async def test(connections: Connections) -> None:
+        async with served() as site:
+            with pytest.raises(ValueError, match="characters"):
+                await connections.get(site.target, {"If-Match": mark}, 1)
+
+    run(test)
