@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
-from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, spans_to_read, with_parts
+from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_together, spans_to_read, with_parts
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.revisions import ended_by
 from streamvid.dataset.shard_files import ShardFiles
@@ -282,9 +282,11 @@ class ClipSource:
             return
         with shard_errors(self, shard_of):
             read = iter(reader.read([one for some in ranges.values() for one in some], neighbours=True))
+        parts = {row: [next(read) for _ in own] for row, own in ranges.items()}
+        together = parse_together({row: own[0] for row, own in parts.items() if row not in known}, self.clips)
         for row, own in ranges.items():
             try:
-                index = with_parts(self.clips, row, known.get(row), wanted[row], [next(read) for _ in own])
+                index = together.get(row) or with_parts(self.clips, row, known.get(row), wanted[row], parts[row])
             except ValueError as error:
                 what = f"its frame index is damaged: {error}"
                 raise self.clip_error(row, what, own[0].path, offset=own[0].start, suspect="index") from error

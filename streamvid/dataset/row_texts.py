@@ -8,7 +8,9 @@ hold the rows, so that a run starts quickly.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
+import itertools
 import json
 import logging
 import threading
@@ -23,7 +25,6 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from streamvid.arrays import Int64
 from streamvid.dataset import table_cache
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
@@ -81,7 +82,7 @@ class RowTexts:
 
     def __len__(self) -> int:
         """Number of rows."""
-        return int(self._starts[-1])
+        return self._starts[-1]
 
     def __reduce__(self) -> tuple[object, ...]:
         return RowTexts, (self._blocks, self._entries, self._read)
@@ -113,7 +114,7 @@ class RowTexts:
             with reader.turn.waiting():
                 files = fetching.result()
         for s, source in files.items():
-            self._take(s, wanted[_place(self._starts, int(self._shards[s]))][s], source)
+            self._take(s, wanted[_place(self._starts, self._shards[s])][s], source)
 
     def _fetch(
         self, wanted: Mapping[int, Mapping[int, Sequence[int]]], reader: RangeReader
@@ -140,13 +141,14 @@ class RowTexts:
 
     def value(self, name: str, row: int) -> str | bytes:
         """The text of a row. Raises IndexError if there is no such row, and the errors of `prepared`."""
-        row = range(len(self))[row]
+        if not 0 <= row < self._starts[-1]:
+            row = range(len(self))[row]
         number = _place(self._starts, row)
         while True:
             if (table := self._tables.get(number)) is not None:
                 if (column := self._columns.get((number, name))) is None:
                     column = self._columns[number, name] = _column(table, name)
-                text: str | bytes = column[row - int(self._starts[number])].as_py()
+                text: str | bytes = column[row - self._starts[number]].as_py()
                 return text
             if (found := self._rows.get(row)) is not None:
                 return found.get(name, "")
@@ -222,7 +224,7 @@ class RowTexts:
             return
         columns = {**block.texts, STSD: block.stsd.take(pa.array(block.stsd_row))}
         for row in rows:
-            at = row - int(self._shards[s])
+            at = row - self._shards[s]
             self._rows.put(row, {name: column[at].as_py() for name, column in columns.items()})
 
 
@@ -371,12 +373,12 @@ def _write(path: str, rows: pa.Table, entries: Sequence[ShardEntry]) -> None:
         stream.write_batch(batch)
 
 
-def _starts(sizes: Iterable[int]) -> Int64:
-    return np.cumsum([0, *sizes], dtype=np.int64)
+def _starts(sizes: Iterable[int]) -> list[int]:
+    return list(itertools.accumulate(sizes, initial=0))
 
 
-def _place(starts: Int64, row: int) -> int:
-    return int(starts.searchsorted(row, "right")) - 1
+def _place(starts: Sequence[int], row: int) -> int:
+    return bisect.bisect_right(starts, row) - 1
 
 
 def _kind(name: str) -> pa.DataType:

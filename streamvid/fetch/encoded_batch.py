@@ -218,7 +218,8 @@ def _read_step(
 
 def bytes_of(samples: Sequence[SamplePlan]) -> int:
     """Bytes of the samples' byte ranges in the shards."""
-    return sum(int((sample.spans[:, 1] - sample.spans[:, 0]).sum()) for sample in samples)
+    first, end = np.concatenate([sample.spans for sample in samples]).sum(axis=0).tolist() if samples else (0, 0)
+    return int(end - first)
 
 
 def byte_ranges_of(dataset: ClipSource, samples: Sequence[SamplePlan], path_of: ShardPaths) -> list[ByteRange]:

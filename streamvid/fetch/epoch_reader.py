@@ -137,10 +137,11 @@ def read_epoch(
             access.have_read(range(number, number + len(batches)))
             yield from batches
         return
-    start, length = epoch.done, 1
+    start, length, is_local = epoch.done, 1, dataset.is_local
     while start < epoch.steps:
         end = min(start + length, epoch.steps)
-        access.prefetch(upcoming_shards(dataset, epoch, end))
+        if not is_local:
+            access.prefetch(upcoming_shards(dataset, epoch, end))
         yield from read(range(start, end))
         start, length = end, min(2 * length, longest)
 

@@ -17,17 +17,17 @@ from streamvid.video.frame_index import HIDDEN, LEADING, FrameIndex
 
 BLOCK_PACKETS: Final = 1000
 """A block has at least so many packets, unless it is the last one."""
-_CRC_KNOWN: Final = 16
+CRC_KNOWN: Final = 16
 """A packet's flag, on disk alone: its `crc32c` is of meaning."""
 _OPEN: Final = 1
 """A block's flag: frames of its first group of pictures may depend on the block before."""
 
-_PACKET: Final = np.dtype([("pts", "<i8"), ("offset", "<i8"), ("size", "<u4"), ("crc32c", "<u4"), ("flags", "<u4")])
-_ENTRY: Final = np.dtype(
+PACKET: Final = np.dtype([("pts", "<i8"), ("offset", "<i8"), ("size", "<u4"), ("crc32c", "<u4"), ("flags", "<u4")])
+ENTRY: Final = np.dtype(
     [("first_pts", "<i8"), ("packets", "<u4"), ("frames", "<u4"), ("crc32c", "<u4"), ("flags", "<u4")]
 )
-PACKET_BYTES: Final = _PACKET.itemsize
-ENTRY_BYTES: Final = _ENTRY.itemsize
+PACKET_BYTES: Final = PACKET.itemsize
+ENTRY_BYTES: Final = ENTRY.itemsize
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class EncodedIndex:
 
 def encode_index(index: FrameIndex) -> EncodedIndex:
     """The bytes of a frame index, the same for the same index."""
-    packets = np.empty(len(index), dtype=_PACKET)
+    packets = np.empty(len(index), dtype=PACKET)
     known = index.crc32c >= 0
     packets["pts"], packets["offset"], packets["size"] = index.pts, index.offset, index.size
     packets["crc32c"] = np.where(known, index.crc32c, 0)
-    packets["flags"] = index.flags | np.where(known, _CRC_KNOWN, 0)
+    packets["flags"] = index.flags | np.where(known, CRC_KNOWN, 0)
     starts = _block_starts(index)
     ends = np.append(starts[1:], len(index))
     visible = (index.flags & HIDDEN) == 0
-    directory = np.zeros(len(starts), dtype=_ENTRY)
+    directory = np.zeros(len(starts), dtype=ENTRY)
     directory["first_pts"] = np.minimum.reduceat(np.where(visible, index.pts, np.iinfo(np.int64).max), starts)
     directory["packets"] = ends - starts
     directory["frames"] = np.add.reduceat(visible, starts, dtype=np.int64)
@@ -126,7 +126,7 @@ class IndexDirectory:
             raise ValueError(f"a directory has a multiple of {ENTRY_BYTES} bytes, this one {len(data)}")
         if crc32c(data) != checksum:
             raise ValueError("the checksum of its directory is not the stored one")
-        entries = np.frombuffer(data, dtype=_ENTRY)
+        entries = np.frombuffer(data, dtype=ENTRY)
         first_packet, first_frame = np.zeros((2, len(entries) + 1), dtype=np.int64)
         np.cumsum(entries["packets"], out=first_packet[1:])
         np.cumsum(entries["frames"], out=first_frame[1:])
@@ -175,9 +175,9 @@ class IndexDirectory:
         for block, (start, stop) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True), begin):
             if crc32c(data[PACKET_BYTES * start : PACKET_BYTES * stop]) != self.crc32c[block]:
                 raise ValueError(f"the checksum of block {block} is not the stored one")
-        rows = data.view(_PACKET)
+        rows = data.view(PACKET)
         flags, crcs = rows["flags"].astype(np.int64), rows["crc32c"].astype(np.int64)
-        known = flags & _CRC_KNOWN
+        known = flags & CRC_KNOWN
         if not known.all():
             crcs[known == 0] = -1
         flags ^= known

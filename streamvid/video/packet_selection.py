@@ -28,9 +28,6 @@ GAP_BYTES: Final = 64 << 10
 """Byte ranges with smaller gaps are read as one: on a local disk, reading over a gap costs less than another read."""
 
 
-_ZERO: Final = np.zeros(1, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class PacketSelection:
     """The packets of one clip that a decoder needs for the wanted frames, in decode order.
@@ -196,7 +193,7 @@ def select_each(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> list[
     starts = kept.searchsorted(begins[may_start]) - bounds[start_clip]
     offset, size, checksums = (column(name)[kept] for name in ("offset", "size", "crc32c"))
     of_packets = (offset, size, display_order, gops.number.repeat(counts)[kept], position[kept], checksums)
-    of_frames, of_starts = (_cut(shown, [*map(len, frames)]), _cut(starts, np.bincount(start_clip).tolist()))
+    of_frames, of_starts = _cut(shown, [*map(len, frames)]), _cut(starts, np.bincount(start_clip).tolist())
     kept_of_each = (bounds[1:] - bounds[:-1]).tolist()
     columns = [_cut(values, kept_of_each) for values in of_packets]
     return [
@@ -208,8 +205,7 @@ def select_each(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> list[
 
 
 def _runs(joined: Bool) -> tuple[Int64, Int64]:
-    """The first and the last of each run of values, of which bool [values - 1] says whether each is joined with the
-    next."""
+    """The first and the last of each run of values; bool [values - 1] says whether each is joined with the next."""
     cuts = (~joined).nonzero()[0]
     return np.concatenate(([0], cuts + 1)), np.concatenate((cuts, [len(joined)]))
 
@@ -260,7 +256,8 @@ def _needed_gops(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> tupl
         keys = np.union1d(keys, before)
     place = keys.searchsorted(key)
     clip = begins.searchsorted(keys, "right") - 1
-    starts = np.concatenate([part for index in indexes for part in (_ZERO, index.starts)])
+    zero = np.zeros(1, dtype=np.int64)
+    starts = np.concatenate([part for index in indexes for part in (zero, index.starts)])
     last, last_leading = np.full((2, len(keys)), -1)
     np.maximum.at(last, place, packet)
     if len(before):
@@ -368,12 +365,16 @@ def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:
     Args:
         data: uint8 [bytes], as `extract_packets` returns it.
     """
-    view, start = data.data, 0
-    for number, (size, wanted) in enumerate(zip(packets.sizes.tolist(), packets.crc32c.tolist(), strict=True)):
-        if wanted >= 0 and crc32c(view[start : start + size]) != wanted:
-            return number
-        start += size
-    return None
+    view, sizes, wanted = data.data, packets.sizes.tolist(), packets.crc32c.tolist()
+    ends = itertools.accumulate(sizes)
+    found = (
+        [crc32c(view[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+        if max(wanted, default=-1) >= 0
+        else []
+    )
+    if found == wanted:
+        return None
+    return next((n for n, one in enumerate(found) if wanted[n] >= 0 and one != wanted[n]), None)
 
 
 def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8) -> tuple[int, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamvid.checksum import crc32c
-from streamvid.dataset.frame_indexes import directory_bytes, parse_blocks, parse_directory, parse_index
+from streamvid.dataset.frame_indexes import directory_bytes, parse_blocks, parse_directory, parse_index, parse_together
+from streamvid.dataset.shard_rows import MAX_TICKS
 from streamvid.video.frame_index import FrameIndex
-from streamvid.video.index_file import encode_index
+from streamvid.video.index_file import ENTRY, PACKET, encode_index
 
 COLUMNS = ("pts", "offset", "size", "flags", "crc32c")
 INDEX = FrameIndex(np.arange(3), np.arange(3), np.ones(3, np.int64), np.array([1, 0, 0]), np.array([5, -1, 2**32 - 1]))
@@ -33,7 +34,27 @@ def clips_of(index: FrameIndex, data: bytes, mp4_size: int) -> Any:
 
 
 def parsed(data: bytes) -> FrameIndex:
-    return parse_index(np.frombuffer(data, dtype=np.uint8), clips_of(INDEX, STORED, 4), 0)
+    return parse_both_ways(data, clips_of(INDEX, STORED, 4))
+
+
+def parse_both_ways(data: bytes, clips: Any) -> FrameIndex:
+    """The index alone; beside a good one, and itself twice, it is the same, or left out."""
+    array = np.frombuffer(data, dtype=np.uint8)
+    try:
+        alone = parse_index(array, clips, 0)
+    except ValueError:
+        alone = None
+    good = clips_of(INDEX, STORED, 4)
+    three = SimpleNamespace(
+        **{name: np.concatenate([getattr(good, name), np.repeat(column, 2)]) for name, column in vars(clips).items()}
+    )
+    found = parse_together({0: np.frombuffer(STORED, dtype=np.uint8), 1: array, 2: array}, cast(Any, three))
+    assert sorted(found) == ([0] if alone is None else [0, 1, 2])
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(found[0], name), getattr(INDEX, name))
+        for row in (1, 2) if alone is not None else ():
+            np.testing.assert_array_equal(getattr(found[row], name), getattr(alone, name))
+    return parse_index(array, clips, 0)
 
 
 def test_an_index_is_read_as_it_was_written() -> None:
@@ -59,10 +80,30 @@ def test_any_bytes_with_right_checksums_are_an_index_of_the_clip_or_an_error(row
     clips = clips_of(INDEX, STORED, 4)
     clips.index_crc32c[0] = crc32c(directory)
     with contextlib.suppress(ValueError):
-        index = parse_index(np.frombuffer(bytes(directory) + rows, dtype=np.uint8), clips, 0)
+        index = parse_both_ways(bytes(directory) + rows, clips)
         assert len(index) == len(index.visible) == 3
         assert index.pts.min() >= 0
         assert (index.offset + index.size <= 4).all()
+
+
+@given(
+    st.sampled_from([(ENTRY, 0), *((PACKET, n) for n in range(3))]),
+    st.integers(0, 4),
+    st.sampled_from([-(2**62), -MAX_TICKS - 1, -1, 0, 1, 2, 3, 4, 5, 8, 9, 16, 24, MAX_TICKS, 2**32 - 1, 2**63 - 1]),
+)
+def test_a_false_field_with_right_checksums(place: tuple[np.dtype[Any], int], field: int, value: int) -> None:
+    kind, number = place
+    directory, packets = (
+        np.frombuffer(bytearray(part), dtype=dtype) for part, dtype in ((STORED[:24], ENTRY), (STORED[24:], PACKET))
+    )
+    changed = (directory if kind is ENTRY else packets)[kind.names[field]]
+    changed[number] = np.int64(value).astype(changed.dtype)
+    if (kind, field) != (ENTRY, 3):
+        directory["crc32c"] = crc32c(packets.tobytes())
+    clips = clips_of(INDEX, STORED, 4)
+    clips.index_crc32c[0] = crc32c(directory.tobytes())
+    with contextlib.suppress(ValueError):
+        parse_both_ways(directory.tobytes() + packets.tobytes(), clips)
 
 
 def test_a_part_of_an_index_is_read_by_its_directory() -> None:
@@ -82,5 +123,6 @@ def test_a_part_of_an_index_is_read_by_its_directory() -> None:
     part = parse_blocks(directory, stored[start:stop], clips, 0, block, block + 1)
     frame = 4321 - int(directory.first_frame[block])
     assert (part.frame_pts[frame], part.offset[part.visible[frame]]) == (4321, 432_100)
+    assert not parse_together({0: stored}, clips), "of one block only"
     with pytest.raises(ValueError, match="checksum of block 4"):
         parse_blocks(directory, stored[start + 28 : stop + 28], clips, 0, block, block + 1)
