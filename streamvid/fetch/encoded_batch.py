@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,7 @@ BATCH_COLUMNS: Final[Mapping[str, tuple[type[np.generic], int]]] = {
 }
 """Columns of a batch beside the frames: dtype, and number of dimensions per clip."""
 
+T = TypeVar("T", bound=np.generic)
 NO_LABEL: Final = -100
 """The label of clips without one in batches: the default `ignore_index` of PyTorch's losses."""
 
@@ -138,8 +139,7 @@ def read_batches(
             planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
         samples.update(zip(members.tolist(), planned, strict=True))
         slices.update(zip(members.tolist(), read, strict=True))
-    numbers = range(len(ids))
-    return _encoded(dataset, steps, spec, [samples[n] for n in numbers], [slices[n] for n in numbers])
+    return _encoded(dataset, steps, spec, [samples[n] for n in range(len(ids))], [slices[n] for n in range(len(ids))])
 
 
 def plan_parts(
@@ -350,25 +350,30 @@ def encoded_batch(
 ) -> EncodedBatch:
     """A batch of samples, which all have the same number of frame positions, and of their slices."""
     rows = dataset.clips
-    clips = np.array([sample.clip for sample in samples], dtype=np.int64)
+    clips, selections = np.array([one.clip for one in samples], dtype=np.int64), [one.selection for one in samples]
     return EncodedBatch(
         slices=slices,
         clips=clips,
         epochs=np.array([sample.epoch for sample in samples], dtype=np.int64),
         labels=labels_of(dataset, clips),
         valid=np.array([sample.valid for sample in samples]),
-        mask=np.stack([sample.selection.mask for sample in samples]),
-        seconds=np.stack([sample.selection.seconds for sample in samples]),
+        mask=_rows([one.mask for one in selections]),
+        seconds=_rows([one.seconds for one in selections]),
         heights=rows.height[clips].astype(np.int64),
         widths=rows.width[clips].astype(np.int64),
         rotations=rows.rotation[clips].astype(np.int64),
-        gather=_ranks(np.stack([sample.selection.frames for sample in samples])),
-        random=np.stack([sample.random for sample in samples]),
+        gather=_ranks(_rows([one.frames for one in selections])),
+        random=_rows([sample.random for sample in samples]),
         bytes_read=bytes_of(samples),
         absent=np.array([sample.absent for sample in samples], dtype=np.int64),
         number=number,
         members=read_columns(dataset, samples[0].members, clips.tolist()),
     )
+
+
+def _rows(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
+    """Arrays of one length, one below the other: what `np.stack` gives, in a quarter of its time."""
+    return np.concatenate(arrays).reshape(len(arrays), len(arrays[0]))
 
 
 def _ranks(frames: Int64) -> Int64:
