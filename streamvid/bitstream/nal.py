@@ -23,7 +23,10 @@ from streamvid.bitstream.packets import Packets
 _LEAST_UNIT: Final = 4
 """FFmpeg ignores fewer bytes than these behind the last unit of a packet (h2645_parse.c)."""
 START_CODE: Final = b"\0\0\0\1"
-_START_CODE: Final = np.frombuffer(START_CODE, dtype=np.uint8)
+_LENGTH: Final = np.arange(len(START_CODE))
+_UNITS: Final = 16
+"""NAL units of a packet that are found for all packets of a slice at once; the others one by one."""
+_NOT_WITHIN: Final = "a NAL unit does not end within its packet"
 _PERIOD_BITS: Final = 40
 """Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
 _MIDDLE: Final = 1 << (_PERIOD_BITS - 1)
@@ -175,19 +178,28 @@ def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> Packets:
     source = Packets.checked(data, sizes)
     if length_size != len(START_CODE):
         return Packets.of([_packet_to_annex_b(packet, length_size) for packet in source])
-    # A start code is as long as a length, and takes its place.
-    made, bounds = Packets(data.copy(), sizes), source.bounds
-    single = np.zeros(len(sizes), dtype=bool)
-    if len(sizes) and bounds[-2] + length_size <= bounds[-1]:
-        # Most packets are one unit: the lengths of all such packets are found at once.
-        heads = np.array(bounds[:-1])[:, None] + np.arange(length_size)
+    # A start code is as long as a length, and takes its place. NumPy would let go of the GIL to copy and to write the
+    # codes, and may take milliseconds to get it back.
+    made = bytearray(data)
+    at, ends = np.array(source.bounds[:-1], dtype=np.int64), np.array(source.bounds[1:], dtype=np.int64)
+    for _ in range(_UNITS):
+        # The next NAL unit of all packets that have one.
+        left = at < ends
+        at, ends = at[left], ends[left]
+        if not len(at):
+            break
+        if (at + length_size >= ends).any():
+            raise ValueError(_NOT_WITHIN)
+        heads = at[:, None] + _LENGTH
         lengths = data[heads].view(">u4")[:, 0]
-        single = (lengths == sizes - length_size) & (lengths > 0)
-        made.data[heads[single]] = _START_CODE
-    for n in (~single).nonzero()[0].tolist():
-        packet = _packet_to_annex_b(source[n], length_size)
-        made.data[bounds[n] : bounds[n + 1]] = np.frombuffer(packet, dtype=np.uint8)
-    return made
+        at = at + length_size + lengths
+        if not lengths.all() or (at > ends).any():
+            raise ValueError(_NOT_WITHIN)
+        for head in heads[:, 0].tolist():
+            made[head : head + length_size] = START_CODE
+    for first, end in zip(at.tolist(), ends.tolist(), strict=True):
+        made[first:end] = _packet_to_annex_b(data[first:end].tobytes(), length_size)
+    return Packets(np.frombuffer(made, dtype=np.uint8), sizes)
 
 
 def _packet_to_annex_b(packet: bytes, length_size: int) -> bytes:
@@ -197,7 +209,7 @@ def _packet_to_annex_b(packet: bytes, length_size: int) -> bytes:
         start = at + length_size
         at = start + int.from_bytes(packet[at:start], "big")
         if at > len(packet) or at == start:
-            raise ValueError("a NAL unit does not end within its packet")
+            raise ValueError(_NOT_WITHIN)
         units += (START_CODE, packet[start:at])
     return b"".join(units)
 

@@ -65,4 +65,5 @@ class Packets:
             return Packets(data, sizes)
         sizes = sizes.copy()
         sizes[0] += len(header)
-        return Packets(np.concatenate([np.frombuffer(header, dtype=np.uint8), data]), sizes)
+        # NumPy's concatenate would let go of the GIL, which may take milliseconds to get back.
+        return Packets(np.frombuffer(header + data.tobytes(), dtype=np.uint8), sizes)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 from typing import Final, TypeVar
 
+from streamvid.stopwatch import TICK_S
 from streamvid.video.packet_selection import EncodedSlice
 
 T = TypeVar("T")
@@ -84,18 +87,38 @@ class LateBatches:
 
     def __init__(self, *, late_s: float | None = None) -> None:
         self._late_s, self._slowest = LATE_S if late_s is None else late_s, 0.0
+        # When the batch that is waited for is late, and what is logged then.
+        self._waits: tuple[float, Callable[[], None]] | None = None
+        self._watched = False
 
     def wait_for(self, result: Callable[[], T], names: Sequence[str]) -> T:
         """Wait for the result of a batch of clips with these names."""
         began, late_s = time.monotonic(), max(self._late_s, 5 * self._slowest)
-        timer = threading.Timer(late_s, _say_late, (late_s, names))
-        timer.daemon = True
-        timer.start()
+        self._waits = began + late_s, partial(_say_late, late_s, names)
+        if not self._watched:
+            # One thread for all batches: to start one for each takes the GIL several times.
+            self._watched = True
+            watch = partial(_watch, weakref.ref(self), min(TICK_S, self._late_s / 4))
+            threading.Thread(target=watch, name="streamvid-late", daemon=True).start()
         try:
             return result()
         finally:
-            timer.cancel()
+            self._waits = None
             self._slowest = max(self._slowest, time.monotonic() - began)
+
+    def look(self) -> None:
+        """Log the clips of the batch that is waited for, once, if it is late."""
+        waits = self._waits
+        if waits is not None and time.monotonic() >= waits[0]:
+            self._waits = None
+            waits[1]()
+
+
+def _watch(of: Callable[[], LateBatches | None], tick: float) -> None:
+    while (late := of()) is not None:
+        late.look()
+        del late
+        time.sleep(tick)
 
 
 def _say_late(late_s: float, names: Sequence[str]) -> None:

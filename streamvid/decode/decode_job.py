@@ -355,15 +355,14 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
             packets = to_annex_b(encoded.data, encoded.sizes, settings.length_size)
     except (ValueError, IndexError) as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
-    order, frames = encoded.display_order, encoded.frames
-    at = np.minimum(frames.searchsorted(order), len(frames) - 1)
-    rows = np.where(frames[at] == order, at, NOT_WANTED).astype(np.int32)
-    rows[[*hidden]] = NOT_WANTED
-    if missing := len(frames) - int((rows >= 0).sum()):
+    # Lists, and not NumPy's searches, which let go of the GIL and may take milliseconds to get it back.
+    order, row_of = encoded.display_order, {rank: row for row, rank in enumerate(encoded.frames.tolist())}
+    found = [NOT_WANTED if n in hidden else row_of.get(rank, NOT_WANTED) for n, rank in enumerate(order.tolist())]
+    if missing := len(row_of) - len(found) + found.count(NOT_WANTED):
         raise VideoError(
             f"clip {encoded.name} has no packet for {missing} of its frames: check it with `streamvid verify`"
         )
-    rows[[*silent]] = NOT_SHOWN
+    rows = np.array([NOT_SHOWN if n in silent else row for n, row in enumerate(found)], dtype=np.int32)
     # No cut at a CRA picture: its leading pictures may refer to frames before it.
     firsts = {n: packets[n] for n in {0, *starts}}
     idr = {n for n in starts if syntax is None or syntax.is_idr(firsts[n])}

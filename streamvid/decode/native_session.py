@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -329,10 +330,11 @@ class NativeSession:
         surfaces = np.empty((count, len(self._surfaces)), dtype=np.int64)
         for column, values in enumerate(self._surfaces):
             surfaces[:, column] = values[:count]
-        numbers = self._numbers[:count]
-        ends = [*(np.diff(numbers).nonzero()[0] + 1).tolist(), count]
-        for first, end in zip([0, *ends], ends, strict=False):
-            self._take(int(numbers[first]), self._rows[first:end].copy(), surfaces[first:end])
+        first = 0
+        for number, same in groupby(self._numbers[:count].tolist()):
+            end = first + len(list(same))
+            self._take(number, self._rows[first:end].copy(), surfaces[first:end])
+            first = end
         self._launch()
 
     def _check(self, status: int) -> None:

@@ -195,19 +195,10 @@ class _View:
             first: address of its first picture.
             each: bytes from a picture to the next.
         """
-        count = len(self._batch.slices[clip].frames)
-        if not self._final:
-            return first + each * np.arange(count, dtype=np.int64)[:, None]
-        shown: Int64 = self._batch.gather[clip]
-        (at,) = (shown >= 0).nonzero()
-        rows = shown[at]
-        if len(at) == count and (rows == np.arange(count)).all():
-            return (first + each * at.astype(np.int64))[:, None]
-        order = rows.argsort(kind="stable")
-        nth = np.arange(len(at)) - rows[order].searchsorted(rows[order])
-        made = np.zeros((count, int(nth.max(initial=0)) + 1), dtype=np.int64)
-        made[rows[order], nth] = first + each * at[order]
-        return made
+        positions = self.positions(clip)
+        most = max(map(len, positions), default=0)
+        addresses = [[first + each * at for at in some] + [0] * (most - len(some)) for some in positions]
+        return np.array(addresses, dtype=np.int64).reshape(len(positions), most)
 
     def params(self, clip: int, form: PlaneFormat, color: Color) -> tuple[Int64, int, int, tuple[int, int]]:
         """For the kernel: the clip's parameters, the address of its first picture, the bytes from a picture to the

@@ -12,6 +12,8 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from itertools import count
+from operator import sub
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -149,9 +151,10 @@ def reorder_depth(display_order: Int64 | Sequence[int]) -> int:
         display_order: [packets], at least one, a permutation of consecutive numbers: each packet's rank by presentation
             time.
     """
-    ranks = np.asarray(display_order)
-    depth = np.arange(len(ranks)) - (ranks - ranks.min())
-    return min(MAX_REORDER, int(depth.max()))
+    # Without NumPy, which lets go of the GIL even for short arrays, and may take milliseconds to get it back.
+    ranks = display_order.tolist() if isinstance(display_order, np.ndarray) else display_order
+    depth: int = max(map(sub, count(min(ranks)), ranks))
+    return min(MAX_REORDER, depth)
 
 
 def in_band_description(codec: str, *, width: int, height: int) -> bytes:
