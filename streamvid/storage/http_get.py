@@ -138,12 +138,13 @@ class Connections:
 
     async def _connect(self, target: Target) -> _Connection:
         loop, idle = asyncio.get_running_loop(), self._idle[target[:3]]
+        several = None if ":" in target.host or target.host.replace(".", "").isdecimal() else 0.25  # not of an address
         context, name = (self._context, target.host) if target.tls else (None, None)
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, made = await loop.create_connection(
                     lambda: _Connection(loop, idle, self._stall_seconds),
-                    target.host, target.port, ssl=context, server_hostname=name, happy_eyeballs_delay=0.25,
+                    target.host, target.port, ssl=context, server_hostname=name, happy_eyeballs_delay=several,
                 )  # fmt: skip
         except (socket.gaierror, TimeoutError):
             raise

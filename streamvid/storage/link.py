@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import math
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
@@ -98,8 +99,10 @@ class Link:
     def measured(self, latency: float, size: int, seconds: float) -> None:
         """Record a request: seconds to its first byte, and `seconds` for a body of `size` bytes."""
         # Computed here, because other threads read the results while this thread appends to the lists.
-        self._latencies.append(latency)
-        self.latency = min(self._latencies)
+        known = self._latencies
+        dropped = known[0] if len(known) == known.maxlen else math.inf
+        known.append(latency)
+        self.latency = min(known) if len(known) == 1 or dropped <= self.latency else min(self.latency, latency)
         if size >= _LONG_BODY and seconds > 0:
             self._bandwidths.append(size / seconds)
             self.bandwidth = max(self._bandwidths)

@@ -123,10 +123,11 @@ def check_range(
         DatasetError: it is more than was asked for: the server answers no requests for ranges. StorageUnavailable if
             it is known to do.
     """
-    shown, found = redact(url), _CONTENT_RANGE.match(sent or "")
+    found = _CONTENT_RANGE.match(sent or "")
     other = status == 206 and found is not None and int(found[1]) != start
     if not other and not (status == 200 and start) and (length or 0) <= end - start:
         return
+    shown = redact(url)
     if not other and not ranged:
         raise DatasetError(f"Cannot read {shown}: its server does not answer requests for ranges of bytes.")
     what = f"bytes from {found[1]} on" if other and found else "more"

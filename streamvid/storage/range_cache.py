@@ -152,12 +152,12 @@ class RangeCache:
         try:
             self._cache.check_usable()
             with self._cache.usable(), self._cache.writing:
+                folder.root.mkdir(parents=True, exist_ok=True)
                 for one, block in zip(ranges, blocks, strict=True):
                     known = self._files.get(one.path)
                     if known is None or len(block) != one.end - one.start or not len(block):
                         continue
                     self._cache.reserve(len(block) + 2 * _BLOCK)  # the map takes some, too
-                    folder.root.mkdir(parents=True, exist_ok=True)
                     with _opened(folder, known, os.O_RDWR | os.O_CREAT) as file:
                         fcntl.flock(file, fcntl.LOCK_SH)
                         os.truncate(file.fileno(), _map(known) + -(-known.size // _BLOCK))

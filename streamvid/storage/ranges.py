@@ -196,8 +196,10 @@ class RemoteRanges:
                     if marks.get(url) == told:  # other ranges had this ETag: the object was replaced just now
                         raise
                     self._doubt(dataset, url)
-            if part is None:
-                async with self._after_the_first(url, turn, known=url in marks or not is_s3(fs)):
+            if part is None and (url in marks or not is_s3(fs)):
+                part = await ask()
+            elif part is None:
+                async with self._after_the_first(url, turn):
                     part = await ask()
             if (known := marks.setdefault(url, part.mark)) != part.mark:
                 raise changed(url, known, part.mark)
@@ -222,14 +224,12 @@ class RemoteRanges:
             )  # fmt: skip
 
     @contextlib.asynccontextmanager
-    async def _after_the_first(self, url: str, turn: int, *, known: bool) -> AsyncIterator[None]:
+    async def _after_the_first(self, url: str, turn: int) -> AsyncIterator[None]:
         """While the mark of an object is unknown, one range is requested alone, and the other ranges wait for it, to be
         requested with the mark. Ranges of earlier steps do not wait for one of a later step."""
         key = os.getpid(), url
-        if not known and (first := self._first.get(key)) is not None and first[0] <= turn:
-            await first[1].wait()
-            known = True  # or that range failed, and the others are requested without a mark
-        if known:
+        if (first := self._first.get(key)) is not None and first[0] <= turn:
+            await first[1].wait()  # if it failed, the others are requested without a mark
             yield
             return
         self._first[key] = own = turn, asyncio.Event()
