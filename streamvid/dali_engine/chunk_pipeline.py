@@ -185,20 +185,20 @@ class ChunkPipeline:
         import torch
 
         assert self._iterator is not None
-        late = LateBatches()
-        for number, batch in enumerate(self._batches):
-            try:
-                (tensors,) = late.wait_for(partial(next, self._iterator), batch.keys)
-            except RuntimeError as error:
-                self._abandon_failed()
-                raise _explain(error, self._batches, number) from error
-            if tensors["clip"].is_cuda and number == 0:
-                # The first batch was made with the pipeline, in a thread whose stream is the default one.
-                here = torch.cuda.current_stream(tensors["clip"].device)
-                here.wait_stream(torch.cuda.default_stream(tensors["clip"].device))
-                for tensor in tensors.values():
-                    tensor.record_stream(here)
-            yield self._outputs.finish(tensors, batch.encoded)
+        with LateBatches() as late:
+            for number, batch in enumerate(self._batches):
+                try:
+                    (tensors,) = late.wait_for(partial(next, self._iterator), batch.keys)
+                except RuntimeError as error:
+                    self._abandon_failed()
+                    raise _explain(error, self._batches, number) from error
+                if tensors["clip"].is_cuda and number == 0:
+                    # The first batch was made with the pipeline, in a thread whose stream is the default one.
+                    here = torch.cuda.current_stream(tensors["clip"].device)
+                    here.wait_stream(torch.cuda.default_stream(tensors["clip"].device))
+                    for tensor in tensors.values():
+                        tensor.record_stream(here)
+                yield self._outputs.finish(tensors, batch.encoded)
 
     def _abandon_failed(self) -> None:
         abandon_failed(self._pipeline, {one.stsd for batch in self._batches for one in batch.pictures if one})

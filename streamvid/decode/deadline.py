@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
-import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -81,6 +81,9 @@ class Pace:
 class LateBatches:
     """Logs the clips of a batch that takes long, for stages without a deadline, such as a DALI pipeline.
 
+    A context manager: one thread watches all batches until it ends, as to start one for each takes the GIL several
+    times.
+
     Args:
         late_s: seconds after which a batch is late; at least five times the longest batch so far.
     """
@@ -89,36 +92,38 @@ class LateBatches:
         self._late_s, self._slowest = LATE_S if late_s is None else late_s, 0.0
         # When the batch that is waited for is late, and what is logged then.
         self._waits: tuple[float, Callable[[], None]] | None = None
-        self._watched = False
+        # Held until the end. A bare lock, as an Event has one of its own, which a fork may find held.
+        self._going = threading.Lock()
+        self._thread = threading.Thread(target=self._watch, name="streamvid-late", daemon=True)
+
+    def __enter__(self) -> LateBatches:
+        self._going.acquire()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._going.release()
+        # Whom the interpreter's end stopped never ends, and the garbage collector may run in any thread.
+        if not sys.is_finalizing() and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def wait_for(self, result: Callable[[], T], names: Sequence[str]) -> T:
         """Wait for the result of a batch of clips with these names."""
         began, late_s = time.monotonic(), max(self._late_s, 5 * self._slowest)
         self._waits = began + late_s, partial(_say_late, late_s, names)
-        if not self._watched:
-            # One thread for all batches: to start one for each takes the GIL several times.
-            self._watched = True
-            watch = partial(_watch, weakref.ref(self), min(TICK_S, self._late_s / 4))
-            threading.Thread(target=watch, name="streamvid-late", daemon=True).start()
         try:
             return result()
         finally:
             self._waits = None
             self._slowest = max(self._slowest, time.monotonic() - began)
 
-    def look(self) -> None:
-        """Log the clips of the batch that is waited for, once, if it is late."""
-        waits = self._waits
-        if waits is not None and time.monotonic() >= waits[0]:
-            self._waits = None
-            waits[1]()
-
-
-def _watch(of: Callable[[], LateBatches | None], tick: float) -> None:
-    while (late := of()) is not None:
-        late.look()
-        del late
-        time.sleep(tick)
+    def _watch(self) -> None:
+        tick = min(TICK_S, self._late_s / 4)
+        while not self._going.acquire(timeout=tick):
+            waits = self._waits
+            if waits is not None and time.monotonic() >= waits[0]:
+                self._waits = None
+                waits[1]()
 
 
 def _say_late(late_s: float, names: Sequence[str]) -> None:

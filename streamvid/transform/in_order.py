@@ -60,27 +60,28 @@ def decoded_in_order(
     """
     begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
     error: Exception | None = None
-    ended, late = False, LateBatches()
-    while begun or not ended:
-        behind = sum(_pixels(batch) for batch, _ in islice(begun, 1, None))
-        wants = not ended and (len(begun) < 2 or (behind < ahead_pixels and len(begun) < MOST_BEGUN))
-        if wants and (not begun or batches.ready()):
-            try:
-                batch = next(batches, None)
-                if batch is None:
-                    ended = True
-                else:
-                    begun.append((batch, _begin(batch, submit)))
-            except Exception as raised:
-                error, ended = raised, True
-        elif wants and not begun[0][1].done():
-            time.sleep(_POLL_S)
-        else:
-            batch, pending = begun.popleft()
-            result = pending.result
-            if rescue is not None or last_resort is not None:
-                result = partial(_rescued, batch, pending, submit, rescue, last_resort)
-            yield late.wait_for(result, [encoded.name for encoded in batch.slices])
+    ended = False
+    with LateBatches() as late:
+        while begun or not ended:
+            behind = sum(_pixels(batch) for batch, _ in islice(begun, 1, None))
+            wants = not ended and (len(begun) < 2 or (behind < ahead_pixels and len(begun) < MOST_BEGUN))
+            if wants and (not begun or batches.ready()):
+                try:
+                    batch = next(batches, None)
+                    if batch is None:
+                        ended = True
+                    else:
+                        begun.append((batch, _begin(batch, submit)))
+                except Exception as raised:
+                    error, ended = raised, True
+            elif wants and not begun[0][1].done():
+                time.sleep(_POLL_S)
+            else:
+                batch, pending = begun.popleft()
+                result = pending.result
+                if rescue is not None or last_resort is not None:
+                    result = partial(_rescued, batch, pending, submit, rescue, last_resort)
+                yield late.wait_for(result, [encoded.name for encoded in batch.slices])
     if error is not None:
         try:
             raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
@@ -78,8 +79,10 @@ def test_the_log_names_the_clips_of_a_batch_that_takes_long(caplog: pytest.LogCa
             time.sleep(0.01)
         return "done"
 
-    assert LateBatches(late_s=0.2).wait_for(slow, names) == "done"
+    with LateBatches(late_s=0.2) as late:
+        assert late.wait_for(slow, names) == "done"
     assert "c0, c1, c2, c3, c4, c5, c6, c7 and 2 more" in caplog.text
-    with pytest.raises(ZeroDivisionError):
-        LateBatches(late_s=3600).wait_for(lambda: 1 // 0, names)
+    with pytest.raises(ZeroDivisionError), LateBatches(late_s=3600) as late:
+        late.wait_for(lambda: 1 // 0, names)
+    assert "streamvid-late" not in [one.name for one in threading.enumerate()]
     assert caplog.text.count("is not decoded") == 1

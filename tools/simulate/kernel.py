@@ -318,12 +318,14 @@ class Lock:
     def __init__(self) -> None:
         self._locked = False
 
-    def acquire(self) -> bool:
+    def acquire(self, *, timeout: float | None = None) -> bool:
         kernel = Current.get()
-        while self._locked and kernel is not None:
+        if self._locked and kernel is not None:
+            kernel.block(timeout, self)
+        while self._locked and kernel is not None and timeout is None:
             kernel.block(None, self)
-        self._locked = True
-        return True
+        free, self._locked = not self._locked, True
+        return free
 
     def release(self) -> None:
         kernel = Current.get()
