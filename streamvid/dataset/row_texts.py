@@ -281,7 +281,7 @@ class TableTexts:
             # If one is missing, all are read one by one below.
             try:
                 found = reader.remote.read(wanted, retry=reader.retry, turn=reader.turn.number)
-                beginnings = dict(zip(files, map(bytes, found), strict=True))
+                beginnings = dict(zip(files, found, strict=True))
             except (StorageUnavailable, AccessRefused):
                 raise
             except DatasetError:

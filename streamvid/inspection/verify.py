@@ -323,7 +323,7 @@ def _reader(task: ShardTask, files: dict[str, Path], clips: ClipTable, row: int)
     def read(start: int, size: int) -> bytes:
         for first, block in zip(starts, blocks, strict=True):
             if first <= start < first + max(1, len(block)):
-                return bytes(block[start - first : start - first + size])
+                return block[start - first : start - first + size]
         return b""
 
     return read

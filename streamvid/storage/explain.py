@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from fsspec.utils import get_protocol
@@ -84,17 +84,12 @@ async def refusal(answer: Any) -> RefusedError:
     with contextlib.suppress(Exception):  # the status is known
         body = await answer.content.read(1 << 16)
     answer.close()
-    return refused(answer.status, answer.headers, body)
-
-
-def refused(status: int, headers: Mapping[str, str], body: bytes | memoryview) -> RefusedError:
-    """The error of an answer with these headers, by lower-case names, and this body."""
-    code = next((one for name in _CODE_HEADERS if re.fullmatch(r"\w{1,64}", one := headers.get(name, ""))), "")
+    code = next((one for name in _CODE_HEADERS if re.fullmatch(r"\w{1,64}", one := answer.headers.get(name, ""))), "")
     if not code and (found := _CODE.search(body)):
         code = (found[1] or found[2]).decode()
-    if status in (400, 401, 403) and code not in _REFUSED_CREDENTIALS and _HAS_EXPIRED.search(body):
+    if answer.status in (400, 401, 403) and code not in _REFUSED_CREDENTIALS and _HAS_EXPIRED.search(body):
         code = EXPIRED
-    return RefusedError(status, code or str(status))
+    return RefusedError(answer.status, code or str(answer.status))
 
 
 async def raise_refusal(answer: Any) -> None:

@@ -85,11 +85,18 @@ class Link:
     @property
     def limit(self) -> int:
         """Most requests that may be in flight now."""
-        return int(min(max(self.latency * _REQUESTS_PER_SECOND, _FEWEST_REQUESTS), MOST_REQUESTS))
+        return min(self._called_for, MOST_REQUESTS)
+
+    @property
+    def _called_for(self) -> int:
+        """Requests in flight that keep one event loop busy at this latency."""
+        return int(max(self.latency * _REQUESTS_PER_SECOND, _FEWEST_REQUESTS))
 
     def _admits(self, size: int) -> bool:
         """Whether a request for `size` bytes may be made now."""
-        return not self._busy or (self._busy < self.limit and self._inside + size <= self._window.size(self.limit))
+        # Where the latency calls for more than `MOST_REQUESTS`, these may have the bytes of up to twice as many.
+        most = self._window.size(min(self._called_for, 2 * MOST_REQUESTS))
+        return not self._busy or (self._busy < self.limit and self._inside + size <= most)
 
     def count(self, requests: int, size: int) -> None:
         """Count requests, and the bytes that they ask for."""

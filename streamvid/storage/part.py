@@ -18,9 +18,6 @@ _SHORT: Final = 64 << 10
 """Bytes of a range that takes about as long as its latency."""
 
 
-Buffer = bytes | memoryview
-
-
 class Part(NamedTuple):
     """A part of a file, with the version and size of the file.
 
@@ -30,7 +27,7 @@ class Part(NamedTuple):
         size: bytes of the whole file, if the answer has it.
     """
 
-    data: Buffer
+    data: bytes
     mark: str
     size: int | None = None
 

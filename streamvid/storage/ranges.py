@@ -18,7 +18,7 @@ from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
 from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
 from streamvid.storage.link import Link
-from streamvid.storage.part import Buffer, Part, changed, read_part
+from streamvid.storage.part import Part, changed, read_part
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Range = tuple[AnyPath, int, int]
 
 
-def read_ranges(ranges: Sequence[Range], *, retry: Retry) -> list[Buffer]:
+def read_ranges(ranges: Sequence[Range], *, retry: Retry) -> list[bytes]:
     """As `RemoteRanges.read`, for a single call."""
     return RemoteRanges().read(ranges, retry=retry)
 
@@ -93,7 +93,7 @@ class RemoteRanges:
         retry: Retry,
         versions: Mapping[str, FileVersion] | None = None,
         turn: int = 0,
-    ) -> list[Buffer]:
+    ) -> list[bytes]:
         """Bytes [start, end) of files, requested concurrently if the storage supports it; shorter where a file ends.
 
         Args:
@@ -107,7 +107,7 @@ class RemoteRanges:
         """
         refused: set[str] = set()
 
-        def attempt(left: Sequence[Range]) -> list[Buffer | Trouble]:
+        def attempt(left: Sequence[Range]) -> list[bytes | Trouble]:
             if refused:
                 self._s3 = S3Ranges()  # signs anew
             renew_credentials(refused)
@@ -121,9 +121,9 @@ class RemoteRanges:
 
     def _read_once(
         self, ranges: Sequence[Range], versions: Mapping[str, FileVersion], turn: int
-    ) -> list[Buffer | Trouble]:
+    ) -> list[bytes | Trouble]:
         """The ranges, or errors that may be retried. Raises all other errors."""
-        found: dict[int, Buffer | BaseException] = {}
+        found: dict[int, bytes | BaseException] = {}
         by_storage: dict[int, tuple[Any, list[int], list[str]]] = {}
         located: dict[AnyPath, tuple[Any, str]] = {}
         for number, (path, _, _) in enumerate(ranges):
@@ -150,7 +150,7 @@ class RemoteRanges:
             except Exception as error:
                 blocks = [error] * len(numbers)
             found.update(zip(numbers, blocks, strict=True))
-        outcomes: list[Buffer | Trouble] = []
+        outcomes: list[bytes | Trouble] = []
         for number, (path, start, end) in enumerate(ranges):
             block = found[number]
             try:
@@ -159,7 +159,7 @@ class RemoteRanges:
                         raise block
                     if len(block) != end - start:
                         self._check_length(path, len(block), start, end)
-                outcomes.append(block if isinstance(block, memoryview) else bytes(block))
+                outcomes.append(bytes(block))
             except (StorageUnavailable, AccessRefused) as error:
                 outcomes.append(error)
             except DatasetError as error:
@@ -169,13 +169,13 @@ class RemoteRanges:
 
     def _side_by_side(
         self, fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None], turn: int
-    ) -> list[Buffer | BaseException]:
+    ) -> list[bytes | BaseException]:
         """Ranges of files through an asynchronous client, with version marks compared. Empty ranges need no request."""
         read = self._s3.read if is_s3(fs) else read_part
         given = {_url(fs, name): version.mark for name, version in versions.items() if version is not None}
         marks = self._marks if not given else ChainMap(given, self._marks)
 
-        async def one(name: str, start: int, end: int) -> Buffer:
+        async def one(name: str, start: int, end: int) -> bytes:
             if end <= start:
                 return b""
             url = _url(fs, name)
@@ -209,10 +209,10 @@ class RemoteRanges:
                 self._sizes[url] = part.size
             return part.data
 
-        async def every() -> list[Buffer | BaseException]:
+        async def every() -> list[bytes | BaseException]:
             return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
 
-        return cast(list[Buffer | BaseException], sync(fs.loop, every))
+        return cast(list[bytes | BaseException], sync(fs.loop, every))
 
     def _doubt(self, dataset: str, url: str) -> None:
         """Trust no recorded ETag of a dataset any more, and log that once: a copy has other ETags for all objects."""
@@ -264,7 +264,7 @@ def _url(fs: Any, name: str) -> str:
 
 def _of_version(
     fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None]
-) -> list[Buffer | BaseException]:
+) -> list[bytes | BaseException]:
     """Ranges of files in storages without If-Match, checked against their versions. Web servers have If-Range; in other
     storages a file's mark is asked for after its ranges: if it is the expected one, so were the ranges."""
     names, starts, ends = [one[0] for one in ranges], [one[1] for one in ranges], [one[2] for one in ranges]
@@ -282,16 +282,16 @@ def _of_version(
     given = ([names[n] for n in plain], [starts[n] for n in plain], [ends[n] for n in plain])
     found = dict(zip(plain, fs.cat_ranges(*given, on_error="return") if plain else [], strict=True))
 
-    async def one(name: str, start: int, end: int) -> Buffer:
+    async def one(name: str, start: int, end: int) -> bytes:
         version = versions[name]
         if version is None or end <= start:
             return b""
         return await http_ranges.read_range(fs, name, start, end, version.mark, version.within)
 
-    async def every() -> list[Buffer | BaseException]:
+    async def every() -> list[bytes | BaseException]:
         return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
 
-    blocks = cast(list[Buffer | BaseException], sync(fs.loop, every))
+    blocks = cast(list[bytes | BaseException], sync(fs.loop, every))
     return [found.get(n, block) for n, block in enumerate(blocks)]
 
 

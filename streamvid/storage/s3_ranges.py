@@ -2,8 +2,8 @@
 
 botocore takes a core a millisecond to build, sign, send and parse a GetObject. A signed URL is good for every range of
 its object, so botocore is asked once per object and some minutes where it is and how it is signed, by its own chain of
-credentials, endpoints and addressing; a range is then a plain GET (`streamvid.storage.http_get`). docs/design.md
-has the figures, and why it is not obstore.
+credentials, endpoints and addressing; a range is then a plain GET, of 0.2 ms. docs/design.md has the figures, and
+why it is not obstore.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import fsspec
 
 from streamvid.errors import InputError
 from streamvid.storage import client
-from streamvid.storage.explain import RefusedError, refused
-from streamvid.storage.http_get import Connections, Target, UnframedError, target_of
+from streamvid.storage.explain import RefusedError, refusal
 from streamvid.storage.link import MOST_REQUESTS, Link
 from streamvid.storage.lru_cache import LruCache
-from streamvid.storage.part import Buffer, Part, body_of, changed, check_range
+from streamvid.storage.part import Part, body_of, changed, check_range
 
 _SIGNED_SECONDS: Final = 900
 """For how long a signed URL is good. It is used for half of that."""
@@ -31,7 +30,6 @@ _SIGNED_OBJECTS: Final = 16384
 _OTHERWISE: Final = {"AccessDenied", "AuthorizationQueryParametersError", "PermanentRedirect", "TemporaryRedirect"}
 """Refusals of a signed URL that a request of botocore may not meet: another region, a policy that wants headers."""
 _BY_REQUEST_SECONDS: Final = 60.0
-_ERROR_BYTES: Final = 64 << 10
 _NO_SUCH_RANGE: Final = 416
 """The answer to every range of an empty object."""
 
@@ -102,7 +100,6 @@ class _Signed:
         wanted: its parameters for the object.
         url: signed, of the object; None: it takes headers that only botocore makes.
         proxy: by which it is reached.
-        target: of a request without a proxy.
         sessions: fsspec's HTTP file system, which makes a session of aiohttp and closes it.
     """
 
@@ -110,7 +107,6 @@ class _Signed:
     wanted: Mapping[str, str]
     url: Any = None
     proxy: str | None = None
-    target: Target | None = None
     sessions: Any = None
 
 
@@ -118,55 +114,35 @@ def _signed(fs: Any, s3: Any, wanted: Mapping[str, str], url: str) -> _Signed:
     from botocore.utils import get_environ_proxies
     from yarl import URL
 
-    config, parsed = s3.meta.config, URL(url, encoded=True)
+    config = s3.meta.config
     proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
     proxy = proxies.get(url.partition(":")[0])
-    target = None if proxy else target_of(parsed)
-    return _Signed(s3, wanted, parsed, proxy, target, _sessions(fs, config.client_cert))
+    return _Signed(s3, wanted, URL(url, encoded=True), proxy, _sessions(fs, config.client_cert))
 
 
 async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link: Link, *, ranged: bool) -> Part:
     """The range by a GET of a signed URL. Errors do not name that, as it is a secret for some minutes."""
+    from aiohttp import ClientResponseError
+
     headers = {"Range": f"bytes={start}-{end - 1}"}
     if etag.startswith('"'):  # no weak one, which matches nothing
         headers["If-Match"] = etag
-    session, path = await signed.sessions.set_session(), f"s3://{name}"
-    begin = time.perf_counter()
+    session = await signed.sessions.set_session()
     try:
-        if signed.target is None:
-            raise UnframedError
-        status, found, length, data, first = await session.connector.direct.get(signed.target, headers, end - start)
-        if status in (200, 206):
-            check_range(path, start, end, status, found.get("content-range"), length, ranged=ranged)
-    except UnframedError:
-        status, found, data, first = await _get_by_aiohttp(session, signed, headers, path, start, end, ranged=ranged)
-    if status == 412:
-        raise changed(path, etag)
-    if status == _NO_SUCH_RANGE and not start:
-        return Part(b"", found.get("etag", ""), 0)
-    if status not in (200, 206):
-        raise refused(status, found, data)
-    link.measured(first, len(data), time.perf_counter() - begin - first)
-    return Part(data, found.get("etag", ""), _size_of(found.get("content-range"), data))
-
-
-async def _get_by_aiohttp(
-    session: Any, signed: _Signed, headers: Mapping[str, str], path: str, start: int, end: int, *, ranged: bool
-) -> tuple[int, Mapping[str, str], bytes, float]:
-    """Status, headers, body and seconds until the headers, by a proxy, or of an answer without a length."""
-    from aiohttp import ClientResponseError
-
-    begin = time.perf_counter()
-    try:
+        begin = time.perf_counter()
         async with session.get(signed.url, headers=headers, proxy=signed.proxy, allow_redirects=False) as answer:
             first = time.perf_counter() - begin
-            if answer.status in (200, 206):
-                return answer.status, answer.headers, await body_of(answer, path, start, end, ranged=ranged), first
-            body = await answer.content.read(_ERROR_BYTES)
-            answer.close()
-            return answer.status, answer.headers, body, first
+            if answer.status == 412:
+                raise changed(f"s3://{name}", etag)
+            if answer.status == _NO_SUCH_RANGE and not start:
+                return Part(b"", answer.headers.get("ETag", ""), 0)
+            if answer.status not in (200, 206):
+                raise await refusal(answer)
+            data = await body_of(answer, f"s3://{name}", start, end, ranged=ranged)
     except ClientResponseError as error:  # an answer that is not HTTP
         raise ConnectionError(error.message) from None
+    link.measured(first, len(data), time.perf_counter() - begin - first)
+    return Part(data, answer.headers.get("ETag", ""), _size_of(answer.headers.get("Content-Range"), data))
 
 
 async def _get_object(signed: _Signed, name: str, start: int, end: int, etag: str) -> Part:
@@ -191,7 +167,7 @@ async def _get_object(signed: _Signed, name: str, start: int, end: int, etag: st
         response["Body"].close()
 
 
-def _size_of(content_range: str | None, data: Buffer) -> int | None:
+def _size_of(content_range: str | None, data: bytes) -> int | None:
     """The size of an object of which a part came, or all of it."""
     if content_range is None:
         return len(data)
@@ -217,7 +193,7 @@ def _sessions(fs: Any, certificate: Any) -> Any:
 
 
 async def _session(loop: object, verify: bool | str, certificate: Any, timeout: Any) -> Any:
-    from aiohttp import ClientSession, TCPConnector
+    from aiohttp import ClientSession, DummyCookieJar, TCPConnector
     from botocore.httpsession import get_cert_path
 
     context: ssl.SSLContext | bool = False
@@ -230,19 +206,8 @@ async def _session(loop: object, verify: bool | str, certificate: Any, timeout: 
         except OSError as error:
             files = path if not certificate else f"{path} or {certificate}"
             raise InputError(f"the certificates in {files} cannot be read ({error}); check AWS_CA_BUNDLE") from error
-
-    class Connector(TCPConnector):
-        """With the connections for what needs no session, which are closed with it."""
-
-        direct = Connections(
-            None if context is False else cast(ssl.SSLContext, context),
-            connect_seconds=client.CONNECT_SECONDS, stall_seconds=client.STALL_SECONDS,
-        )  # fmt: skip
-
-        def close(self, **options: Any) -> Any:
-            self.direct.close()
-            return super().close(**options)
-
-    connector = Connector(limit=MOST_REQUESTS, ssl=context)
+    connector = TCPConnector(limit=MOST_REQUESTS, ssl=context)
     # Bodies are taken in pieces of the buffer's size; the default of 64 KiB halves the speed of long ones.
-    return ClientSession(connector=connector, timeout=timeout, auto_decompress=False, read_bufsize=1 << 20)
+    return ClientSession(
+        connector=connector, timeout=timeout, cookie_jar=DummyCookieJar(), auto_decompress=False, read_bufsize=1 << 20
+    )

@@ -279,7 +279,7 @@ def _part(data: bytes) -> _Part:
     return _Part(len(data), _md5(data), crc32c(data).to_bytes(4, "big"))
 
 
-def _md5(data: bytes | memoryview) -> bytes:
+def _md5(data: bytes) -> bytes:
     return hashlib.md5(data, usedforsecurity=False).digest()
 
 

@@ -32,7 +32,7 @@ class Window:
         self._rest, self._vain, self._count, self._bytes = 2, 0, 0, 0
 
     def size(self, most: int) -> int:
-        """Bytes that may be in flight, for at most `most` concurrent requests."""
+        """Bytes that may be in flight, of about `most` concurrent requests."""
         return int(self._share * self._trial * most * _BODY)
 
     def idle(self) -> None:

@@ -6,8 +6,8 @@ import logging
 import pickle
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ import streamvid as sv
 from streamvid.errors import DatasetError
 from streamvid.packing.pack import pack
 from streamvid.storage.byte_range import ByteRange
-from streamvid.storage.http_get import Answer, Connections, Target
 from tests.support.clips import write
 from tools.clips import Recipe
 
@@ -67,16 +66,18 @@ def test_a_bucket_gives_the_same_batches_as_a_disk(datasets: tuple[str, str], tm
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     """Of all ranged GETs of shards: the file, and its If-Match."""
+    from aiohttp import ClientSession
+
     found: list[tuple[str, str | None]] = []
-    get = Connections.get
+    request = ClientSession._request
 
-    async def noting(self: Connections, target: Target, headers: Mapping[str, str], most: int) -> Answer:
-        path = target.head.split()[1].decode().partition("?")[0]
-        if "Range" in headers and "/shards/" in path:
-            found.append((path, headers.get("If-Match")))
-        return await get(self, target, headers, most)
+    async def noting(self: ClientSession, method: str, url: Any, **options: Any) -> Any:
+        headers = options.get("headers") or {}
+        if method == "GET" and "Range" in headers and "/shards/" in str(url):
+            found.append((str(url).partition("?")[0], headers.get("If-Match")))
+        return await request(self, method, url, **options)
 
-    monkeypatch.setattr(Connections, "get", noting)
+    monkeypatch.setattr(ClientSession, "_request", noting)
     return found
 
 

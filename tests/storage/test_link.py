@@ -27,6 +27,22 @@ def test_requests_at_a_time_follow_the_latency() -> None:
     assert limits[-1] == MOST_REQUESTS
 
 
+@pytest.mark.parametrize(("latency", "begun"), [(0.0001, 4), (0.05, 16), (0.1, 32), (0.2, 62), (5, 64)])
+def test_bytes_under_way_follow_the_latency_further_than_requests(latency: float, begun: int) -> None:
+    """So that a link of 200 ms is as fast as one of 50, though no more connections are open."""
+    link = measured(latency, 1e8)
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        asked = [asyncio.ensure_future(link.fetch(1 << 20, stop.wait)) for _ in range(MOST_REQUESTS)]
+        await asyncio.sleep(0)
+        assert begun - 1 <= link.requests <= begun
+        stop.set()
+        await asyncio.gather(*asked)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
 def test_gaps_follow_latency_and_bandwidth() -> None:
     assert measured(0.001, 1e8).gap == 1 << 20
     assert measured(0.05, 1e8).gap == pytest.approx(5e6, rel=0.01)
