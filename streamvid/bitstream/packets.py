@@ -36,7 +36,8 @@ class Packets:
             ValueError: the sizes are not those of the data.
         """
         made = cls(data, sizes)
-        if len(data) != made.bounds[-1] or sizes.min(initial=0) < 0:
+        # They never fall: a sum beyond 2⁶³ would, which wraps around.
+        if len(data) != made.bounds[-1] or made.bounds != sorted(made.bounds):
             raise ValueError("packets are not as long as their sizes say")
         return made
 

@@ -103,9 +103,10 @@ class LateBatches:
 
     def __exit__(self, *error: object) -> None:
         self._going.release()
-        # Whom the interpreter's end stopped never ends, and the garbage collector may run in any thread.
+        # Whom the interpreter's end stopped never ends, and the garbage collector may run in any thread: in this one,
+        # and in one that holds a lock which this one waits for.
         if not sys.is_finalizing() and self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(TICK_S)
 
     def wait_for(self, result: Callable[[], T], names: Sequence[str]) -> T:
         """Wait for the result of a batch of clips with these names."""
@@ -118,11 +119,11 @@ class LateBatches:
             self._slowest = max(self._slowest, time.monotonic() - began)
 
     def _watch(self) -> None:
-        tick = min(TICK_S, self._late_s / 4)
+        tick, said = min(TICK_S, self._late_s / 4), None
         while not self._going.acquire(timeout=tick):
             waits = self._waits
-            if waits is not None and time.monotonic() >= waits[0]:
-                self._waits = None
+            if waits is not None and waits is not said and time.monotonic() >= waits[0]:
+                said = waits
                 waits[1]()
 
 

@@ -358,7 +358,7 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
     # Lists, and not NumPy's searches, which let go of the GIL and may take milliseconds to get it back.
     order, row_of = encoded.display_order, {rank: row for row, rank in enumerate(encoded.frames.tolist())}
     found = [NOT_WANTED if n in hidden else row_of.get(rank, NOT_WANTED) for n, rank in enumerate(order.tolist())]
-    if missing := len(row_of) - len(found) + found.count(NOT_WANTED):
+    if missing := len(row_of) - len({*found} - {NOT_WANTED}):
         raise VideoError(
             f"clip {encoded.name} has no packet for {missing} of its frames: check it with `streamvid verify`"
         )

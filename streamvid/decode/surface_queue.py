@@ -102,12 +102,11 @@ class SurfaceQueue:
                 self._ready = target.ready
             self._targets.append(target)
         for kernel, size, params, pixels in target.writes:
-            if (batch := self._rows.get(kernel)) is None:
-                batch = self._rows[kernel] = []
             for column in pixels.T:  # more than one only if a frame is shown several times
                 made = np.empty((len(rows), ROW), dtype=np.int64)
                 made[:, :3], made[:, 3], made[:, 4] = found, column[rows], params
-                batch.append((made if made[:, 3].all() else made[made[:, 3] != 0], size))
+                made = made if made[:, 3].all() else made[made[:, 3] != 0]
+                self._rows.setdefault(kernel, []).append((made, size))
 
     def launch(self) -> torch.cuda.Event:
         """Queue the kernels for all added surfaces.

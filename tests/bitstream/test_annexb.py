@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
 from streamvid.bitstream.nal import START_CODE, DpbRequirement, to_annex_b
+from streamvid.bitstream.packets import Packets
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.reference import whole
@@ -86,6 +87,14 @@ def test_packets_of_one_unit_among_others() -> None:
 def test_lengths_that_lie_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="NAL unit"):
         to_annex_b(np.frombuffer(data, dtype=np.uint8), np.array([len(data)]), 4)
+
+
+@pytest.mark.parametrize("sizes", [[5], [7], [-1, 7], [3, -1, 4], [1 << 62] * 4 + [6], []])
+def test_sizes_that_lie_are_refused(sizes: list[int]) -> None:
+    """They are addresses to the native module. The sum of some wraps around to what is there."""
+    data = np.frombuffer(b"\0\0\0\2\x65a", dtype=np.uint8)
+    with pytest.raises(ValueError, match="not as long"):
+        Packets.checked(data, np.array(sizes, dtype=np.int64))
 
 
 @pytest.mark.parametrize("codec", NAL_SYNTAX)

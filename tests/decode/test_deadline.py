@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import replace
 
 import pytest
 
+from streamvid.decode import deadline
 from streamvid.decode.deadline import LEAST_S, LateBatches, Pace
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -86,3 +88,19 @@ def test_the_log_names_the_clips_of_a_batch_that_takes_long(caplog: pytest.LogCa
         late.wait_for(lambda: 1 // 0, names)
     assert "streamvid-late" not in [one.name for one in threading.enumerate()]
     assert caplog.text.count("is not decoded") == 1
+
+
+def test_a_loop_ends_while_the_log_hangs() -> None:
+    began, free, hung = threading.Event(), threading.Event(), []
+
+    class Hanging(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            began.set()
+            hung.append(free.wait(60))
+
+    deadline.log.addHandler(handler := Hanging())
+    with LateBatches(late_s=0.01) as late:
+        assert late.wait_for(lambda: began.wait(30), ["a"])
+    deadline.log.removeHandler(handler)
+    assert not hung
+    free.set()

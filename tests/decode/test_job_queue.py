@@ -273,6 +273,9 @@ def test_slices_are_split_at_idr_pictures(tmp_path: Any) -> None:
     torn = replace(part, data=np.zeros_like(part.data))
     with pytest.raises(VideoError, match="damaged"):
         split(part, torn)
+    twice = replace(part, frames=np.arange(len(part.sizes)), display_order=part.display_order // 2 * 2)
+    with pytest.raises(VideoError, match=f"no packet for {len(part.sizes) // 2} of its frames"):
+        split(twice)
 
 
 def test_session_keys(tmp_path: Any) -> None:
