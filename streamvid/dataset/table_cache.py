@@ -3,14 +3,14 @@
 One file per dataset in the user's cache folder:
 
     <key>.rows                what `streamvid.dataset.consolidated.write_rows` wrote, and its checksum, 32 bytes
-    <key>.<n>.part            the same being written
-    locks/<key>.<n>.lock      held by the process that writes that part
+    <key>.<n>.part            the same being written, and locked by the process that writes it
 
 The key (`cache_key` there) is a hash of all that the rows depend on, so an entry is never stale; a dataset that changes
 gets another one. All processes of a machine share the mapped pages.
 
-One process of a machine builds an entry, the others wait for it. The kernel releases the lock of a process that dies,
-and the next one builds. If the part of a process that is alive has not grown for `STALLED_SECONDS` (it is stopped, or
+One process of a machine builds an entry, the others wait for it. Parts are claimed as those of a shard cache
+(`streamvid.storage.cache_folder`), which may have the same folder: the lock ends with its process, and the next one
+builds. If the part of a process that is alive has not grown for `STALLED_SECONDS` (it is stopped, or
 its storage hangs), those that wait take the next lock, with a part of its own. Entries are renamed into place whole.
 
 Where the folder or the entry cannot be used, the rows are built in memory.
@@ -27,15 +27,16 @@ import re
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import pyarrow as pa
-from filelock import FileLock, Timeout
 
 from streamvid.storage.cache_dir import user_cache_dir
+from streamvid.storage.cache_folder import CacheFolder, claim, give_up
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -54,9 +55,7 @@ _PART_BYTES: Final = 8 << 20
 _BLOCK_WORDS: Final = 1 << 13
 _THREADS: Final = 4
 _LARGE: Final = 256 << 20
-_OURS: Final = re.compile(r"[0-9a-f]{64}\.(rows|[0-9]{1,4}\.part)")
-_STALE_SECONDS: Final = 3600
-"""A part not written to for this long was left by a process that died."""
+_OURS: Final = re.compile(r"[0-9a-f]{64}\.rows")
 
 
 class Build(Protocol):
@@ -125,28 +124,25 @@ class _UnusableError(Exception):
 def _shared(key: str, build: Build) -> pa.Buffer:
     try:
         entry = _entry(key)
-        (entry.parent / "locks").mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError) as error:
+    except RuntimeError as error:  # there is no home folder
         raise _UnusableError(error) from error
     damaged = None
     written: tuple[int, int] | None
     for attempt in itertools.count():
-        lock = FileLock(entry.parent / "locks" / f"{key}.{attempt}.lock")
         part, written, since = entry.with_suffix(f".{attempt}.part"), None, time.monotonic()
         while time.monotonic() - since < STALLED_SECONDS:
             if (found := _identity(entry)) not in (None, damaged):
                 if (content := load(key)) is not None:
                     return content
                 damaged = found
-            if _acquired(lock):
-                try:
-                    # Another process may have built it while this one waited for the lock.
-                    if _identity(entry) in (None, damaged):
-                        return _build(entry, part, build)
-                finally:
-                    lock.release()
-            if (now := _identity(part)) != written:
-                written, since = now, time.monotonic()
+            with _claimed(part) as held:
+                # Another process may have built it before this one held the part.
+                if held and _identity(entry) in (None, damaged):
+                    return _build(entry, part, build)
+            if not held:
+                if (now := _identity(part)) != written:
+                    written, since = now, time.monotonic()
+                time.sleep(_POLL_SECONDS)
         log.warning("the process that keeps this dataset's rows in %s has stalled: reading them here too", part)
     raise AssertionError
 
@@ -164,28 +160,30 @@ def _build(entry: Path, part: Path, build: Build) -> pa.Buffer:
             log.warning("the rows of this dataset, %d MiB, are too many to be kept for other processes", size >> 20)
             return content
         with contextlib.suppress(OSError):
-            _make_room(entry.parent, size, part)
+            _make_room(entry.parent, size)
             os.replace(part, entry)
         return content
     except OSError as error:
         raise _UnusableError(error) from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def _entry(key: str) -> Path:
     return user_cache_dir() / f"{key}.rows"
 
 
-def _acquired(lock: FileLock) -> bool:
+@contextlib.contextmanager
+def _claimed(part: Path) -> Iterator[bool]:
+    """Whether the block holds the part, whose name is removed at its end. What a dead process left of it is there."""
     try:
-        lock.acquire(timeout=_POLL_SECONDS)
-    except Timeout:
-        return False
-    except (OSError, NotImplementedError) as error:  # a file system without locks
+        file = claim(part)
+    except OSError as error:  # also of a file system without locks
         raise _UnusableError(error) from error
-    return True
+    try:
+        yield file is not None
+    finally:
+        if file is not None:
+            give_up(part, file)
+            file.close()
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -256,18 +254,16 @@ def _digest(descriptor: int, size: int) -> bytes:
     return checksum.digest(size)
 
 
-def _make_room(folder: Path, size: int, part: Path) -> None:
+def _make_room(folder: Path, size: int) -> None:
     """Remove entries, least recently used first, until one of `size` bytes fits, and parts that dead processes left. A
     process that has mapped an entry keeps it."""
+    CacheFolder(folder).reserved()
     entries = []
     for path in folder.iterdir():
-        if _OURS.fullmatch(path.name) and path != part:
+        if _OURS.fullmatch(path.name):
             with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()
-                if path.suffix == ".rows":
-                    entries.append((stat.st_mtime, stat.st_size, path))
-                elif time.time() - stat.st_mtime > _STALE_SECONDS:
-                    path.unlink()
+                entries.append((stat.st_mtime, stat.st_size, path))
     total = sum(one[1] for one in entries)
     for _, own, path in sorted(entries):
         if total + size <= LIMIT_BYTES:

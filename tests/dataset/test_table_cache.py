@@ -26,6 +26,8 @@ from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.table_cache import open_or_build
 from streamvid.errors import DatasetError
 from streamvid.packing.pack import pack
+from streamvid.storage.cache_folder import claim
+from streamvid.storage.shard_cache import ShardCache
 from tests.support.packed import NATURAL_ORDER, edit_parquet, make_videos
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -199,11 +201,12 @@ def test_the_ones_used_longest_ago_make_room(folder: Path, monkeypatch: pytest.M
     os.utime(folder / f"{names[1]}.rows", (1000, 1000))
     (folder / "notes.txt").write_text("not ours")
     stale, fresh = folder / f"{'a' * 64}.0.part", folder / f"{'b' * 64}.1.part"
-    for left in (stale, fresh):
-        left.write_bytes(b"x")
-    os.utime(stale, (1000, 1000))
-    open_or_build(names[2], zeros(size))
-    open_or_build(names[3], zeros(size))
+    stale.write_bytes(b"x")
+    held = claim(fresh)
+    assert held is not None
+    with held:
+        open_or_build(names[2], zeros(size))
+        open_or_build(names[3], zeros(size))
     assert table_cache.load(names[1]) is None
     assert table_cache.load(names[3]) is not None
     assert sum(path.stat().st_size for path in folder.glob("*.rows")) <= 4 * size
@@ -282,6 +285,17 @@ def test_a_builder_that_is_killed_harms_nobody(folder: Path) -> None:
     assert len(builds) == 1
     assert open_or_build(NAME, never).size == 24
     assert [path.name for path in folder.glob("*.*")] == [f"{NAME}.rows"]
+
+
+def test_a_shard_cache_in_the_same_folder_leaves_what_is_being_built(folder: Path) -> None:
+    builder = start(BUILDER, NAME)
+    assert wait_for(builder) == "writing"
+    with ShardCache(folder, limit_bytes=1 << 30) as cache:
+        assert cache.folder.reserved() == 0
+    say(builder)
+    builder.communicate(timeout=60)
+    assert builder.returncode == 0
+    assert open_or_build(NAME, never).size == 16
 
 
 def test_a_builder_that_is_stopped_holds_nobody_up(
