@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Float32, Int64, UInt8
+from streamvid.color.resample import taps
 from streamvid.transform.params import Params, followers
 from streamvid.transform.spec import Transform, Views, by_view
 
@@ -206,7 +207,7 @@ class _Axis:
     """
 
     def __init__(self, source: int, start: float, end: float, out: int) -> None:
-        self.source, self.start, self.out = source, start, out
+        self._source, self._start, self._end, self.out = source, start, end, out
         self.scale = (end - start) / out
         self.cuts = abs(self.scale - 1) * out < _NEAR and abs(start - round(start)) < _NEAR
         if self.cuts:
@@ -232,12 +233,8 @@ class _Axis:
     @cached_property
     def taps(self) -> tuple[Int64, Float32]:
         """Per output pixel the source pixels that its filter covers, int64 [out, taps], and their weights, float32."""
-        reach = max(self.scale, 1.0)
-        centres = self.start + (np.arange(self.out) + 0.5) * self.scale
-        at = np.floor(centres - reach)[:, None] + np.arange(math.ceil(2 * reach) + 1)
-        weights = np.maximum(0, 1 - np.abs(at + 0.5 - centres[:, None]) / reach)
-        weights /= weights.sum(axis=1, keepdims=True)
-        return np.clip(at, 0, self.source - 1).astype(np.int64), weights.astype(np.float32)
+        made = taps(self._source, self._start, self._end, self.out, repeats=True)
+        return made.first[:, None] + np.arange(len(made.weights)), made.weights.T
 
     @cached_property
     def beyond(self) -> tuple[Int64, Float32]:
@@ -246,8 +243,7 @@ class _Axis:
         at, weights = every[self.border], shares[self.border]
         wanted, inverse = np.unique(at, return_inverse=True)
         mixed = np.zeros((len(at), len(wanted)), dtype=np.float32)
-        # The edge pixel is repeated beyond the edge, so its weights add up.
-        np.add.at(mixed, (np.arange(len(at))[:, None], inverse.reshape(at.shape)), weights)
+        mixed[np.arange(len(at))[:, None], inverse.reshape(at.shape)] = weights
         return wanted, mixed
 
 
