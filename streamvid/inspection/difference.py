@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.arrays import Bool, Int64
+from streamvid.dataset.columns import is_number
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
 from streamvid.inspection.duplicates import description
@@ -106,7 +107,7 @@ def _differ(a: pa.Array, b: pa.Array) -> Bool:
     lists = [isinstance(column, pa.ListArray | pa.FixedSizeListArray) for column in (a, b)]
     if all(lists):
         differs[there] = _lists_differ(a, b)
-    elif a.type != b.type and not _are_numbers(a, b):
+    elif a.type != b.type and not (is_number(a) and is_number(b)):
         differs[there] = True
     else:
         other = np.asarray(pc.not_equal(a, b))
@@ -114,10 +115,6 @@ def _differ(a: pa.Array, b: pa.Array) -> Bool:
             other &= ~(np.asarray(pc.is_nan(a)) & np.asarray(pc.is_nan(b)))
         differs[there] = other
     return differs
-
-
-def _are_numbers(*columns: pa.Array) -> bool:
-    return all(pa.types.is_integer(column.type) or pa.types.is_floating(column.type) for column in columns)
 
 
 def _lists_differ(a: pa.Array, b: pa.Array) -> Bool:

@@ -284,11 +284,7 @@ def _stored_columns(source: ClipSource) -> dict[str, pa.Array]:
     meta = source.columns.meta
     for error in meta.errors.values():
         raise InputError(f"this cannot be one dataset: {error}")
-    columns = {}
-    for name in meta.names:
-        column = meta.get(name)
-        columns[name] = as_stored(column, meta.parquet_types.get(name, ""))
-    return columns
+    return {name: as_stored(meta.get(name), meta.parquet_types.get(name, "")) for name in meta.names}
 
 
 def _sizes(source: ClipSource) -> Float64:

@@ -150,14 +150,10 @@ def _in_epoch(epoch: Epoch, row: int, steps: range) -> Iterator[tuple[int, int, 
         # The last step of an epoch is divided in another way, and may be filled up.
         last = {(step, rank) for step in steps if step >= full for rank in range(epoch.topology.ranks)}
         for step, rank in sorted(whole | last):
-            mine = _rank(epoch, number, rank).step(step)
+            mine = replace(epoch, partition=number, rank=rank).step(step)
             for place in np.flatnonzero(rows_of(mine.sample_ids) == row).tolist():
                 sample = sample_of(int(mine.sample_ids[place]))
                 yield step, number * epoch.topology.ranks + rank, place, sample, bool(mine.valid[place])
-
-
-def _rank(epoch: Epoch, partition: int, rank: int) -> Epoch:
-    return replace(epoch, partition=partition, rank=rank)
 
 
 def _forgotten(source: Source, revisions: Sequence[int]) -> Int64:
