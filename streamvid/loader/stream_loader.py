@@ -28,6 +28,7 @@ from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
 from streamvid.loader.run_about import BLOCK_SHARDS, run_about
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sample_set import SampleSet
+from streamvid.plan.agreement import Agreement
 from streamvid.plan.bucket_key import bucket_keys
 from streamvid.plan.checkpoint import Cursor, RunSchedule
 from streamvid.plan.epoch import Epoch, LastBatch
@@ -111,7 +112,7 @@ class StreamLoader:
 
     Raises:
         InputError: an option is invalid, by itself or for this dataset. In the loop: this process' rank or world has
-            changed since the first batch.
+            changed since the first batch; ranks of a process group stream something else.
         DatasetError: a dataset is missing or damaged.
     """
 
@@ -174,8 +175,8 @@ class StreamLoader:
         last, order = last_batch_policy(last_batch, drop_last), shuffle_order(shuffle)
         grouped = bucket_steps(group_by_size)
         self._find_world = partial(find_world, rank, world_size, mesh=mesh, ranks_per_node=ranks_per_node)
-        world = self._find_world(settle=False)
-        device_id = find_device(device)
+        world, device_id = self._find_world(settle=False), find_device(device)
+        self._batch_fn, self._batch_size = batch_fn, batch_size
         self._opener = Opener(cache_dir, cache_bytes, Retry.of(retry_for), roots, revision)
         self._samples = samples = self._opener.open(
             dataset, sampling, transform=transform, columns=columns, seed=seed, checksum=checksum
@@ -220,11 +221,10 @@ class StreamLoader:
         self._schedule = RunSchedule(plan, tuple(samples.source.checksums()), samples.spec.sampling)
         revisions = [part.manifest.revision for part in samples.source.datasets]
         self._log = RunLog(run_about(samples.source, self._schedule), revisions)
-        self._batch_fn, self._batch_size = batch_fn, batch_size
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
         self._stats, self._settled = LoaderStats(fetch=fetched), False
         """Settled: a batch was asked for, so that the world is final."""
-        self._position = RunPosition(self._schedule.start(0))
+        self._position, self._agreement = RunPosition(self._schedule.start(0)), Agreement()
         self._repeats = 0  # complete epochs: after one, with byte ranges after two, the next one is begun early
         self._begun: tuple[Cursor, Epoch] | None = None
         self._watch = GpuWatch(device_id, self._position.where)
@@ -341,6 +341,7 @@ class StreamLoader:
         self._engine.home.enter()
         self._meet_world(settle=True)
         cursor, schedule = self._position.next, self._schedule
+        self._agreement.check(cursor)
         epoch = self._epoch(cursor)
         source, columns = self._samples.source, self._samples.columns
         part_of = source.part_of if len(source.subsets) > 1 else None

@@ -6,7 +6,7 @@ import logging
 import os
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from streamvid.checks import integer
 from streamvid.errors import InputError
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
+
+PROCESS_GROUP: Final = "torch.distributed's process group"
+"""The source of a `World` that torch.distributed says."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def find_world(
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        return _on_nodes(rank, size, ranks_per_node, "torch.distributed's process group")
+        return _on_nodes(rank, size, ranks_per_node, PROCESS_GROUP)
     launch = launchers.find_launch()
     if launch is None:
         return _on_nodes(0, 1, ranks_per_node, "nothing that says otherwise")

@@ -1,0 +1,106 @@
+"""Ranks that stream something else than the others say so, and those that stream the same say nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch.distributed
+
+import streamvid as sv
+from streamvid.errors import InputError
+from streamvid.plan.agreement import Agreement
+from streamvid.plan.checkpoint import Cursor
+from streamvid.plan.world import PROCESS_GROUP, World
+from tests.plan.test_checkpoint import schedule
+
+SIZES = [3, 4, 5]
+
+
+class Group:
+    """A process group with its store, shared by the ranks."""
+
+    def __init__(self, store: Any) -> None:
+        self.get_group_store = lambda: store
+
+
+def in_group(monkeypatch: pytest.MonkeyPatch, group: Group | None) -> None:
+    monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=group))
+
+
+@pytest.fixture(autouse=True)
+def _group(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_group(monkeypatch, Group(torch.distributed.HashStore()))
+
+
+def start(rank: int, epoch: int = 0, source: str = PROCESS_GROUP, sizes: list[int] = SIZES, **options: Any) -> Cursor:
+    return schedule(sizes, World(rank, 2, source=source), **options).start(epoch)
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"seed": 4}, "seed differs"), ({"batch_size": 3}, "batch_size differs"), ({"epoch": 1}, "the epoch differs"),
+        ({"last_batch": "drop"}, "last_batch"), ({"group": 3}, "group_by_size"), ({"shuffle": "none"}, "shuffle"),
+        ({"steps": 3}, "steps_per_epoch"), ({"local": True}, "locality"), ({"sizes": [3, 4]}, "the dataset, or"),
+    ],
+)  # fmt: skip
+def test_one_rank_that_differs_is_named(change: dict[str, Any], name: str) -> None:
+    Agreement().check(start(0))
+    with pytest.raises(InputError, match=f"rank 1 and rank 0 do not stream the same: {name}"):
+        Agreement().check(start(1, **change))
+
+
+def test_a_state_or_a_sampling_of_one_rank_alone() -> None:
+    Agreement().check(start(0))
+    with pytest.raises(InputError, match="the state that was loaded differs"):
+        Agreement().check(start(1).advanced())
+    Agreement().check(start(0))
+    other = start(1)
+    with pytest.raises(InputError, match="sampling or its padding differs"):
+        Agreement().check(replace(other, schedule=replace(other.schedule, sampling=sv.Window(3))))
+
+
+def test_ranks_alike_go_on_in_any_order_of_time() -> None:
+    """One rank is ahead by epochs and loaders; the other meets an error in an epoch's first batch, and begins again."""
+    ahead, behind = ([Agreement(), Agreement()] for _ in range(2))
+    for number in range(3):
+        for one, loader in enumerate(ahead):
+            loader.check(start(0, number, seed=one))
+    for number in (0, 0, 1, 2):
+        for one, loader in enumerate(behind):
+            loader.check(start(1, number, seed=one))
+
+
+def test_ranks_that_were_given_and_groups_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(2):
+        Agreement().check(start(rank, source="the arguments", seed=rank))
+
+    for without in (Group(None), None):
+        in_group(monkeypatch, without)
+        for rank in range(2):
+            Agreement().check(start(rank, seed=rank))
+
+
+def test_a_process_group_that_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaders = [Agreement(), Agreement()]
+    for rank, loader in enumerate(loaders):
+        loader.check(start(rank))
+    in_group(monkeypatch, Group(torch.distributed.HashStore()))
+    for rank, loader in enumerate(loaders):
+        loader.check(start(rank, 1))
+        Agreement().check(start(rank, 7))
+
+
+def test_a_real_process_group_has_a_store() -> None:
+    """What is asked of PyTorch, in a child, as a process has one group."""
+    script = (
+        "import torch.distributed as d; d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1); "
+        "store = d.group.WORLD.get_group_store(); print(store.add('one', 1), store.compare_set('two', '', 'x'))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["1", "b'x'"], done.stderr
