@@ -105,10 +105,12 @@ def parse_blocks(
     """
     index = directory.blocks(data, begin, end)
     mp4_size = int(clips.mp4_size[row])
-    # Only sums of what lies within the file cannot overflow int64.
-    inside = index.offset.min() >= 0 and index.size.min() >= 1 and index.offset.max() <= mp4_size
-    if not inside or (index.offset + index.size).max() > mp4_size:
+    # No sum of offset and size: it may overflow int64.
+    if index.offset.min() < 0 or index.size.min() < 1 or (index.size > mp4_size - index.offset).any():
         raise ValueError("a packet does not lie within the mp4")
+    # Packets that share bytes would take far more memory than the bytes that are read for them.
+    if index.size.sum() > mp4_size:
+        raise ValueError("its packets have more bytes than the mp4")
     # No visible packet comes before time 0, as no block does.
     if index.pts.min() < -MAX_TICKS or index.pts.max() > MAX_TICKS:
         raise ValueError("a packet's time is out of range")
@@ -163,7 +165,7 @@ def parse_together(data: Mapping[int, UInt8], clips: ClipTable) -> dict[int, Fra
     bad = (offset < 0) | (size < 1) | (size > room) | (pts < -MAX_TICKS) | (pts > MAX_TICKS)
     begins = counts.cumsum() - counts
     shown = (flags & HIDDEN) == 0
-    good &= ~np.logical_or.reduceat(bad, begins)
+    good &= ~np.logical_or.reduceat(bad, begins) & (np.add.reduceat(size, begins) <= clips.mp4_size[rows])
     good &= (np.add.reduceat(shown, begins, dtype=np.int64) == entries["frames"]) & (entries["frames"] > 0)
     good &= np.minimum.reduceat(np.where(shown, pts, MAX_TICKS + 1), begins) == 0
     return {

@@ -38,7 +38,7 @@ def parsed(data: bytes) -> FrameIndex:
 
 
 def parse_both_ways(data: bytes, clips: Any) -> FrameIndex:
-    """The index alone; beside a good one, and itself twice, it is the same, or left out."""
+    """The index alone; before and behind a good one it is the same, or left out, and the good one is not."""
     array = np.frombuffer(data, dtype=np.uint8)
     try:
         alone = parse_index(array, clips, 0)
@@ -48,7 +48,7 @@ def parse_both_ways(data: bytes, clips: Any) -> FrameIndex:
     three = SimpleNamespace(
         **{name: np.concatenate([getattr(good, name), np.repeat(column, 2)]) for name, column in vars(clips).items()}
     )
-    found = parse_together({0: np.frombuffer(STORED, dtype=np.uint8), 1: array, 2: array}, cast(Any, three))
+    found = parse_together({1: array, 0: np.frombuffer(STORED, dtype=np.uint8), 2: array}, cast(Any, three))
     assert sorted(found) == ([0] if alone is None else [0, 1, 2])
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(found[0], name), getattr(INDEX, name))
@@ -90,8 +90,13 @@ def test_any_bytes_with_right_checksums_are_an_index_of_the_clip_or_an_error(row
     st.sampled_from([(ENTRY, 0), *((PACKET, n) for n in range(3))]),
     st.integers(0, 4),
     st.sampled_from([-(2**62), -MAX_TICKS - 1, -1, 0, 1, 2, 3, 4, 5, 8, 9, 16, 24, MAX_TICKS, 2**32 - 1, 2**63 - 1]),
+    st.sampled_from([4, 2**32 + 1, 2**63 - 1]),
 )
-def test_a_false_field_with_right_checksums(place: tuple[np.dtype[Any], int], field: int, value: int) -> None:
+@example((PACKET, 1), 1, 2**63 - 1, 2**63 - 1)
+@example((PACKET, 1), 2, 2, 4)
+def test_a_false_field_with_right_checksums(
+    place: tuple[np.dtype[Any], int], field: int, value: int, mp4_size: int
+) -> None:
     kind, number = place
     directory, packets = (
         np.frombuffer(bytearray(part), dtype=dtype) for part, dtype in ((STORED[:24], ENTRY), (STORED[24:], PACKET))
@@ -100,10 +105,13 @@ def test_a_false_field_with_right_checksums(place: tuple[np.dtype[Any], int], fi
     changed[number] = np.int64(value).astype(changed.dtype)
     if (kind, field) != (ENTRY, 3):
         directory["crc32c"] = crc32c(packets.tobytes())
-    clips = clips_of(INDEX, STORED, 4)
+    clips = clips_of(INDEX, STORED, mp4_size)
     clips.index_crc32c[0] = crc32c(directory.tobytes())
     with contextlib.suppress(ValueError):
-        parse_both_ways(directory.tobytes() + packets.tobytes(), clips)
+        index = parse_both_ways(directory.tobytes() + packets.tobytes(), clips)
+        ends = [offset + size for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True)]
+        assert max(ends) <= mp4_size
+        assert sum(index.size.tolist()) <= mp4_size
 
 
 def test_a_part_of_an_index_is_read_by_its_directory() -> None:
