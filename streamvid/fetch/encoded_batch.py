@@ -218,8 +218,8 @@ def _read_step(
 
 def bytes_of(samples: Sequence[SamplePlan]) -> int:
     """Bytes of the samples' byte ranges in the shards."""
-    first, end = np.concatenate([sample.spans for sample in samples]).sum(axis=0).tolist() if samples else (0, 0)
-    return int(end - first)
+    spans = np.concatenate([np.empty((0, 2), dtype=np.int64), *(sample.spans for sample in samples)])
+    return sum((spans[:, 1] - spans[:, 0]).tolist())
 
 
 def byte_ranges_of(dataset: ClipSource, samples: Sequence[SamplePlan], path_of: ShardPaths) -> list[ByteRange]:
@@ -382,7 +382,7 @@ def _ranks(frames: Int64) -> Int64:
     rising = np.take_along_axis(frames, order, axis=1)
     new = rising >= 0
     new[:, 1:] &= rising[:, 1:] != rising[:, :-1]
-    ranks = np.empty_like(frames)
+    ranks = np.empty(frames.shape, dtype=np.int64)
     np.put_along_axis(ranks, order, np.cumsum(new, axis=1) - 1, axis=1)
     return ranks
 

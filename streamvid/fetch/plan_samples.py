@@ -119,7 +119,7 @@ Chosen = tuple[Selection, FrameIndex | PacketSelection]
 def chosen(selection: Selection, index: AnyIndex) -> Chosen:
     """For `make_samples`. Of blocks, it may raise MissingBlocks."""
     if isinstance(index, IndexBlocks):
-        return selection, index.select(_shown([selection])[0])
+        return selection, index.select(shown_frames([selection])[0])
     return selection, index
 
 
@@ -135,10 +135,9 @@ def make_samples(
     rows, passes = rows_of(step.sample_ids).tolist(), step.passes.tolist()
     random = draws_of_each(spec.seed, passes, step.sample_ids.tolist(), spec.num_random, purpose=AUGMENT)
     selections = [selection for selection, _ in found]
-    whole = [
-        (one, shown) for (_, one), shown in zip(found, _shown(selections), strict=True) if isinstance(one, FrameIndex)
-    ]
-    selected = iter(select_each([index for index, _ in whole], [shown for _, shown in whole]))
+    shown = zip(found, shown_frames(selections), strict=True)
+    whole = [(one, frames) for (_, one), frames in shown if isinstance(one, FrameIndex)]
+    selected = iter(select_each([index for index, _ in whole], [frames for _, frames in whole]))
     packets = [next(selected) if isinstance(one, FrameIndex) else one for _, one in found]
     if spec.checksum == "sha256":
         spans = [np.array([[0, size]], dtype=np.int64) for size in dataset.clips.mp4_size[rows].tolist()]
@@ -151,13 +150,9 @@ def make_samples(
         others = [one for one, path in zip(packets, paths, strict=True) if path not in local]
         away = iter(byte_ranges_of_each(others, gap=gap, waste=WASTE))
         spans = [next(near if path in local else away) for path in paths]
-    about = zip(
-        rows, passes, step.valid.tolist(), selections, random, packets, spans, step.stands_for.tolist(), strict=True
-    )
-    return [
-        SamplePlan(clip, number, valid, selection, own, part, ranges, absent, spec.members)
-        for clip, number, valid, selection, own, part, ranges, absent in about
-    ]
+    valid, absent = step.valid.tolist(), step.stands_for.tolist()
+    every = zip(rows, passes, valid, selections, random, packets, spans, absent, strict=True)
+    return [SamplePlan(*one, spec.members) for one in every]
 
 
 def clip_paths(dataset: ClipSource, rows: Sequence[int], path_of: ShardPaths | None = None) -> list[str]:
@@ -167,10 +162,10 @@ def clip_paths(dataset: ClipSource, rows: Sequence[int], path_of: ShardPaths | N
     return [tars.get(s) or dataset.location(row, path_of) for s, row in zip(shards, rows, strict=True)]
 
 
-def _shown(selections: Sequence[Selection]) -> list[Int64]:
+def shown_frames(selections: Sequence[Selection]) -> list[Int64]:
     """For each selection its frames, ascending, without repeats. If all positions are black, one frame is decoded
     nevertheless: the black frames take its size."""
-    frames = np.concatenate([one.frames for one in selections])
+    frames = np.concatenate([np.empty(0, dtype=np.int64), *(one.frames for one in selections)])
     clip = np.repeat(np.arange(len(selections)), [len(one.frames) for one in selections])
     falls = frames < 0
     falls[1:] |= (frames[1:] <= frames[:-1]) & (clip[1:] == clip[:-1])

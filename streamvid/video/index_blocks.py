@@ -107,8 +107,3 @@ class IndexBlocks:
 
 
 AnyIndex = FrameIndex | IndexBlocks
-
-
-def packets_of(index: AnyIndex, frames: Int64) -> PacketSelection:
-    """`select_packets` of a whole index or of blocks of it, which may raise MissingBlocks."""
-    return index.select(frames) if isinstance(index, IndexBlocks) else select_packets(index, frames)

@@ -191,17 +191,13 @@ def select_each(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> list[
     shown -= bounds[clip[shown]]
     start_clip = gops.clip[may_start]
     starts = kept.searchsorted(begins[may_start]) - bounds[start_clip]
-    offset, size, checksums = (column(name)[kept] for name in ("offset", "size", "crc32c"))
-    of_packets = (offset, size, display_order, gops.number.repeat(counts)[kept], position[kept], checksums)
+    of_packets = (column("offset")[kept], column("size")[kept], display_order, gops.number.repeat(counts)[kept])
+    of_each = (bounds[1:] - bounds[:-1]).tolist()
+    offsets, sizes, ranks, gop_numbers = (_cut(values, of_each) for values in of_packets)
+    numbers, checksums = (_cut(values, of_each) for values in (position[kept], column("crc32c")[kept]))
     of_frames, of_starts = _cut(shown, [*map(len, frames)]), _cut(starts, np.bincount(start_clip).tolist())
-    kept_of_each = (bounds[1:] - bounds[:-1]).tolist()
-    columns = [_cut(values, kept_of_each) for values in of_packets]
-    return [
-        PacketSelection(offsets, sizes, ranks, shown, numbers, starts, positions, crcs)
-        for offsets, sizes, ranks, numbers, positions, crcs, shown, starts in zip(
-            *columns, of_frames, of_starts, strict=True
-        )
-    ]
+    every = zip(offsets, sizes, ranks, of_frames, gop_numbers, of_starts, numbers, checksums, strict=True)
+    return [PacketSelection(*one) for one in every]
 
 
 def _runs(joined: Bool) -> tuple[Int64, Int64]:

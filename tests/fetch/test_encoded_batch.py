@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import streamvid as sv
+from streamvid.fetch.encoded_batch import bytes_of
 from streamvid.fetch.plan_samples import Checksum
 from streamvid.packing.pack import pack
 from streamvid.video.packet_selection import select_packets
@@ -153,6 +155,12 @@ def test_the_option_is_checked(packed: Path) -> None:
         sv.ClipDataset(packed, checksum="crc32")  # type: ignore[arg-type]
     with pytest.raises(sv.InputError, match="checksum must be one of 'crc32c', 'sha256'"):
         sv.StreamLoader(packed, **options("md5"))  # type: ignore[arg-type]
+
+
+def test_bytes_are_counted_without_sums_of_places() -> None:
+    samples: Any = [SimpleNamespace(spans=np.array([[2**62 - 1, 2**62 + 9]]))] * 2
+    assert bytes_of(samples) == 20
+    assert bytes_of([]) == 0
 
 
 def test_packets_without_a_checksum_are_delivered(copy: Path) -> None:

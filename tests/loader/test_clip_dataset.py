@@ -422,6 +422,7 @@ def test_a_batch_is_read_side_by_side(counting: str, monkeypatch: pytest.MonkeyP
     calls.clear()
     ds.__getitems__([0, 1, 2, 3])
     assert calls == [2, 4]  # the indexes, of two shards, at once, then four slices
+    assert ds.__getitems__([]) == []
 
 
 def test_a_storage_that_recovers_is_tried_again(counting: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.errors import VideoError
+from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
@@ -169,3 +171,32 @@ def cases(
         if made == count:
             return
     raise RuntimeError(f"only {made} of {count} clips could be made")
+
+
+def plainly(index: FrameIndex, frames: Sequence[int]) -> dict[str, list[int]]:
+    """What `select_packets` gives, packet by packet: the columns of a `PacketSelection`."""
+    flags, pts, every = index.flags.tolist(), index.pts.tolist(), range(len(index))
+    visible = sorted((n for n in every if not flags[n] & HIDDEN), key=lambda n: pts[n])
+    wanted = [visible[frame] for frame in frames]
+    gop = list(itertools.accumulate(flag & RANDOM_ACCESS for flag in flags))
+    # Leading pictures need all of the group of pictures before their own.
+    before = {gop[n] - 1 for n in wanted if flags[n] & LEADING and gop[n]}
+    kept = []
+    for n in every:
+        later = [m for m in wanted if m >= n and gop[m] == gop[n]]
+        unneeded = flags[n] & LEADING and not any(flags[m] & LEADING for m in later)
+        if n in wanted or ((later or gop[n] in before) and not (flags[n] & DISPOSABLE or unneeded)):
+            kept.append(n)
+    shown = sorted(kept, key=lambda n: pts[n])
+    gops = sorted(before.union(gop[n] for n in wanted))
+    refer_back = {gop[n] for n in kept if flags[n] & LEADING} - {gops[0]}
+    return {
+        "offsets": index.offset[kept].tolist(),
+        "sizes": index.size[kept].tolist(),
+        "display_order": [shown.index(n) for n in kept],
+        "frames": sorted(shown.index(n) for n in wanted),
+        "gops": [gop[n] for n in kept],
+        "starts": [sum(gop[n] < one for n in kept) for one in gops if one not in refer_back],
+        "numbers": kept,
+        "crc32c": index.crc32c[kept].tolist(),
+    }

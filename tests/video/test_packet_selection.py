@@ -11,6 +11,7 @@ from typing import Any
 
 import av
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
@@ -35,7 +36,7 @@ from streamvid.video.packet_selection import (
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
-from tests.support.packet_selection_cases import cases, make, random_recipe
+from tests.support.packet_selection_cases import cases, make, plainly, random_recipe
 from tests.support.reference import sequential, slice_of
 from tools.clips import Recipe, read_frame_number
 
@@ -163,21 +164,40 @@ def test_ranges_and_gather_give_the_packets_bytes(case: tuple[FrameIndex, list[i
         assert runs.max(initial=0) <= gap + 1
 
 
+@st.composite
+def any_packets_and_frames(draw: st.DrawFn) -> tuple[FrameIndex, list[int]]:
+    """Of packets with any flags, times and places, as a hostile index may have them."""
+    row = st.tuples(st.integers(-2, 5), st.integers(0, 60), st.integers(1, 9), st.integers(0, 15), st.integers(-1, 3))
+    pts, offset, size, flags, crcs = np.array(draw(st.lists(row, min_size=1, max_size=9))).T
+    flags[draw(st.integers(0, len(flags) - 1))] &= ~HIDDEN
+    base = draw(st.sampled_from([0, 2**31 - 30, 2**62]))
+    index = FrameIndex(pts * draw(st.sampled_from([1, 2**50])), offset + base, size, flags, crcs)
+    return index, sorted(draw(st.sets(st.integers(0, len(index.visible) - 1), min_size=1)))
+
+
+@settings(max_examples=settings.default.max_examples * 3)
 @given(
-    st.lists(indexes_and_frames(), max_size=4), st.sampled_from([0, 1, 30, 10**9]), st.sampled_from([0, 0.3, math.inf])
+    st.lists(indexes_and_frames() | any_packets_and_frames(), max_size=4),
+    st.sampled_from([0, 1, 30, 10**9]),
+    st.sampled_from([0, 0.3, math.inf]),
 )
 def test_clips_together_are_as_each_alone(cases: list[tuple[FrameIndex, list[int]]], gap: int, waste: float) -> None:
+    cases += cases[:1]  # one comes twice
     parts = select_each([index for index, _ in cases], [np.array(frames) for _, frames in cases])
     every = byte_ranges_of_each(parts, gap=gap, waste=waste)
-    blocks = [[np.arange(start, end) % 251 + n for start, end in spans.tolist()] for n, spans in enumerate(every)]
-    data = [[one.astype(np.uint8) for one in own] for own in blocks]
-    for case, part, spans, own, got in zip(cases, parts, every, data, extract_each(parts, every, data), strict=True):
-        alone = select_packets(case[0], np.array(case[1]))
-        for name in vars(alone):
-            np.testing.assert_array_equal(getattr(part, name), getattr(alone, name), name)
+
+    def stored(clip: int, start: int, end: int) -> npt.NDArray[np.uint8]:
+        return (np.arange(start, end) % 251 + clip).astype(np.uint8)
+
+    blocks = [[stored(n, start, end) for start, end in spans.tolist()] for n, spans in enumerate(every)]
+    packets = extract_each(parts, every, blocks)
+    for n, (case, part, spans, got) in enumerate(zip(cases, parts, every, packets, strict=True)):
+        for name, column in plainly(*case).items():
+            np.testing.assert_array_equal(getattr(part, name), column, name)
             assert getattr(part, name).dtype == np.int64
-        np.testing.assert_array_equal(spans, byte_ranges(alone, gap=gap, waste=waste))
-        np.testing.assert_array_equal(got, extract_packets(alone, spans, own))
+        np.testing.assert_array_equal(spans, byte_ranges(part, gap=gap, waste=waste))
+        places = zip(part.offsets.tolist(), part.sizes.tolist(), strict=True)
+        np.testing.assert_array_equal(got, np.concatenate([stored(n, start, start + size) for start, size in places]))
 
 
 @settings(max_examples=settings.default.max_examples * 3)

@@ -38,7 +38,7 @@ import streamvid as sv
 from streamvid.fetch.plan_samples import SampleSpec, plan_samples
 from streamvid.plan.epoch import Step
 from streamvid.video.frame_index import DISPOSABLE, FrameIndex
-from streamvid.video.index_blocks import packets_of
+from streamvid.video.index_blocks import AnyIndex, IndexBlocks
 from streamvid.video.packet_selection import PacketSelection, byte_ranges, select_packets
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -204,9 +204,12 @@ def index_us(path: Path, folder: Path, *, rounds: int) -> tuple[list[float], int
     spec = SampleSpec(sv.Window(WANTED, fps=FPS / 2), seed=0, num_random=0)
     frames = int(dataset.clips.frames[0]) * 2 // 3 + 2 * np.arange(WANTED)
 
+    def select(_: int, index: AnyIndex) -> PacketSelection:
+        return index.select(frames) if isinstance(index, IndexBlocks) else select_packets(index, frames)
+
     def by_blocks() -> None:
         dataset.forget_indexes()
-        dataset.use_indexes([0], lambda _, index: packets_of(index, frames))
+        dataset.use_indexes([0], select)
 
     def whole() -> None:
         dataset.forget_indexes()
