@@ -11,7 +11,7 @@ from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.fetch.fetch_mode import FetchCost, cost_of_ranges, cost_of_shards
-from streamvid.fetch.plan_samples import SampleSpec, clip_times
+from streamvid.fetch.plan_samples import SampleSpec, clip_times, shown_frames
 from streamvid.plan.inputs import make_pools, open_source
 from streamvid.sampling.base import FrameSampler, select
 from streamvid.video.packet_selection import byte_ranges, select_packets
@@ -121,7 +121,7 @@ def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = C
     rows = _chosen(dataset, clips, random)
     for row, index in zip(rows.tolist(), dataset.indexes(rows.tolist()), strict=True):
         selection = select(sampling, clip_times(dataset, row, index), random.random(sampling.num_random))
-        frames = np.unique(selection.frames)
+        (frames,) = shown_frames([selection])
         part = select_packets(index, frames)
         spans = byte_ranges(part)
         read = int((spans[:, 1] - spans[:, 0]).sum())

@@ -133,6 +133,8 @@ def test_costs_counted_by_hand(tmp_path: Path) -> None:
     assert start.whole_bytes == dataset.clips.mp4_size[0]
     short = sampling_cost(dataset, Window(40, start="first"))  # repeats its last frame, which is decoded once
     assert (short.frames, short.packets) == (20, 20)
+    black = sampling_cost(dataset, Window(40, start="first", pad="constant"))  # shows black frames behind it
+    assert (black.frames, black.packets) == (20, 20)
 
 
 def test_few_shards_are_read_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

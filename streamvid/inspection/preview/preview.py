@@ -17,7 +17,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
 from streamvid.errors import ClipError, StreamvidError
 from streamvid.fetch.encoded_batch import encoded_batch, read_slices
-from streamvid.fetch.plan_samples import SamplePlan, chosen, make_samples, plan_samples
+from streamvid.fetch.plan_samples import Chosen, SamplePlan, chosen, make_samples, plan_samples
 from streamvid.inspection.preview.charts import dataset_charts, svg
 from streamvid.inspection.preview.page import (
     asset,
@@ -43,6 +43,7 @@ from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import redact
 from streamvid.text import format_bytes, format_count, format_duration
 from streamvid.transform.spec import Transform, Views, by_view
+from streamvid.video.index_blocks import AnyIndex
 from streamvid.video.packet_selection import EncodedSlice
 
 STRIP_BYTES: Final = 24 << 20
@@ -238,13 +239,14 @@ def _read(samples: SampleSet, ids: Sequence[int]) -> list[_Read]:
     """Plan samples in epoch 0, and read the packets of the frames that are shown."""
     dataset, spec, count = samples.dataset, samples.spec, len(ids)
     step = Step(np.array(ids, dtype=np.int64), np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool))
-    plans = plan_samples(dataset, step, spec)
-    parts, positions = [], [len(plan.selection.frames) for plan in plans]
-    for plan, count in zip(plans, positions, strict=True):
-        shown, whole = shown_positions(count), plan.selection
-        part = Selection(whole.frames[shown], whole.mask[shown], whole.seconds[shown])
-        parts.append(chosen(part, dataset.index(plan.clip)))
-    plans = make_samples(dataset, spec, step, parts)
+    whole = [plan.selection for plan in plan_samples(dataset, step, spec)]
+    positions = [len(one.frames) for one in whole]
+
+    def choose(n: int, index: AnyIndex) -> Chosen:
+        shown = shown_positions(positions[n])
+        return chosen(Selection(whole[n].frames[shown], whole[n].mask[shown], whole[n].seconds[shown]), index)
+
+    plans = make_samples(dataset, spec, step, dataset.use_indexes(list(map(row_of, ids)), choose))
     slices = read_slices(dataset, plans, dataset.reader, dataset.shard_path, checksum=spec.checksum)
     return [_Read(*one) for one in zip(plans, positions, slices, strict=True)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from PIL import Image
 
 import streamvid as sv
+from streamvid.dataset import frame_indexes
 from streamvid.dataset.columns import Columns
 from streamvid.decode import isolated
 from streamvid.errors import DatasetError, InputError
@@ -30,6 +32,7 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
 from streamvid.transform.spec import Transform
+from streamvid.video import index_file
 from tests.dataset.test_forgotten import forget
 from tests.support import hostile
 from tests.support.bad_clips import make_dataset, with_zeroed
@@ -136,6 +139,23 @@ def test_long_samples_decode_no_more_than_is_shown(tmp_path: Path, monkeypatch: 
     assert strip.positions == 100
     assert (strip.pictures[0].seconds, strip.pictures[-1].seconds) == (0.0, pytest.approx(99 / 30, abs=1e-3))
     assert sum(len(one.packets.sizes) for one in read) == 16
+
+
+def test_a_strip_of_a_long_clip_needs_only_its_own_part_of_the_frame_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: None
+) -> None:
+    recipe = Recipe(codec="mjpeg", container="avi", width=64, height=64, frames=100, gop=1, b_frames=0)
+    write(recipe, tmp_path / "long.avi")
+    monkeypatch.setattr(index_file, "BLOCK_PACKETS", 20)
+    monkeypatch.setattr(frame_indexes, "WHOLE_BYTES", 200)
+    with packing_inline():
+        pack([tmp_path / "long.avi"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    with open(tmp_path / "set/shards/00000000.packets", "r+b") as file:
+        file.seek(-10, os.SEEK_END)
+        file.write(b"damaged")
+    for frame in (0, 50, 99):
+        (strip,) = strips(tmp_path / "set", sv.Frames([frame]))
+        assert (len(strip.pictures), bool(strip.bad)) == ((0, True) if frame == 99 else (1, False))
 
 
 def test_bad_clips_are_shown_as_bad(packed: Path, tmp_path: Path) -> None:
