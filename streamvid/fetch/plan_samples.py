@@ -150,9 +150,9 @@ def make_samples(
         others = [one for one, path in zip(packets, paths, strict=True) if path not in local]
         away = iter(byte_ranges_of_each(others, gap=gap, waste=WASTE))
         spans = [next(near if path in local else away) for path in paths]
-    valid, absent = step.valid.tolist(), step.stands_for.tolist()
-    every = zip(rows, passes, valid, selections, random, packets, spans, absent, strict=True)
-    return [SamplePlan(*one, spec.members) for one in every]
+    valid, absent, members = step.valid.tolist(), step.stands_for.tolist(), [spec.members] * len(rows)
+    every = zip(rows, passes, valid, selections, random, packets, spans, absent, members, strict=True)
+    return [SamplePlan(*one) for one in every]
 
 
 def clip_paths(dataset: ClipSource, rows: Sequence[int], path_of: ShardPaths | None = None) -> list[str]:

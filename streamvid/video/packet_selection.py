@@ -194,9 +194,9 @@ def select_each(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> list[
     of_packets = (column("offset")[kept], column("size")[kept], display_order, gops.number.repeat(counts)[kept])
     of_each = (bounds[1:] - bounds[:-1]).tolist()
     offsets, sizes, ranks, gop_numbers = (_cut(values, of_each) for values in of_packets)
-    numbers, checksums = (_cut(values, of_each) for values in (position[kept], column("crc32c")[kept]))
+    positions, checksums = (_cut(values, of_each) for values in (position[kept], column("crc32c")[kept]))
     of_frames, of_starts = _cut(shown, [*map(len, frames)]), _cut(starts, np.bincount(start_clip).tolist())
-    every = zip(offsets, sizes, ranks, of_frames, gop_numbers, of_starts, numbers, checksums, strict=True)
+    every = zip(offsets, sizes, ranks, of_frames, gop_numbers, of_starts, positions, checksums, strict=True)
     return [PacketSelection(*one) for one in every]
 
 
