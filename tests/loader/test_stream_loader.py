@@ -75,6 +75,15 @@ class Packed:
         return [float(t) for t in self.recipes[row].shown_at()]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_threads_of_other_modules() -> None:
+    """Errors of other modules' tests hold decoders until the garbage collector comes."""
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("streamvid"):
+            thread.join(10)
+
+
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     folder = tmp_path_factory.mktemp("loader")
