@@ -20,7 +20,8 @@ _KEY: Final = "streamvid/plans"
 
 class Agreement:
     """Compares what ranks begin, through the store of torch.distributed's process group, in which the first rank of a
-    turn leaves what it streams for the others. Nobody waits for anybody.
+    turn leaves what it streams for the others. Nobody waits for anybody. A difference is an error before the first
+    loader's first batch, and a warning later: a run that has trained goes on.
 
     Turns are counted by loader, in the order of their first batches, and by iteration over each; one that begins where
     the last one did, as after an error, is no turn of its own. Loaders whose rank or mesh was given take no part: they
@@ -35,7 +36,7 @@ class Agreement:
         """Compare an iteration that begins at `cursor` with that of the other ranks.
 
         Raises:
-            InputError: another rank streams something else, or begins elsewhere; with the difference.
+            InputError: another rank streams something else, or begins elsewhere, and this is the first batch of all.
         """
         world = cursor.schedule.plan.world
         if world.source != PROCESS_GROUP or world.size == 1:
@@ -59,11 +60,15 @@ class Agreement:
         rank, *others = json.loads(found)
         for (what, here), there in zip(plan.items(), others, strict=False):
             if here != there:
-                raise InputError(
+                text = (
                     f"rank {world.rank} and rank {rank} do not stream the same: {what} differs ({here} and {there}); "
                     "make and load it alike on all ranks, loaders in the same order; one that not all ranks iterate "
                     "over needs rank and world_size"
                 )
+                if (self._loader, self._turn) == (1, 1):
+                    raise InputError(text)
+                log.warning("%s", text)
+                return
 
 
 def _plan(cursor: Cursor) -> dict[str, str]:

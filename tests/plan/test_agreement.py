@@ -55,14 +55,29 @@ def test_one_rank_that_differs_is_named(change: dict[str, Any], name: str) -> No
         Agreement().check(start(1, **change))
 
 
-def test_a_state_or_a_sampling_of_one_rank_alone() -> None:
+def test_a_state_of_one_rank_alone() -> None:
     Agreement().check(start(0))
     with pytest.raises(InputError, match="the state that was loaded differs"):
         Agreement().check(start(1).advanced())
+
+
+def test_a_sampling_of_one_rank_alone() -> None:
     Agreement().check(start(0))
     other = start(1)
     with pytest.raises(InputError, match="sampling or its padding differs"):
         Agreement().check(replace(other, schedule=replace(other.schedule, sampling=sv.Window(3))))
+
+
+def test_a_run_that_has_begun_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    """With other loaders in another order, as where each rank draws its next task; or beginning an epoch elsewhere."""
+    for rank in range(2):
+        first = Agreement()
+        first.check(start(rank))
+        for seed in (rank, 1 - rank):
+            Agreement().check(start(rank, seed=seed))
+        first.check(start(rank, 1 + rank))
+    assert caplog.text.count("rank 1 and rank 0 do not stream the same: seed differs") == 2
+    assert caplog.text.count("the epoch differs") == 1
 
 
 def test_ranks_alike_go_on_in_any_order_of_time() -> None:
