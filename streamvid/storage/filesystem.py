@@ -43,16 +43,13 @@ from streamvid.storage.upload import Upload
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
 
-def read_bytes(
-    path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, length: int = 0, link: Link | None = None
-) -> bytes:
+def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, link: Link | None = None) -> bytes:
     """The whole file. Raises DatasetError, of a missing one MissingFile, or InputError, also if a local one is none, or
-    it has more than `most` bytes (of a remote one, where there is a `retry`). A `length` that is known need not be
-    asked for; a `link` measures the requests."""
-    if retry is not None and not length and in_s3(path):
+    it has more than `most` bytes (of a remote one, where there is a `retry`). A `link` measures the requests."""
+    if retry is not None and in_s3(path):
         return RemoteRanges(link).read_object(path, most=most, retry=retry)
     if retry is not None and not is_local(path):
-        length, mark = (length, "") if length else size_now(path, retry=retry)
+        length, mark = size_now(path, retry=retry)
         if length > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {length} bytes, where {most} are the most.")
         part = PART_BYTES if has_ranges(path) else max(1, length)

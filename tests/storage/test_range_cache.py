@@ -245,18 +245,24 @@ while True:
 """
 
 
-def test_a_killed_process_leaves_nothing_wrong(tmp_path: Path) -> None:
+def beside_killed(script: str, folder: Path) -> Reader:
+    """A reader that has read all beside processes that were killed, and behind them."""
     for _ in range(3):
-        command = [sys.executable, "-c", KILLED, str(tmp_path)]
+        command = [sys.executable, "-c", script, str(folder)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
             other.stdout.readline()
-            reader = Reader(tmp_path)
+            reader = Reader(folder)
             for start in range(0, 140_000, 3000):
                 reader.read((start, start + 9000))
             other.send_signal(signal.SIGKILL)
         for start in range(0, 140_000, 3000):
             reader.read((start, start + 9000))
+    return reader
+
+
+def test_a_killed_process_leaves_nothing_wrong(tmp_path: Path) -> None:
+    beside_killed(KILLED, tmp_path)
 
 
 def test_what_is_distrusted_is_fetched_again(reader: Reader) -> None:
@@ -369,17 +375,7 @@ while True:
 
 def test_killed_while_it_gives_up(tmp_path: Path) -> None:
     """And what it has left is given up with the next."""
-    for _ in range(3):
-        command = [sys.executable, "-c", GIVES_UP, str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-            assert other.stdout is not None
-            other.stdout.readline()
-            reader = Reader(tmp_path)
-            for start in range(0, 140_000, 3000):
-                reader.read((start, start + 9000))
-            other.send_signal(signal.SIGKILL)
-        for start in range(0, 140_000, 3000):
-            reader.read((start, start + 9000))
+    reader = beside_killed(GIVES_UP, tmp_path)
     with kept(tmp_path).open("r+b") as file:  # killed between the bytes and the holes
         file.seek(-(-len(DATA) // 4096) * 4096)
         file.write(bytes(20))
