@@ -41,11 +41,11 @@ class MemberColumn:
 
     Attributes:
         name: of it.
-        stacked: it is an array of one dtype and shape in all clips, so that those of a batch are one.
+        kind: of an array of one dtype and shape in all clips, these, as the column `members` has them; else "".
     """
 
     name: str
-    stacked: bool
+    kind: str = ""
 
     @classmethod
     def find(cls, source: ClipSource, name: str) -> MemberColumn | None:
@@ -57,10 +57,11 @@ class MemberColumn:
         if not pc.any(pc.match_substring(column, f"{key}:[")).as_py():
             return None
         if not name.lower().endswith("npy"):
-            return cls(name, False)
+            return cls(name)
         pattern = rf'{re.escape(key)}:\[[0-9]+,[0-9]+,(?P<kind>"[^"]*",\[[0-9,]*\])\]'
         found = pc.struct_field(pc.extract_regex(column, pattern), "kind")
-        return cls(name, found.null_count == 0 and len(pc.unique(found)) == 1)
+        kinds = pc.unique(found)
+        return cls(name, kinds[0].as_py() if found.null_count == 0 and len(kinds) == 1 else "")
 
 
 def members_of(source: ClipSource, clip: int | str) -> dict[str, tuple[int, int]]:
@@ -124,9 +125,12 @@ def read_columns(source: ClipSource, columns: Sequence[MemberColumn], rows: Sequ
         values: list[Any] = read[column.name]
         if column.name.lower().endswith("npy"):
             values = [None if one is None else parse_npy(one) for one in values]
-        if column.stacked and any(one is None for one in values):
-            raise DatasetError(f"a member {column.name!r} is not the array that was indexed: index its tar again")
-        made[column.name] = np.stack(values) if column.stacked else values
+        for row, one in zip(rows if column.kind else (), values, strict=False):
+            if one is None or _kind(one.dtype, one.shape) != column.kind:
+                what = f"its member {column.name!r} is not the array that was indexed"
+                at = int(source.clips.mp4_offset[row])
+                raise source.clip_error(int(row), what, source.location(int(row)), offset=at, suspect="source")
+        made[column.name] = np.stack(values) if column.kind else values
     return made
 
 
@@ -170,8 +174,12 @@ def describe_members(found: Mapping[str, tuple[int, int, bytes]]) -> str:
         if name.lower().endswith("npy") and (header := npy_header(head)) is not None:
             dtype, shape, _, start = header
             if size >= start + math.prod(shape) * dtype.itemsize:
-                entries[name] += [dtype.newbyteorder("=").str[1:], list(shape)]
+                entries[name] += [dtype.str[1:], list(shape)]
     return json.dumps(entries, separators=(",", ":"))
+
+
+def _kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
+    return json.dumps([dtype.str[1:], list(shape)], separators=(",", ":"))[1:-1]
 
 
 def find_member(source: ClipSource, name: str) -> MemberColumn | None:

@@ -16,6 +16,7 @@ import torch.utils.data
 from streamvid.arrays import Int64
 from streamvid.checks import boolean, integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.members import read_columns
 from streamvid.dataset.picked import Pick
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
@@ -280,6 +281,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def _read_one(self, wanted: ResolvedItem) -> tuple[SamplePlan, EncodedSlice]:
         samples = self._choose([wanted])
+        read_columns(self.dataset, samples[0].members, [samples[0].clip])
         return samples[0], self._read(samples)[0]
 
     def _ids(self) -> Int64:

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.dataset.members import read_columns
 from streamvid.decode.isolated import decode_isolated
 from streamvid.decode.slice_frames import CrashedDecoderError, DamagedClipError, StuckDecoderError, decode_frames
 from streamvid.errors import ClipError, VideoError
@@ -195,6 +196,7 @@ def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: Rang
 
     def read(one: Step) -> tuple[SamplePlan, EncodedSlice]:
         planned = plan_samples(dataset, one, spec, reader=reader, path_of=dataset.shard_path)
+        read_columns(dataset, spec.members, [planned[0].clip])
         return planned[0], read_slices(
             dataset, planned, reader, dataset.shard_path, checksum=spec.checksum or "crc32c"
         )[0]

@@ -27,9 +27,9 @@ CONNECT_SECONDS: Final = 10.0
 _S3_OPTIONS: Final = {"default_block_size": 8 * 2**20, "use_listings_cache": False}
 _S3: Final = ("s3", "s3a")
 _HTTP: Final = ("http", "https")
-_TELL_SECRETS: Final = ("botocore.auth", "botocore.endpoint", "botocore.parsers", "s3fs")
-"""Loggers whose details, at level DEBUG, hold session tokens, signatures, answers with credentials, and keys of
-encrypted objects."""
+_TELL_SECRETS: Final = ("botocore.auth", "botocore.endpoint", "botocore.parsers", "s3fs", "fsspec.http")
+"""Loggers whose details, at level DEBUG, hold session tokens, signatures, signed URLs, answers with credentials, and
+keys of encrypted objects."""
 T = TypeVar("T")
 
 # References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
@@ -48,11 +48,10 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
         return fsspec.filesystem("file"), local_path(text)
     fs, name = url_to_fs(text, **_options(get_protocol(text), patient=patient))
     keep(fs)
-    if is_s3(fs):
-        for logger in _TELL_SECRETS:
-            logging.getLogger(logger).addFilter(_no_details)  # once: it is the same one
-        if patient:
-            fs.retries = 1  # an instance of its own, by its options
+    for logger in _TELL_SECRETS:
+        logging.getLogger(logger).addFilter(_no_details)  # once: it is the same one
+    if is_s3(fs) and patient:
+        fs.retries = 1  # an instance of its own, by its options
     return fs, name
 
 

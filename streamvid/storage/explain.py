@@ -195,10 +195,18 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "the disk is full or the quota used up; free some space"
     if (of_certificates := _of_certificates(exc, s3=s3)) is not None:
         return of_certificates
-    if busy or names & _BROKEN_CONNECTION or number in BROKEN_ERRNOS:
+    # aiohttp gives what is not HTTP a status of its own.
+    garbage = "ClientResponseError" in names and type(exc.__cause__).__module__ == "aiohttp.http_exceptions"
+    if busy or garbage or names & _BROKEN_CONNECTION or number in BROKEN_ERRNOS:
         endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
         named = "" if code in (None, str(status)) else f" {code}"
-        why = f"it answers {status}{named}" if status else f"{type(exc).__name__}"
+        why = (
+            "what it answers is not HTTP"
+            if garbage
+            else f"it answers {status}{named}"
+            if status
+            else type(exc).__name__
+        )
         return StorageUnavailable, (
             f"the storage cannot be reached, broke off or is overloaded ({why}); "
             f"check the network and {endpoint}, then try again"

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from fsspec.asyn import sync
+from fsspec.callbacks import Callback
 from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError
@@ -283,11 +284,24 @@ def get_file(path: AnyPath, local: AnyPath, *, retry: Retry | None = None, lengt
 
     def copy() -> None:
         fs, name = locate(path, patient=retry is not None)
-        fs.get_file(name, os.fspath(local))
+        fs.get_file(name, os.fspath(local), callback=_AtMost(length) if length else Callback())
         if (found := os.path.getsize(local)) < length:
             raise ConnectionError(f"{found} of {length} bytes came")
 
     asked(path, copy, retry)
+
+
+class _AtMost(Callback):  # type: ignore[misc]
+    """Ends a copy that gets more bytes than the file has, before they fill the disk."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def relative_update(self, inc: int = 1) -> None:
+        super().relative_update(inc)
+        if self.value > self._most:
+            raise ConnectionError(f"more than {self._most} bytes came")
 
 
 def move_file(local: Path, path: str) -> None:

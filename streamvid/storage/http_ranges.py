@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -12,7 +14,7 @@ from fsspec.asyn import sync
 from streamvid.errors import DatasetError
 from streamvid.storage.client import locate
 from streamvid.storage.explain import FileChangedError, RefusedError
-from streamvid.storage.part import body_of
+from streamvid.storage.part import HEAD_SECONDS, body_of, is_sendable, size_of
 from streamvid.storage.url import redact
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -34,6 +36,8 @@ async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: 
         DatasetError: its server sends no ranges, or redirects to another host.
         Exceptions of aiohttp, as `streamvid.storage.explain` knows them.
     """
+    if not is_sendable(mark):
+        raise FileChangedError(f"{redact(url)} was changed since it was indexed: its index names no version of a file")
     headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
     if not mark.startswith("W/"):  # a weak one matches nothing (RFC 9110, 13.1.5)
         headers["If-Range"] = mark
@@ -57,12 +61,12 @@ def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
                 answer.raise_for_status()
                 length, mark = answer.headers.get("Content-Length"), mark_of(answer.headers)
                 if answer.status == 206:
-                    length = answer.headers.get("Content-Range", "").rpartition("/")[2]
+                    length = str(size_of(answer.headers.get("Content-Range")))
         except RefusedError:
             if method == "GET":
                 raise
             return await ask("GET")  # URLs are signed for one method, and only an answer to this one says why
-        if not (length or "").isdecimal() or not mark:
+        if not re.fullmatch("[0-9]{1,18}", length or "") or not mark:
             raise DatasetError(
                 f"Cannot tell a change of {redact(url)}: its server gives no size, ETag or Last-Modified."
             )
@@ -74,7 +78,8 @@ def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
 
 def mark_of(headers: Any) -> str:
     """What tells a version of a file from others; "" if the server does not say."""
-    return str(headers.get("ETag") or headers.get("Last-Modified") or "")
+    mark = str(headers.get("ETag") or headers.get("Last-Modified") or "")
+    return mark if is_sendable(mark) else ""
 
 
 @asynccontextmanager
@@ -85,7 +90,9 @@ async def _answer(
     session = await fs.set_session()
     own, at = urlsplit(url).hostname, url
     for _ in range(_MOST_REDIRECTS):
-        async with session.request(method, fs.encode_url(at), headers=headers, allow_redirects=False) as answer:
+        async with asyncio.timeout(HEAD_SECONDS):
+            answer = await session.request(method, fs.encode_url(at), headers=headers, allow_redirects=False)
+        async with answer:
             if answer.status not in _REDIRECTS:
                 yield answer
                 return

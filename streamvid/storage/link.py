@@ -57,6 +57,7 @@ class Link:
         bandwidth: bytes per second of one connection: the maximum of recent requests.
         requests, bytes: number of requests made, and bytes that they asked for.
         hedged, hedged_bytes: the same for second requests, which are not among `requests` and `bytes`.
+        ranged: buckets and hosts that have answered with a range.
     """
 
     def __init__(self) -> None:
@@ -66,6 +67,7 @@ class Link:
         self._pid = os.getpid()
         self._busy = self._inside = 0
         self._window = Window()
+        self.ranged: set[str] = set()
         self._queue: list[tuple[int, int, int, asyncio.Future[None]]] = []
         self._queued = itertools.count()
         self._races: dict[_Race[Any], None] = {}

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from streamvid.errors import DatasetError
-from streamvid.storage.explain import FileChangedError, StorageUnavailable, status_of
+from streamvid.storage.explain import FileChangedError, StorageUnavailable, refusal, status_of
 from streamvid.storage.link import Link
 from streamvid.storage.url import redact
 
 _CHANGED: Final = 412
-_NO_SUCH_RANGE: Final = 416
+NO_SUCH_RANGE: Final = 416
+"""The answer to a range behind the end, and so to every range of an empty file."""
+HEAD_SECONDS: Final = 60.0
+"""How long the head of an answer may take, however it drips."""
+_PACE_SECONDS: Final = 60.0
+_PACE_BYTES: Final = 16 << 10
+"""An answer of which fewer bytes come in that time is given up as one that stalls."""
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
+_SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
+_VERSION: Final = re.compile(r"[ -~]{1,300}")
 _SHORT: Final = 64 << 10
 """Bytes of a range that takes about as long as its latency."""
 
@@ -47,7 +58,7 @@ async def read_part(fs: Any, name: str, start: int, end: int, mark: str, link: L
     """
     begin = time.perf_counter()
     try:
-        return await _read(fs, name, start, end, mark)
+        return await _read(fs, name, start, end, mark, link)
     except Exception as error:
         if mark and (status_of(error) == _CHANGED or isinstance(error, FileExistsError)):  # the latter is gcsfs'
             raise changed(fs.unstrip_protocol(name), mark) from None
@@ -57,7 +68,7 @@ async def read_part(fs: Any, name: str, start: int, end: int, mark: str, link: L
             link.measured(time.perf_counter() - begin, 0, 0.0)
 
 
-async def _read(fs: Any, name: str, start: int, end: int, mark: str) -> Part:
+async def _read(fs: Any, name: str, start: int, end: int, mark: str, link: Link) -> Part:
     if "gs" in fs.protocol:
         headers = {"Range": f"bytes={start}-{end - 1}"}
         condition = {"ifGenerationMatch": mark} if mark else {}
@@ -66,21 +77,28 @@ async def _read(fs: Any, name: str, start: int, end: int, mark: str) -> Part:
     if "az" in fs.protocol:
         return await _of_azure(fs, name, start, end, mark)
     if "http" in fs.protocol:
-        return await _of_web(fs, name, start, end)
+        return await _of_web(fs, name, start, end, link)
     return Part(await fs._cat_file(name, start=start, end=end), "")
 
 
-async def _of_web(fs: Any, url: str, start: int, end: int) -> Part:
+async def _of_web(fs: Any, url: str, start: int, end: int, link: Link) -> Part:
     options = dict(fs.kwargs)
     options["headers"] = {**options.get("headers", {}), "Range": f"bytes={start}-{end - 1}"}
     session = await fs.set_session()
-    async with session.get(fs.encode_url(url), **options) as answer:
-        if answer.status == _NO_SUCH_RANGE:
-            return Part(b"", "")
+    async with asyncio.timeout(HEAD_SECONDS):
+        answer = await session.get(fs.encode_url(url), **options)
+    host = urlsplit(url).netloc
+    async with answer:
+        if answer.status == NO_SUCH_RANGE:
+            return behind_end(url, start, answer.headers)._replace(mark="")
         if answer.status == 404:
             raise FileNotFoundError(url)
-        answer.raise_for_status()
-        return Part(await body_of(answer, url, start, end), "")
+        if answer.status not in (200, 206):
+            raise await refusal(answer)
+        data = await body_of(answer, url, start, end, ranged=host in link.ranged)
+        if answer.status == 206:
+            link.ranged.add(host)
+        return Part(data, "")
 
 
 async def body_of(answer: Any, url: str, start: int, end: int, *, ranged: bool = False) -> bytes:
@@ -89,17 +107,79 @@ async def body_of(answer: Any, url: str, start: int, end: int, *, ranged: bool =
     headers, most, length = answer.headers, end - start, answer.content_length
     try:
         check_range(url, start, end, answer.status, headers.get("Content-Range"), length, ranged=ranged)
-        if length is not None and "Content-Encoding" not in headers:
-            data: bytes = await answer.read()
-            return data
-        pieces = bytearray()
-        while len(pieces) <= most and (piece := await answer.content.read(most + 1 - len(pieces))):
-            pieces += piece
-        check_range(url, start, end, answer.status, None, len(pieces), ranged=ranged)
-        return bytes(pieces)
+        pace = _Pace(answer)
+        try:
+            if length is not None and "Content-Encoding" not in headers:
+                data: bytes = await answer.read()
+                return data
+            data = await held(answer.content.read, most)
+        finally:
+            pace.end()
+        check_range(url, start, end, answer.status, None, len(data), ranged=ranged)
+        return data
     except DatasetError:
         answer.close()  # do not wait for the rest of the body
         raise
+
+
+async def held(read: Callable[[int], Awaitable[bytes]], most: int) -> bytes:
+    """What a stream has, as `read` gives so many bytes of it at most; of more than `most` bytes one more."""
+    pieces = bytearray()
+    while len(pieces) <= most and (piece := await read(most + 1 - len(pieces))):
+        pieces += piece
+    return bytes(pieces)
+
+
+class _Pace:
+    """Gives up an answer of aiohttp whose body drips: each byte of it would begin the timeout of a stall anew."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer, self._seen = answer, answer.content.total_bytes
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(_PACE_SECONDS, self._look)
+
+    def _look(self) -> None:
+        came, self._seen = self._answer.content.total_bytes - self._seen, self._answer.content.total_bytes
+        if came < _PACE_BYTES:
+            self._answer.content.set_exception(TimeoutError(f"{came} bytes came in {_PACE_SECONDS:.0f} s"))
+            self._answer.close()
+        else:
+            self._timer = self._loop.call_later(_PACE_SECONDS, self._look)
+
+    def end(self) -> None:
+        """The body has come, or failed."""
+        self._timer.cancel()
+
+
+def behind_end(url: str, start: int, headers: Mapping[str, str]) -> Part:
+    """The part of an answer of 416: nothing, as the file ends before. Raises StorageUnavailable if the answer says
+    itself that it does not."""
+    size = size_of(headers.get("Content-Range") or headers.get("content-range"))
+    if size is not None and size > start:
+        error = StorageUnavailable(
+            f"Cannot read {redact(url)}: the storage answers {NO_SUCH_RANGE} to a range from {start} on of {size} "
+            "bytes; look for what changes answers on their way."
+        )
+        error.path = redact(url)
+        raise error
+    return Part(b"", version(headers), size if start or size is not None else 0)
+
+
+def size_of(content_range: str | None) -> int | None:
+    """The size of a file by a Content-Range; None if that does not say it."""
+    found = _SIZE.fullmatch(content_range or "")
+    return int(found[1]) if found else None
+
+
+def version(headers: Mapping[str, Any]) -> str:
+    """The ETag of an answer; "" if it has none that can be sent back."""
+    etag = str(headers.get("ETag") or "")
+    return etag if is_sendable(etag) else ""
+
+
+def is_sendable(mark: str) -> bool:
+    """Whether a mark from a server or a dataset can be in requests and messages. No file has another."""
+    return bool(_VERSION.fullmatch(mark))
 
 
 def check_range(

@@ -18,7 +18,7 @@ from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
 from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
 from streamvid.storage.link import Link
-from streamvid.storage.part import Part, changed, read_part
+from streamvid.storage.part import Part, changed, is_sendable, read_part
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
@@ -179,6 +179,8 @@ class RemoteRanges:
             if end <= start:
                 return b""
             url = _url(fs, name)
+            if (mark := marks.get(url)) and not is_sendable(mark):
+                raise changed(url, "none that a file can have")
             dataset, told, size = self._told.get(url, ("", "", None))
 
             async def ask(mark: str = "") -> Part:
@@ -201,7 +203,8 @@ class RemoteRanges:
             elif part is None:
                 async with self._after_the_first(url, turn):
                     part = await ask()
-            if (known := marks.setdefault(url, part.mark)) != part.mark:
+            # An answer of 416 says nothing of the version.
+            if (part.data or part.mark) and (known := marks.setdefault(url, part.mark)) != part.mark:
                 raise changed(url, known, part.mark)
             if part.size is not None:
                 if size not in (None, part.size) and url not in self._sizes:

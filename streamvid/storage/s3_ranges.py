@@ -8,6 +8,7 @@ why it is not obstore.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 import time
@@ -22,7 +23,18 @@ from streamvid.storage import client
 from streamvid.storage.explain import RefusedError, refusal
 from streamvid.storage.link import MOST_REQUESTS, Link
 from streamvid.storage.lru_cache import LruCache
-from streamvid.storage.part import Part, body_of, changed, check_range
+from streamvid.storage.part import (
+    HEAD_SECONDS,
+    NO_SUCH_RANGE,
+    Part,
+    behind_end,
+    body_of,
+    changed,
+    check_range,
+    held,
+    size_of,
+    version,
+)
 
 _SIGNED_SECONDS: Final = 900
 """For how long a signed URL is good. It is used for half of that."""
@@ -30,8 +42,6 @@ _SIGNED_OBJECTS: Final = 16384
 _OTHERWISE: Final = {"AccessDenied", "AuthorizationQueryParametersError", "PermanentRedirect", "TemporaryRedirect"}
 """Refusals of a signed URL that a request of botocore may not meet: another region, a policy that wants headers."""
 _BY_REQUEST_SECONDS: Final = 60.0
-_NO_SUCH_RANGE: Final = 416
-"""The answer to every range of an empty object."""
 
 
 class S3Ranges:
@@ -41,8 +51,6 @@ class S3Ranges:
         self._signed: LruCache[tuple[str, int], _Signed] = LruCache(_SIGNED_OBJECTS)
         self._by_request: dict[str, float] = {}
         """Buckets that refused signed URLs, but not botocore's requests, and until when those are made at once."""
-        self._ranged: set[str] = set()
-        """Buckets that have answered with a range."""
 
     async def read(self, fs: Any, name: str, start: int, end: int, etag: str, link: Link) -> Part:
         """Bytes [start, end) of an object, fewer where it ends.
@@ -65,9 +73,9 @@ class S3Ranges:
         if signed.url is None or time.monotonic() < self._by_request.get(bucket, 0.0):
             return await _get_object(signed, name, start, end, etag)
         try:
-            part = await _get(signed, name, start, end, etag, link, ranged=bucket in self._ranged)
+            part = await _get(signed, name, start, end, etag, link, ranged=bucket in link.ranged)
             if part.size != len(part.data):
-                self._ranged.add(bucket)
+                link.ranged.add(bucket)
             return part
         except RefusedError as error:
             if error.code not in _OTHERWISE and error.status not in (301, 307, 308):
@@ -130,19 +138,22 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
     session = await signed.sessions.set_session()
     try:
         begin = time.perf_counter()
-        async with session.get(signed.url, headers=headers, proxy=signed.proxy, allow_redirects=False) as answer:
+        async with asyncio.timeout(HEAD_SECONDS):
+            answer = await session.get(signed.url, headers=headers, proxy=signed.proxy, allow_redirects=False)
+        async with answer:
             first = time.perf_counter() - begin
             if answer.status == 412:
                 raise changed(f"s3://{name}", etag)
-            if answer.status == _NO_SUCH_RANGE and not start:
-                return Part(b"", answer.headers.get("ETag", ""), 0)
+            if answer.status == NO_SUCH_RANGE:
+                return behind_end(f"s3://{name}", start, answer.headers)
             if answer.status not in (200, 206):
                 raise await refusal(answer)
             data = await body_of(answer, f"s3://{name}", start, end, ranged=ranged)
     except ClientResponseError as error:  # an answer that is not HTTP
         raise ConnectionError(error.message) from None
     link.measured(first, len(data), time.perf_counter() - begin - first)
-    return Part(data, answer.headers.get("ETag", ""), _size_of(answer.headers.get("Content-Range"), data))
+    size = size_of(answer.headers.get("Content-Range")) if answer.status == 206 else len(data)
+    return Part(data, version(answer.headers), size)
 
 
 async def _get_object(signed: _Signed, name: str, start: int, end: int, etag: str) -> Part:
@@ -155,24 +166,19 @@ async def _get_object(signed: _Signed, name: str, start: int, end: int, etag: st
     except ClientError as error:
         if error.response["ResponseMetadata"]["HTTPStatusCode"] == 412:
             raise changed(f"s3://{name}", etag) from None
-        if error.response["ResponseMetadata"]["HTTPStatusCode"] == _NO_SUCH_RANGE and not start:
-            return Part(b"", "", 0)
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] == NO_SUCH_RANGE:
+            return behind_end(f"s3://{name}", start, error.response["ResponseMetadata"].get("HTTPHeaders", {}))
         raise
+    except ValueError as error:  # a header that botocore cannot parse
+        raise ConnectionError("its answer has a header that means nothing") from error
     try:
         status, sent = response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange")
         check_range(f"s3://{name}", start, end, status, sent, response.get("ContentLength"))
-        data: bytes = await response["Body"].read()
-        return Part(data, str(response.get("ETag", "")), _size_of(response.get("ContentRange"), data))
+        data = await held(response["Body"].read, end - start)
+        check_range(f"s3://{name}", start, end, status, None, len(data))
+        return Part(data, version(response), size_of(sent) if status == 206 else len(data))
     finally:
         response["Body"].close()
-
-
-def _size_of(content_range: str | None, data: bytes) -> int | None:
-    """The size of an object of which a part came, or all of it."""
-    if content_range is None:
-        return len(data)
-    size = content_range.rpartition("/")[2]
-    return int(size) if size.isdecimal() else None
 
 
 def _version_4(signature_version: object, **_: object) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -143,3 +144,31 @@ def test_arrays_are_never_unpickled_and_headers_that_lie_cost_nothing() -> None:
     one = npy([1])
     for bad in (b"", one[:6], one[:50], one[:-1], one.replace(b"<f4", b"<U9"), b"\x93NUMPY\x09\x00" * 9):
         assert parse_npy(bad) is None
+
+
+@pytest.mark.parametrize(
+    "damage", [(b"(2, 3)", b"(3, 3)"), (b"(2, 3)", b"(2, 2)"), (b"'>f4'", b"'>i4'"), (b"NUMPY", b"NUMPX")]
+)
+def test_an_array_whose_header_is_damaged_costs_its_clip(
+    tmp_path: Path, tar: Path, damage: tuple[bytes, bytes]
+) -> None:
+    options = {**OPTIONS, "columns": ["fixed.npy"], "shuffle": False}
+    (clean,) = sv.StreamLoader("set", **options)
+    status, data = tar.stat(), bytearray(tar.read_bytes())
+    at = data.index(damage[0], data.index(b"1.fixed.npy"))
+    data[at : at + len(damage[0])] = damage[1]
+    tar.write_bytes(data)
+    os.utime(tar, ns=(status.st_atime_ns, status.st_mtime_ns))  # as of a disk that rots
+    (batch,) = sv.StreamLoader("set", **options)
+    valid = batch["valid"].tolist()
+    assert valid == [True, False, True, True]
+    for name in ("video", "fixed.npy"):
+        assert torch.equal(batch[name][valid], clean[name][valid])
+    (masked,) = sv.StreamLoader("set", **options, on_error="mask")
+    assert masked["valid"].tolist() == valid
+    with pytest.raises(ClipError, match=r"clip '1'.*fixed.npy.*not the array that was indexed"):
+        list(sv.StreamLoader("set", **options, on_error="raise"))
+    items = sv.ClipDataset(
+        "set", **{name: one for name, one in OPTIONS.items() if name != "batch_size"}, columns=["fixed.npy"]
+    )
+    assert [bool(items[n]["valid"]) for n in range(4)] == valid
