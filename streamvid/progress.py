@@ -23,7 +23,7 @@ LOG_S: Final = 60.0
 class Progress:
     """Progress of some items. A context manager.
 
-    Lines in the log come from a thread of their own, so that a single item that takes hours is not silent.
+    A thread of its own shows the bar, and writes to the log, so that a single item that takes hours is not silent.
 
     Args:
         what: description beside the bar.
@@ -36,9 +36,7 @@ class Progress:
         on_terminal = sys.stderr.isatty()
         self._shows_bar, self._logs = enabled and on_terminal, enabled and not on_terminal
         self._what, self._total, self._note = what, total, ""
-        self._started = time.monotonic()
         self._done = 0
-        self._running = False
         self._bar = RichProgress(
             TextColumn(what),
             BarColumn(),
@@ -50,34 +48,35 @@ class Progress:
         )
         self._task = self._bar.add_task(what, total=total, note="")
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._log, name="streamvid-progress", daemon=True)
+        target = self._show if self._shows_bar else self._log
+        self._thread = threading.Thread(target=target, name="streamvid-progress", daemon=True)
 
     def advance(self, count: int = 1, *, note: str = "") -> None:
         """Count finished items; `note` is shown beside the bar, and in the log in the place of the count."""
         self._done += count
         self._note = note
-        if not self._shows_bar:
-            return
-        if not self._running and time.monotonic() - self._started >= DELAY_S:
-            self._running = True
+        if self._shows_bar:
+            self._bar.update(self._task, completed=self._done, note=note)
+
+    def _show(self) -> None:
+        if not self._ended.wait(DELAY_S):
             self._bar.start()
-        self._bar.update(self._task, completed=self._done, note=note)
+            self._ended.wait()
+            self._bar.stop()
 
     def _log(self) -> None:
         while not self._ended.wait(LOG_S):
             log.info("%s: %s", self._what, self._note or f"{self._done:,} of {self._total:,}")
 
     def __enter__(self) -> Progress:
-        if self._logs:
+        if self._shows_bar or self._logs:
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        if self._logs:
+        if self._thread.is_alive():
             self._thread.join()
-        if self._running:
-            self._bar.stop()
 
 
 class PackProgress:

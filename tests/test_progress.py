@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 
 import pytest
@@ -43,3 +45,18 @@ def test_progress_that_is_not_wanted_says_nothing(caplog: pytest.LogCaptureFixtu
         bar.advance(1000)
         time.sleep(0.1)
     assert not caplog.text
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_a_bar_is_shown_before_the_first_item_has_finished(monkeypatch: pytest.MonkeyPatch, lasts: bool) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr("streamvid.progress.DELAY_S", 0.01 if lasts else 60.0)
+    with Progress("drawing", 3, enabled=True):
+        until = time.monotonic() + 20
+        while lasts and "drawing" not in sys.stderr.getvalue() and time.monotonic() < until:  # type: ignore[attr-defined]
+            time.sleep(0.01)
+    assert ("drawing" in sys.stderr.getvalue()) == lasts  # type: ignore[attr-defined]

@@ -39,9 +39,14 @@ class _Parser(argparse.ArgumentParser):
     of the same class."""
 
     def error(self, message: str) -> NoReturn:
-        wrong = re.match(r"(?:unrecognized arguments: (--)|argument COMMAND: invalid choice: ')([\w-]+)", message)
-        known = re.findall(r"--([\w-]+)" if wrong and wrong[1] else r"(?m)^    ([\w-]+)", self.format_help())
-        meant = did_you_mean(wrong[2], known) if wrong else ""
+        option = re.match(r"unrecognized arguments: --([\w-]+)", message)
+        choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+        if option:
+            # Compared without the dashes, which all have.
+            meant = did_you_mean(option[1].replace("_", "-"), re.findall(r"--([\w-]+)", self.format_help()))
+            meant = meant.replace("'", "'--", 1)
+        else:
+            meant = did_you_mean(choice[1].lower(), re.findall(r"[\w-]+", choice[2])) if choice else ""
         sys.exit(fail("; ".join(filter(None, (message, meant, f"see {self.prog} --help"))), UNUSABLE))
 
     def parse_known_args(  # type: ignore[override]

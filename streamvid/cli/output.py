@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
 import re
 import sys
@@ -57,7 +58,8 @@ class _Output(Console):
 
 def fail(text: str, code: int) -> int:
     """Print an error on stderr; returns the exit code."""
-    print(f"streamvid: {printable(text)}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full disk or a closed pipe behind stderr: the code still tells
+        print(f"streamvid: {printable(text)}", file=sys.stderr, flush=True)
     return code
 
 
@@ -101,7 +103,7 @@ def add_command(
 ) -> None:
     """Add a subcommand: what it does in few words, and for its own help at more length. Its arguments as of
     `add_options`."""
-    command = commands.add_parser(name, help=what, description=description or f"{what.capitalize()}.")
+    command = commands.add_parser(name, help=what, description=description or f"{what[0].upper()}{what[1:]}.")
     command.set_defaults(run=run)
     add_options(command, options, details)
 

@@ -26,6 +26,7 @@ from streamvid.packing.destination import remove_temporaries
 from streamvid.packing.keys import longer_keys
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.progress import Progress
+from streamvid.storage.explain import explained
 from streamvid.storage.filesystem import name_new, written_beside
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.url import given_path, is_local, local_path, redact
@@ -83,8 +84,7 @@ def extract(
 
     Raises:
         InputError: a file of this name holds something else; a condition or key that cannot be.
-        DatasetError: the dataset or its storage cannot be read.
-        OSError: a file cannot be written.
+        DatasetError: the dataset or its storage cannot be read, or a file cannot be written.
     """
     started = time.monotonic()
     target = given_path(folder, "folder")
@@ -196,7 +196,7 @@ def _holds(path: Path, content: Iterable[memoryview | bytes]) -> bool:
 
 def _create(path: Path, content: Iterable[memoryview | bytes], *, overwrite: bool) -> None:
     """Write a file atomically."""
-    with written_beside(str(path), content) as temporary:
+    with explained(path, "write"), written_beside(str(path), content) as temporary:
         if overwrite:
             os.replace(temporary, path)
             return

@@ -27,7 +27,7 @@ _REFUSED_CREDENTIALS = {
     "RequestTimeTooSkewed", "AuthenticationFailed", EXPIRED,
 }  # fmt: skip
 # By name, as the packages that define them are imported only when used.
-_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}
+_NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError"}
 _BROKEN_CONNECTION = {
     "ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError",
     "IncompleteRead", "IncompleteReadError", "ResponseParserError", "gaierror",
@@ -164,8 +164,12 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     if isinstance(exc, ImportError):
         return InputError, f"a Python package for this kind of storage is missing ({_detail(exc)})"
     if isinstance(exc, ValueError) and "Protocol not known" in str(exc):
-        known = "use a local path, s3:// or another protocol that fsspec knows"
+        known = "use a local path, s3:// or another protocol that fsspec knows, in lower case"
         return InputError, f"'{get_protocol(path)}' is not a known protocol; {known}"
+    if s3 and isinstance(exc, ValueError) and "Invalid endpoint" in str(exc):
+        return InputError, "AWS_ENDPOINT_URL is no URL; write http://host:port or https://host"
+    if "ProfileNotFound" in names:
+        return DatasetError, f"{_detail(exc)}; check AWS_PROFILE and the AWS config file"
     if code == "NoSuchBucket":
         return DatasetError, "there is no such bucket; check its name and AWS_ENDPOINT_URL"
     if isinstance(exc, FileNotFoundError) or status == 404:
@@ -199,6 +203,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     garbage = "ClientResponseError" in names and type(exc.__cause__).__module__ == "aiohttp.http_exceptions"
     if busy or garbage or names & _BROKEN_CONNECTION or number in BROKEN_ERRNOS:
         endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
+        if any("ProxyConnectionError" in name for name in names):
+            endpoint = "the proxy (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
         named = "" if code in (None, str(status)) else f" {code}"
         why = (
             "what it answers is not HTTP"
@@ -225,11 +231,15 @@ def _of_certificates(exc: BaseException, *, s3: bool) -> tuple[Callable[[str], S
     wrapped = getattr(exc, "kwargs", None)  # of botocore
     inner = wrapped.get("error", exc) if isinstance(wrapped, dict) else exc
     refused = getattr(inner, "certificate_error", inner.__cause__)  # of aiohttp
+    check = "AWS_ENDPOINT_URL" if s3 else "the address"
+    if type(inner).__name__ == "ClientConnectorSSLError":  # of aiohttp, too, and of a connection: no file was read
+        plain = "WRONG_VERSION_NUMBER" in str(inner)
+        return (InputError, f"it does not speak TLS; check {check}: http:// or https://") if plain else None
     if not isinstance(refused, ssl.SSLCertVerificationError):
         if inner is exc or not isinstance(inner, FileNotFoundError | PermissionError | ssl.SSLError):
             return None
         return InputError, "the certificates that it is checked with cannot be read; check AWS_CA_BUNDLE"
-    check, variable = ("AWS_ENDPOINT_URL", "AWS_CA_BUNDLE") if s3 else ("the address", "SSL_CERT_FILE")
+    variable = "AWS_CA_BUNDLE" if s3 else "SSL_CERT_FILE"
     why = str(refused.verify_message).rstrip(".")
     return AccessRefused, f"its certificate is not trusted ({why}); check {check}, and {variable} for a CA of your own"
 

@@ -137,6 +137,27 @@ def test_a_command_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["verfy", "ds"])
     assert capsys.readouterr().err.endswith("did you mean 'verify'?; see streamvid --help\n")
+    for mistake, meant in ((["--codec", "HEVC"], "'hevc'"), (["--shard_sise", "1GB"], "'--shard-size'")):
+        with pytest.raises(SystemExit):
+            main(["pack", "in", "ds", *mistake])
+        assert f"did you mean {meant}?; see" in capsys.readouterr().err
+
+
+def test_help_keeps_names_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["extract", "--help"])
+    assert "Write clips as MP4 files, with their metadata as JSON" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_error_that_cannot_be_told_has_its_code(tmp_path: Path) -> None:
+    for arguments in (["info", tmp_path / "none"], ["nope"]):
+        assert run_into("/dev/full", *arguments) == 2
+
+
+def run_into(place: str, *arguments: object) -> int:
+    with open(place, "w") as stderr:
+        command = [sys.executable, "-m", "streamvid", *map(str, arguments)]
+        return subprocess.run(command, stderr=stderr, timeout=120, check=False).returncode
 
 
 def test_as_a_process(folder: Path) -> None:
@@ -216,7 +237,7 @@ def test_usage() -> None:
         ([], "the following arguments are required: COMMAND; see streamvid --help"),
         (["pack", "one"], "the following arguments are required: DATASET; see streamvid pack --help"),
         (["pack", "in", "out", "--nope", "1"], "unrecognized arguments: --nope 1; see streamvid pack --help"),
-        (["preview", "ds", "--sample=All"], "unrecognized arguments: --sample=All; did you mean 'sampling'?; see "),
+        (["preview", "ds", "--sample=All"], "unrecognized arguments: --sample=All; did you mean '--sampling'?; see "),
         (["pack", "in", "out", "--engine", "x"], "argument --engine: invalid choice: 'x'"),
         (["pack", "in", "out", "--clip", "x"], "argument --clip: 'x' is not a length; write 10s"),
         (["nope"], "argument COMMAND: invalid choice: 'nope'"),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import http.server
+import os
+import threading
+from collections.abc import Iterator
 
 import pytest
 
-from streamvid.errors import DatasetError
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import DatasetError, InputError
 from streamvid.storage.explain import StorageUnavailable, explained
 
 
@@ -44,3 +50,45 @@ def test_a_broken_connection_of_hugging_faces_client_is_asked_again(name: str) -
     httpx = pytest.importorskip("httpx2", reason="no huggingface_hub to test with")
     with pytest.raises(StorageUnavailable, match=name), explained("hf://datasets/me/set/x", "read"):
         raise getattr(httpx, name)("[Errno -2] Name or service not known")
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"AWS_ENDPOINT_URL": "localhost:9000"}, "AWS_ENDPOINT_URL is no URL; write http://host:port or https://host"),
+        ({"AWS_ENDPOINT_URL": "https://127.0.0.1:{port}"}, "does not speak TLS; check AWS_ENDPOINT_URL: http:// or https"),
+        ({"AWS_PROFILE": "mine"}, r"profile \(mine\) could not be found; check AWS_PROFILE and the AWS config file"),
+        ({"HTTP_PROXY": "http://127.0.0.1:9"}, r"check the network and the proxy \(HTTP_PROXY, HTTPS_PROXY, NO_PROXY\)"),
+    ],
+)
+def test_what_is_wrong_in_the_environment_is_named(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], told: str
+) -> None:
+    with _no_s3() as port:
+        settings = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_CONFIG_FILE": os.devnull,
+        } | {name: value.format(port=port) for name, value in variables.items()}
+        for name in ("AWS_PROFILE", "NO_PROXY", "no_proxy", "HTTP_PROXY", "http_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+        with pytest.raises((InputError, DatasetError), match=told):
+            Dataset.open("s3://bucket/set", retry_for=0)
+
+
+@contextlib.contextmanager
+def _no_s3() -> Iterator[int]:
+    """The port of a server that speaks neither TLS nor S3."""
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
