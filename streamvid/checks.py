@@ -81,9 +81,28 @@ def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_
         InputError: it is no whole number, or outside the limits.
     """
     if not is_integer(value) or value < least or (most is not None and value > most):
-        limits = f"of at least {least}" if most in (None, MAX_COUNT) else f"from {least} to {most}"
+        # MAX_COUNT is told to those alone who pass it.
+        both = most is not None and (most != MAX_COUNT or (is_integer(value) and value > most))
+        limits = f"from {least} to {most}" if both else f"of at least {least}"
         raise InputError(f"{name} must be a whole number {limits}; it is {value!r}")
     return int(value)
+
+
+def listed(value: Any, name: str, members: str) -> list[Any]:
+    """The members of a list, or of anything else that can be iterated over and is no text.
+
+    Args:
+        members: what they are, for the error.
+
+    Raises:
+        InputError: it cannot be iterated over: None, a number, an array or tensor without dimensions.
+    """
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return list(value)
+    except TypeError:
+        raise InputError(f"{name} must be a list of {members}; it is {value!r}"[:300]) from None
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
@@ -94,7 +113,7 @@ def did_you_mean(value: object, names: Iterable[str]) -> str:
 
 def one_of(value: object, allowed: Sequence[str], name: str) -> None:
     """Raise InputError unless the value is one of those words; a near miss is answered with the word meant."""
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         text = f"{name} must be one of {', '.join(map(repr, allowed))}; it is {value!r}"
         raise InputError("; ".join(filter(None, (text, did_you_mean(value, allowed)))))
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from streamvid.checks import listed
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage.url import given_path, is_local, join, local_path, redact
@@ -27,9 +28,7 @@ _BELOW: Final = re.compile(r"[^/\x00-\x1f:]+(/[^/\x00-\x1f:]+)*")
 
 def given_roots(roots: object) -> tuple[str, ...]:
     """The option `roots`: one path or URL, or several. Raises InputError if it is none."""
-    several = [roots] if isinstance(roots, str | os.PathLike) else roots
-    if not isinstance(several, Iterable):
-        raise InputError(f"roots must be a list of folders and URLs; it is {roots!r}"[:300])
+    several = [roots] if isinstance(roots, str | os.PathLike) else listed(roots, "roots", "folders and URLs")
     return tuple(given_path(one, "roots") for one in several)
 
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from streamvid.arrays import Bool, Float64, Int64, unique_rows
-from streamvid.checks import did_you_mean
+from streamvid.checks import did_you_mean, listed
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.columns import Columns, check_labels, is_number
 from streamvid.dataset.where import evaluate
@@ -141,7 +141,7 @@ def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Float64:
 
 def given_keys(keys: Sequence[str] | str | os.PathLike[str]) -> list[str]:
     """The keys of the option `keys`: a list, or those in a file; errors as of `select_rows`."""
-    wanted = _read_keys(os.fspath(keys)) if isinstance(keys, str | os.PathLike) else list(keys)
+    wanted = _read_keys(os.fspath(keys)) if isinstance(keys, str | os.PathLike) else listed(keys, "keys", "texts")
     for key in wanted:
         if not isinstance(key, str):
             raise InputError(f"keys must be texts, one of them is {key!r}: write it in quotes")

@@ -106,7 +106,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         open_dataset = partial(Dataset.open, retry_for=Retry.of(retry_for), roots=roots, revision=revision)
         samples = SampleSet.open(
             subset,
-            sampling=sampling or All(),
+            sampling=All() if sampling is None else sampling,
             transform=transform,
             columns=columns,
             seed=seed,

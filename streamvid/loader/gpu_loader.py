@@ -35,6 +35,7 @@ from streamvid.loader.rescue import BAD_CLIP, Rescuer
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sampler_state import ResumableBatches, SamplerPosition, from_state, global_generator, to_state
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
+from streamvid.loader.torch_options import check_items, check_order, check_workers
 from streamvid.plan.world import find_cores, find_device
 from streamvid.transform.render import make_renderer
 from streamvid.video.packet_selection import EncodedSlice
@@ -117,10 +118,8 @@ class GpuDataLoader:
         integer(batch_size, "batch_size")
         if num_threads is not None:
             integer(num_threads, "num_threads")
-        if sampler is not None and shuffle:
-            raise InputError("a sampler says the order: leave out shuffle")
-        if batch_sampler is not None and (sampler is not None or shuffle or drop_last):
-            raise InputError("a batch_sampler says all of the order: leave out sampler, shuffle and drop_last")
+        check_order(sampler, batch_sampler, shuffle=shuffle, drop_last=drop_last)
+        check_workers(num_workers, prefetch_factor, persistent_workers, timeout)
         if (on_error, max_errors, quarantine) != (None, None, None):
             dataset = dataset.with_policy(dataset.policy.but(on_error, max_errors, quarantine))
         self.dataset = dataset
@@ -343,9 +342,8 @@ class _Slices(torch.utils.data.Dataset[_Read]):
         return self.__getitems__([item])
 
     def __getitems__(self, items: Sequence[Item]) -> _Read:
-        if not 1 <= len(items) <= self._max_batch:
-            return InputError(f"the batch sampler gave {len(items)} clips; batch_size says 1 to {self._max_batch}")
         try:
+            check_items(items, self._max_batch)
             return self._clips.encode(items)
         except (StreamvidError, IndexError, KeyError) as error:
             # PyTorch would wrap it into a traceback as text; the user gets the one sentence that it is.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import numpy as np
 
-from streamvid.checks import integer, one_of
+from streamvid.checks import boolean, integer, one_of
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.fetch_mode import Fetch, choose_fetch
@@ -56,8 +56,8 @@ def bucket_steps(group_by_size: bool | int) -> int:
 
 def last_batch_policy(last_batch: LastBatch | LastBatchPolicy | None, drop_last: bool | None) -> LastBatch:
     """The options `last_batch` and `drop_last`."""
-    if drop_last not in (None, True, False):
-        raise InputError(f"drop_last must be True or False; it is {drop_last!r}")
+    if drop_last is not None:
+        boolean(drop_last, "drop_last")
     if last_batch is None:
         return "drop" if drop_last else "partial"
     if drop_last is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, Final
 
+from streamvid.checks import integer
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.loader.calls import sampler_of
@@ -80,11 +82,15 @@ def replan(
             )
         subsets = [Subset(part["path"], **{name: part[name] for name in _SELECTIONS if name in part}) for part in parts]
         order = (about["seed"], about["shuffle"], about["last_batch"])
-        mix = about.get("mix", [1])
-    except (KeyError, TypeError) as error:
+        mix = tuple(integer(weight, "a weight", most=None) for weight in about.get("mix", [1]))
+        data = subsets[0] if len(subsets) == 1 else Mix(list(zip(subsets, mix, strict=True)))
+    except InputError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
         raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
-    data = subsets[0] if len(subsets) == 1 else Mix(list(zip(subsets, mix, strict=True)))
     source = open_source(data, partial(Dataset.open, roots=roots))
+    if len(subsets) > 1:
+        source = replace(source, weights=mix)  # the plan was made of just these; those of the Mix are rounded anew
     try:
         sampler = sampler_of(sampling)
     except InputError as error:

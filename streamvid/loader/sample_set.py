@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream.image import CODECS as IMAGES
-from streamvid.checks import is_integer, one_of
+from streamvid.checks import is_integer, listed, one_of
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.members import find_member
@@ -80,8 +80,8 @@ class SampleSet:
             transform = Views(transform)
         if transform is not None and not isinstance(transform, Transform | Views):
             raise InputError(f"transform must be a Transform, or a dict of them by name; it is {transform!r}")
-        given = () if isinstance(columns, str) or not isinstance(columns, Iterable) else tuple(columns)
-        if (not given and columns) or not all(isinstance(one, str | Pick) for one in given):
+        given = () if columns is None else tuple(listed(columns, "columns", "names"))
+        if not all(isinstance(one, str | Pick) for one in given):
             raise InputError(f"columns must be a list of names; it is {columns!r}")
         picks = [one for one in given if isinstance(one, Pick)]
         names = [one.column if isinstance(one, Pick) else one for one in given]

@@ -158,8 +158,8 @@ class StreamLoader:
         policy = ErrorPolicy.of(on_error, max_errors, quarantine)
         if batch_fn is not None and not callable(batch_fn):
             raise InputError(f"batch_fn must be a function of a batch; it is {batch_fn!r}")
-        if locality not in (None, "node"):
-            raise InputError(f"locality must be 'node' or None; it is {locality!r}")
+        if locality is not None:
+            one_of(locality, ("node",), "locality")
         if locality is not None and mesh is not None and ranks_per_node is None:
             raise InputError(
                 "locality='node' with a mesh needs ranks_per_node: the mesh's data-parallel ranks on a node"
@@ -258,7 +258,7 @@ class StreamLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be epoch `epoch`. If it is that already, nothing changes: a resumed epoch goes on."""
-        epoch = integer(epoch, "epoch", least=0, most=None)
+        epoch = integer(epoch, "epoch", least=0)
         if epoch == self.epoch:
             self._position.put(self._position.next)
         else:

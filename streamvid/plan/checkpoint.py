@@ -193,10 +193,10 @@ def _check_parts(state: Mapping[str, Any], parts: int) -> None:
 
 def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
     """The position in a state; raises InputError as `RunSchedule.resume`, and if it is of another version."""
-    if state.get("version") != VERSION or isinstance(state.get("version"), bool):
+    if not is_integer(version := state.get("version")) or version != VERSION:
         raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
     for name, meaning in _BELONGS_TO.items():
-        if state.get(name) != getattr(identity, name):
+        if not isinstance(theirs := state.get(name), str) or theirs != getattr(identity, name):
             raise InputError(f"the state belongs to a run with {meaning}: make the loader the same, or leave it out")
     try:
         epoch, first, size = (_count(state[name]) for name in ("epoch", "first", "size"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from streamvid.arrays import Int64, unique_rows
-from streamvid.checks import suggesting
+from streamvid.checks import listed, suggesting
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
@@ -70,10 +70,10 @@ class Mix:
     def __post_init__(self) -> None:
         given = self.parts.items() if isinstance(self.parts, Mapping) else self.parts
         # YAML and JSON have lists for pairs.
-        several = given if isinstance(given, Iterable) and not isinstance(given, str) else ()
+        several = listed(given, "Mix", "(dataset, weight)")
         parts = tuple(tuple(part) if isinstance(part, list) else part for part in several)
         if not parts or any(not isinstance(part, tuple) or len(part) != 2 for part in parts):
-            raise InputError("Mix takes a list of (dataset, weight), at least one")
+            raise InputError("Mix must be a list of (dataset, weight), at least one")
         whole_weights([weight for _, weight in parts])
         object.__setattr__(self, "parts", parts)
 
@@ -208,13 +208,13 @@ def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSa
     weights = None
     if subset.weights is not None:
         own = repeats(_dataset(source, part), rows - source.first[part], subset.weights)
-        per_clip = own[np.searchsorted(rows, kept)]
-        if not per_clip.sum() >= 0.5:
-            raise InputError("the weights leave no clip in an epoch: raise them")
-        weights = np.repeat(per_clip, samples)
+        weights = np.repeat(own[np.searchsorted(rows, kept)], samples)
     # For a whole dataset the column itself, which all processes of a node share.
     shards = dataset.clips.shard if len(kept) == len(dataset) else dataset.clips.shard[kept]
-    return Pool(expand(kept, samples), shards if most == 1 == samples.min() else np.repeat(shards, samples), weights)
+    pool = Pool(expand(kept, samples), shards if most == 1 == samples.min() else np.repeat(shards, samples), weights)
+    if not len(pool):
+        raise InputError("the weights leave no clip in an epoch: raise them")
+    return pool
 
 
 def _per_tick(dataset: ClipSource, rows: Int64, function: Callable[..., Any], *, dtype: Any) -> npt.NDArray[Any]:

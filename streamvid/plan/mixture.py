@@ -115,13 +115,17 @@ def _block_pools(weights: tuple[int, ...], seed: int, block: int) -> Int64:
 
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Weights as whole numbers in the same proportion, to a millionth.
+    """Weights as whole numbers in the same proportion: to a millionth, or finer where a share is so small that it would
+    be off by more than a thousandth of itself.
 
     Raises:
         InputError: one is not a positive number.
     """
     for weight in weights:
-        if not is_real(weight) or not 0 < weight < 1e9:
+        if not is_real(weight) or weight <= 0:
             raise InputError(f"weights of a mixture must be positive numbers, one of them is {weight!r}")
     total = Fraction(sum(map(exact, weights)))
-    return tuple(max(1, round(exact(weight) / total * 1_000_000)) for weight in weights)
+    shares, scale = [exact(weight) / total for weight in weights], 1_000_000
+    while any(abs(round(share * scale) - share * scale) * 1000 > share * scale for share in shares):
+        scale *= 1000
+    return tuple(round(share * scale) for share in shares)

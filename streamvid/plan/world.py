@@ -81,7 +81,7 @@ def find_world(
         InputError: only one of rank and world_size is given, one is out of range, the mesh does not say which ranks are
             data-parallel, or an environment variable is missing or no number; and see `settle`.
     """
-    if world_size == 1 and rank is None:
+    if rank is None and world_size is not None and integer(world_size, "world_size") == 1:
         rank = 0
     if (rank is None) != (world_size is None):
         raise InputError("give rank and world_size together, or neither")

@@ -154,6 +154,8 @@ def test_samplers_of_any_kind(dataset: Path) -> None:
     assert [len(batch) for batch in seen(batch_size=4, shuffle=True, drop_last=True)] == [4]
     with pytest.raises(sv.InputError, match="gave 3 clips"):
         seen(batch_sampler=[[1, 2, 3]], batch_size=2)
+    with pytest.raises(sv.InputError, match="gave 1, which is no list of items"):
+        seen(batch_sampler=[1, 2, 3], batch_size=2)
 
 
 def test_ranks_that_all_get_everything_are_told(
@@ -395,6 +397,10 @@ def test_options_that_cannot_be(dataset: Path) -> None:
     ds = sv.ClipDataset(dataset, **OPTIONS)
     wrong: list[dict[str, Any]] = [
         {}, {"batch_size": 0}, {"batch_size": 2, "num_threads": 0},
+        {"batch_size": 2, "sampler": 3}, {"batch_size": 2, "sampler": "clips"}, {"batch_size": 2, "batch_sampler": 3},
+        {"batch_size": 2, "shuffle": "no"}, {"batch_size": 2, "drop_last": "no"}, {"batch_size": 2, "num_workers": 1.0},
+        {"batch_size": 2, "timeout": "1"}, {"batch_size": 2, "num_workers": 1, "prefetch_factor": "2"},
+        {"batch_size": 2, "num_workers": 1, "persistent_workers": "no"},
         {"batch_size": 2, "sampler": [0], "shuffle": True}, {"batch_sampler": [[0]]},
         {"batch_sampler": [[0]], "batch_size": 1, "shuffle": True}, {"batch_size": 2, "num_workers": -1},
         {"batch_size": 2, "persistent_workers": True},

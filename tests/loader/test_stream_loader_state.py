@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +394,9 @@ def test_a_mixture(datasets: tuple[str, str]) -> None:
         ({"locality": "node", "steps_per_epoch": 3}, "locality"), ({"seed": 1.5}, "seed"),
         ({"columns": ["speeed"]}, "speeed"), ({"rank": 0}, "world_size"), ({"ranks_per_node": 0}, "ranks_per_node"),
         ({"columns": [1]}, "columns"), ({"columns": True}, "columns"), ({"drop_last": "no"}, "drop_last"),
+        ({"columns": np.array(2)}, "columns must be a list"), ({"roots": torch.tensor(2)}, "roots must be a list"),
+        ({"shuffle": np.array([1, 2])}, "shuffle must be"), ({"locality": np.array([1, 2])}, "locality must be"),
+        ({"world_size": torch.tensor([1, 2])}, "world_size must be"), ({"drop_last": np.array([1, 2])}, "drop_last"),
         ({"cache_dir": 5}, "cache_dir"), ({"cache_dir": "~/cache"}, "cache_dir ~/cache: only a shell"),
         ({"batch_fn": lambda batch: None}, "returned None"),
     ],
@@ -401,6 +405,30 @@ def test_silly_options(datasets: tuple[str, str], change: dict[str, Any], word: 
     with pytest.raises(sv.InputError, match=word) as error:
         next(iter(loader(datasets[0], **change)))
     assert "\n" not in str(error.value)
+
+
+def test_silly_selections_states_and_epochs(datasets: tuple[str, str]) -> None:
+    for value in (True, 3, np.array(2), len):
+        for subset in (sv.Subset(datasets[0], keys=value), sv.Subset(datasets[0], exclude=value)):  # type: ignore[arg-type]
+            with pytest.raises(sv.InputError, match="keys must be a list of texts"):
+                loader(subset)
+    with pytest.raises(sv.InputError, match="sampling"):
+        sv.ClipDataset(datasets[0], sampling=[])  # type: ignore[arg-type]
+    with loader(datasets[0]) as one:
+        with pytest.raises(sv.InputError, match="epoch must be a whole number from 0 to 2147483647"):
+            one.set_epoch(10**30)
+        for name in ("version", "dataset", "sampling", "order"):
+            with pytest.raises(sv.InputError, match="the state"):
+                one.load_state_dict({**one.state_dict(), name: np.array([1, 2])})
+
+
+def test_weights_that_round_to_no_clip(datasets: tuple[str, str]) -> None:
+    """Half a clip in an epoch is none; a little more is one."""
+    alone = sv.Subset(datasets[1], keys=["0"], weights=lambda dataset, rows: np.full(1, 0.5))
+    with pytest.raises(sv.InputError, match="the weights leave no clip in an epoch"):
+        loader(alone, steps_per_epoch=2)
+    with loader(replace(alone, weights=lambda dataset, rows: np.full(1, 0.51)), steps_per_epoch=2) as one:
+        assert [batch["key"] for batch in one] == [["0"] * 3] * 2
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
@@ -459,6 +460,17 @@ def test_silly_arguments(change: dict[str, Any], word: str) -> None:
 def test_silly_worlds(rank: Any, size: Any, nodes: Any) -> None:
     with pytest.raises(InputError):
         World(rank, size, nodes)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 1e-9], [1e9, 1e-9, 3], [1e300, 5e-324], [0.001, 1234567, 10**40]])
+def test_extreme_shares_are_near_what_was_asked_for(weights: list[Any]) -> None:
+    found = whole_weights(weights)
+    for weight, whole in zip(weights, found, strict=True):
+        share = Fraction(weight) / sum(map(Fraction, weights))
+        assert abs(Fraction(whole, sum(found)) - share) <= share / 400
+    # Shares that need no finer ones stay what they were: states depend on them.
+    assert whole_weights([0.7, 0.3]) == (700_000, 300_000)
+    assert whole_weights([1, 1, 1]) == (333_333,) * 3
 
 
 @pytest.mark.parametrize("weights", [[0.0, 1.0], [-1.0], [float("nan")], ["1"], [True]])

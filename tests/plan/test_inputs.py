@@ -90,5 +90,5 @@ def test_a_mix_from_lists_as_of_a_json_file() -> None:
 
 @pytest.mark.parametrize("parts", [None, "ab", ["a", "b"], 3, []])
 def test_a_mix_of_something_else(parts: Any) -> None:
-    with pytest.raises(InputError, match=r"Mix takes a list of \(dataset, weight\)"):
+    with pytest.raises(InputError, match=r"Mix must be a list of \(dataset, weight\)"):
         Mix(parts)

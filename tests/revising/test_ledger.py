@@ -14,6 +14,7 @@ import streamvid as sv
 from streamvid.cli.main import main
 from streamvid.errors import InputError
 from streamvid.packing.pack import pack
+from streamvid.plan.mixture import whole_weights
 from tests.revising.conftest import CLIPS
 from tests.support.clips import write
 from tests.support.packed import packing_inline
@@ -131,6 +132,12 @@ def test_selections_and_mixes(folder: Path, tmp_path: Path) -> None:
     keys = [key for batch in loader for key in batch["key"]]
     dataset = loader.dataset
     assert sum(len(sv.ledger(loader.state_dict(), key)) for key in dataset.clips.key) == len(keys)
+    # These shares, rounded to whole numbers, come out otherwise if they are rounded again.
+    thirds = sv.Mix([(folder, 0.49), (sv.Subset(folder, where="score < 0.6"), 0.88), (folder, 0.27)])
+    assert whole_weights(weights := whole_weights([weight for _, weight in thirds.parts])) != weights
+    loader = sv.StreamLoader(thirds, batch_size=2, sampling=sv.Window(2), device="cpu", steps_per_epoch=3)
+    keys = [key for batch in loader for key in batch["key"]]
+    assert sum(len(sv.ledger(loader.state_dict(), key)) for key in loader.dataset.clips.key) == len(keys)
     assert run.step == 0
 
 

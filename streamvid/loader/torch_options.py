@@ -1,0 +1,46 @@
+"""Options of a `GpuDataLoader` that PyTorch's DataLoader takes, checked where they are given: PyTorch would fail in the
+first epoch, or take any text for True."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from streamvid.checks import boolean, integer, is_real
+from streamvid.errors import InputError
+
+
+def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: bool) -> None:
+    """Raises InputError if the order is said twice, or by what is no sampler."""
+    boolean(shuffle, "shuffle")
+    boolean(drop_last, "drop_last")
+    for name, given, kind in (("sampler", sampler, "items"), ("batch_sampler", batch_sampler, "lists of items")):
+        # PyTorch's older samplers have no __iter__ of their own, but all can be iterated over.
+        if given is not None and (isinstance(given, str | bytes | type) or not isinstance(given, Iterable)):
+            raise InputError(f"{name} must be a sampler, something that yields {kind}; it is {given!r}"[:300])
+    if sampler is not None and shuffle:
+        raise InputError("a sampler says the order: leave out shuffle")
+    if batch_sampler is not None and (sampler is not None or shuffle or drop_last):
+        raise InputError("a batch_sampler says all of the order: leave out sampler, shuffle and drop_last")
+
+
+def check_workers(num_workers: int, prefetch_factor: int | None, persistent_workers: bool, timeout: float) -> None:
+    """Raises InputError if one of the options of DataLoader's workers is of another type or out of range."""
+    integer(num_workers, "num_workers", least=0)
+    boolean(persistent_workers, "persistent_workers")
+    if prefetch_factor is not None:
+        integer(prefetch_factor, "prefetch_factor")
+    if not is_real(timeout) or timeout < 0:
+        raise InputError(f"timeout must be a number of seconds, 0 for none; it is {timeout!r}")
+
+
+def check_items(items: Any, most: int) -> None:
+    """Raises InputError unless a batch sampler gave a list of 1 to `most` items."""
+    try:
+        count = len(items)
+    except TypeError:
+        raise InputError(
+            f"the batch sampler gave {items!r}, which is no list of items: one that yields single items is a sampler="
+        ) from None
+    if not 1 <= count <= most:
+        raise InputError(f"the batch sampler gave {count} clips; batch_size says 1 to {most}")
