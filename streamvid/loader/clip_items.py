@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamvid.checks import is_integer
+from streamvid.checks import is_integer, listed
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import Chosen, SamplePlan, SampleSpec, chosen, clip_times, make_samples
@@ -141,16 +141,15 @@ def _index(value: Any, what: str) -> int:
 
 def _numbers(values: Any, name: str) -> tuple[Any, ...]:
     """Frame numbers or instants as a tuple of Python's numbers."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise InputError(f"{name} must be a list of numbers, it is {values!r}"[:300])
-    listed = values.tolist() if hasattr(values, "tolist") else list(values)
-    if not listed:
+    found = listed(values, name, "numbers")
+    found = values.tolist() if hasattr(values, "tolist") else found
+    if not found:
         raise InputError(f"{name} is empty: give at least one")
     kind, real = ("whole numbers", ()) if name == "frames" else ("numbers of seconds", (float, np.floating))
-    for value in listed:
+    for value in found:
         if not (is_integer(value) or (isinstance(value, real) and not np.isnan(value))):
             raise InputError(f"{name} must be {kind}, one of them is {value!r}"[:300])
-    return tuple(int(value) if name == "frames" else float(value) for value in listed)
+    return tuple(int(value) if name == "frames" else float(value) for value in found)
 
 
 def _given(clip: ClipTimes, at: At) -> Selection:

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeGuard
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import MAX_COUNT, integer, is_integer, is_real, suggesting
+from streamvid.checks import MAX_COUNT, integer, is_integer, is_real, listed, suggesting
 from streamvid.errors import InputError
 from streamvid.sampling.base import ClipTimes, PaddedSampler, SlotLayout
 
@@ -32,9 +32,7 @@ class Frames(PaddedSampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.numbers, Iterable) or isinstance(self.numbers, str):
-            raise InputError(f"Frames takes a list of frame numbers, it is {self.numbers!r}")
-        numbers = tuple(self.numbers)
+        numbers = tuple(listed(self.numbers, "the numbers of Frames", "frame numbers"))
         if not numbers:
             raise InputError("Frames needs at least one frame number")
         for number in numbers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import exact, integer, is_integer, is_real, one_of, suggesting
+from streamvid.checks import exact, integer, is_integer, is_real, listed, one_of, suggesting
 from streamvid.errors import InputError
 from streamvid.sampling.base import ClipTimes, FixedLengthSampler, PaddedSampler, SlotLayout
 
@@ -137,7 +137,7 @@ class MultiRate(PaddedSampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of(self.start, _STARTS, "MultiRate(start)")
-        parts = tuple(self.parts) if isinstance(self.parts, Iterable) and not isinstance(self.parts, str) else ()
+        parts = tuple(listed(self.parts, "the parts of MultiRate", "(frames, fps)"))
         if not parts or not all(isinstance(part, Sequence) and len(part) == 2 for part in parts):
             raise InputError(f"MultiRate takes (frames, fps) parts such as [(8, 1.0), (16, 2.0)], not {self.parts!r}")
         for frames, rate in parts:

@@ -11,11 +11,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
+from streamvid.loader.clip_items import At
 from streamvid.sampling.base import ClipTimes, FrameSampler
 from streamvid.sampling.explicit import Frames
 from streamvid.sampling.padding import PADS, Pad
 from streamvid.sampling.spread import All, Uniform
-from streamvid.sampling.windows import Window
+from streamvid.sampling.windows import MultiRate, Window
 from tests.support.sampling import BASES, MOST, RATES, ROUNDINGS, assert_is, cfr, clips, draws, pads, reference, select
 
 starts = st.sampled_from(["random", "center", "first"])
@@ -219,6 +220,9 @@ def test_many_clips_at_once_are_short_as_one_by_one() -> None:
         lambda: Frames([True]),
         lambda: Frames("abc"),  # type: ignore[arg-type]
         lambda: Frames(5),  # type: ignore[arg-type]
+        lambda: Frames(np.array(5)),  # type: ignore[arg-type]
+        lambda: MultiRate(np.array(5)),  # type: ignore[arg-type]
+        lambda: At("clip", frames=np.array(5)),  # type: ignore[arg-type]
     ],
 )
 def test_silly_arguments(make: Any) -> None:
