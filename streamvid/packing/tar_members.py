@@ -42,7 +42,9 @@ _COLUMNS: Final = ("txt", "json", "cls")
 _BLOCK_BYTES: Final = 8 << 10
 """Bytes of a tar that are read at once: the header of a sample's video, and the small members around it."""
 _MAX_BYTES: Final = 1 << 20
-"""The largest member that becomes a column."""
+"""The largest member that becomes a column, and the longest header."""
+_MOST_COLUMNS: Final = 1000
+_MOST_NESTED: Final = 64
 
 
 @dataclass
@@ -53,6 +55,15 @@ class _Video:
     part: tuple[int, int] | None = None
     values: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+
+
+class _TarFile(RangedFile):
+    """A tar, of which no more is read at once than headers and columns have: sizes in headers are of others."""
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _MAX_BYTES + tarfile.BLOCKSIZE:
+            raise ValueError(f"a header of {size} bytes")
+        return super().read(size) or b""
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,7 @@ def find_in_tars(
     for video in videos if not members else ():
         video.values.pop(MEMBERS, None)
     labels = _take_labels(videos)
+    _fold(videos)
     columns = dict.fromkeys(name for video in videos for name in video.values)
     table = pa.table({name: column_of_values([video.values.get(name) for video in videos]) for name in columns})
     if not columns:  # a table without columns has no rows
@@ -108,6 +120,24 @@ def find_in_tars(
     return found
 
 
+def _fold(videos: Sequence[_Video]) -> None:
+    """Put the values of more names than there may be columns together into one, ``json``."""
+    names = dict.fromkeys(name for video in videos for name in video.values)
+    if len(names) <= _MOST_COLUMNS:
+        return
+    kept = {*list(names)[:_MOST_COLUMNS], MEMBERS} - {"json"}
+    for video in videos:
+        rest = {name: video.values.pop(name) for name in [*video.values] if name not in kept}
+        if rest:
+            video.values["json"] = rest
+
+
+def _is_nested(value: Any, most: int) -> bool:
+    """Whether a value of JSON has more levels than that."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(inner) and (most == 0 or any(_is_nested(one, most - 1) for one in inner))
+
+
 def _take_labels(videos: Sequence[_Video]) -> list[int | str | None]:
     """The labels in `.cls` members, taken out of the values: numbers if all are, else text."""
     texts: list[str | None] = [video.values.pop("cls", None) for video in videos]
@@ -125,7 +155,7 @@ def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
         details = _details(path, hosts)
         if details is None:
             return _Tar([_Video("", problem="it does not exist any more")], "")
-        file = RangedFile(
+        file = _TarFile(
             ByteRange(path, 0, details.size),
             FileVersion(details.size, details.mark, () if is_local(path) else hosts),
             block=_BLOCK_BYTES,
@@ -154,9 +184,11 @@ def _videos(file: RangedFile, size: int, images: bool) -> Iterator[_Video]:
     try:
         with tarfile.open(fileobj=file, mode="r:", errors="backslashreplace") as tar:
             for member in tar:
+                if member.size < 0:  # the next header would be an earlier one, forever
+                    raise ValueError(f"a member of {member.size} bytes")
                 if _SAMPLE.fullmatch(member.name) and not member.isdir():
                     members[member.name] = member  # of several of one name the last, as whoever unpacks it gets
-    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
         broken = f"it cannot be read as a tar{' to its end' * bool(members)} ({first_line(error)})"
     samples: dict[str, dict[str, tarfile.TarInfo]] = defaultdict(dict)
     for name, member in members.items():
@@ -242,6 +274,8 @@ def _parse(data: bytes, kind: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
+        return {}
+    if _is_nested(value, _MOST_NESTED):
         return {}
     if not isinstance(value, dict):
         return {"json": value}

@@ -152,3 +152,43 @@ def test_braces_name_several_tars(tmp_path: Path) -> None:
 def test_an_empty_place(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no videos in"):
         find(tmp_path)
+
+
+def header(name: bytes, size: int, kind: bytes = b"0") -> bytes:
+    """A header with a size in 12 bytes, as GNU tar writes large ones."""
+    number = (b"\x80" if size >= 0 else b"\xff") + (size % (1 << 88)).to_bytes(11, "big")
+    start = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + number + b"00000000000\0" + b" " * 8 + kind
+    block = (start.ljust(257, b"\0") + b"ustar\x0000").ljust(512, b"\0")
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        *(header(b"x", size, kind) for kind in (b"x", b"g", b"L", b"K") for size in (1 << 62, 1 << 40, 8 << 30, -512)),
+        header(b"b.mp4", -512),  # the next header is this one
+        header(b"b.mp4", -1024, b"5"),
+        (header(b"x", 6, b"L") + b"b.mp4".ljust(512, b"\0")) * 2000,
+    ],
+    ids=lambda one: f"{one[156:157]!r}{len(one)}",
+)
+def test_sizes_in_headers_are_not_trusted(tmp_path: Path, hostile: bytes) -> None:
+    path = write_tar(tmp_path / "a.tar", [("a.mp4", VIDEO)])
+    path.write_bytes(path.read_bytes()[:1024] + hostile + header(b"c.mp4", len(VIDEO)) + VIDEO.ljust(10240, b"\0"))
+    problems = {source.name: source.problem for source in find(path)[0]}
+    assert problems.pop("a.tar/a.mp4") == ""
+    assert "cannot be read as a tar to its end" in problems["a.tar"]
+
+
+def test_json_of_too_many_levels_or_fields_makes_few_columns(tmp_path: Path) -> None:
+    nested = b'{"a":' * 900 + b"1" + b"}" * 900
+    many = json.dumps({f"k{n}": n for n in range(20_000)}).encode()
+    path = write_tar(
+        tmp_path / "a.tar",
+        [("0.mp4", VIDEO), ("0.json", nested), ("1.mp4", VIDEO), ("1.json", many), ("1.txt", b"text")],
+    )
+    columns = find(path)[1]
+    assert {name for name, value in columns[0].items() if value is not None} == {"members"}
+    assert len(columns[1]) < 1100
+    assert columns[1]["k0"] == 0
+    assert json.loads(str(columns[1]["json"]))["k19999"] == 19999
