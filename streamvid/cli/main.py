@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import argparse
+import io
 import logging
 import os
 import re
@@ -108,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _open_streams() -> None:
     """Open the null device in the place of standard streams that are closed, as some daemons start programs: the next
-    file that is opened would get its number, and what libraries print would go there."""
+    file that is opened would get its number, and what libraries print would go there. What a terminal or file of
+    another encoding than UTF-8 cannot show is escaped."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
@@ -116,6 +118,8 @@ def _open_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the least number that is free
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+        if mode == "w" and isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -315,13 +315,15 @@ def _what_is_there(path: str) -> str:
         folder = local_path(path)
         if os.path.isfile(os.path.join(folder, os.pardir, FILE_NAME)):
             return f"this is a folder of one; give the folder above, {os.path.dirname(os.path.abspath(folder))}"
+        if inner := sorted(one.parent.name for one in islice(Path(folder).glob(f"*/{FILE_NAME}"), _FOLDERS_SEEN)):
+            return f"this is a folder of datasets; give one of them: {', '.join(inner[:3])}{', …' * (len(inner) > 3)}"
         # A few folders deep, as videos often lie in one for each class.
         files = (file.lower() for _, _, files in islice(os.walk(folder), _FOLDERS_SEEN) for file in files)
         names = list(islice(files, _FILES_SEEN))
     if any(file.endswith((".tar", ".tar.gz", ".tgz")) for file in names):
         return (
-            f"there are tar files but no {FILE_NAME}, so streamvid has not packed them; unpack them, and pack the "
-            "videos (streamvid pack VIDEOS DATASET)"
+            f"there are tar files but no {FILE_NAME}, so streamvid has not packed them; index them where they lie "
+            "(streamvid index TARS DATASET), or copy their videos (streamvid pack TARS DATASET)"
         )
     if any(file.endswith(VIDEO_EXTENSIONS) for file in names):
         return f"this is a folder of videos; {_PACK}"

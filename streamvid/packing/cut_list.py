@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from streamvid.checks import is_real
 from streamvid.errors import InputError
 from streamvid.packing.frame_spans import need_scenedetect
 from streamvid.packing.inputs import SourceVideo
@@ -98,13 +99,13 @@ def check_cutting(options: PackOptions, *, listed: bool) -> None:
     if rule is None and not listed and options.exact_cuts:
         raise InputError("exact cuts without cuts: give --clip, --scenes or --cuts, or leave out --exact-cuts")
     if isinstance(rule, FixedLength):
-        if not (math.isfinite(rule.length) and rule.length > 0):
-            raise InputError(f"clips of {rule.length:g} {rule.unit}: give a positive length")
+        if not (is_real(rule.length) and rule.length > 0):
+            raise InputError(f"clips of {rule.length} {rule.unit}: give a positive number")
         if rule.unit == "frames" and rule.length != int(rule.length):
             raise InputError(f"clips of {rule.length:g} frames: give a whole number of them")
     if isinstance(rule, Scenes):
-        if not (math.isfinite(rule.min_length) and rule.min_length >= 0):
-            raise InputError(f"a shortest scene of {rule.min_length:g} s: give 0 or more")
+        if not (is_real(rule.min_length) and rule.min_length >= 0):
+            raise InputError(f"a shortest scene of {rule.min_length} s: give 0 or more")
         need_scenedetect()
 
 

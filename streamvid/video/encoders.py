@@ -91,6 +91,7 @@ def encoder_options(codec: Target, *, gop: int, crf: int | None, width: int) -> 
             return {"crf": str(quality), "b": "0", "keyint_min": "0", **effort, **no_alt_ref}
         case "av1":
             params = {"lp": 1, "scd": 0, "irefresh-type": 2, "keyint": gop}
+            os.environ.setdefault("SVT_LOG", "1")  # errors: else it tells its settings for every video
             return {"preset": "8", "crf": str(quality), "svtav1-params": _joined(params)}
         case "mjpeg":
             return {"qmin": str(quality), "qmax": str(quality), "huffman": "optimal"}

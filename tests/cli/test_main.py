@@ -149,6 +149,12 @@ def test_help_keeps_names_as_they_are_written(capsys: pytest.CaptureFixture[str]
     assert "Write clips as MP4 files, with their metadata as JSON" in " ".join(capsys.readouterr().out.split())
 
 
+def test_what_the_encoding_of_a_terminal_lacks_is_escaped() -> None:
+    shown = run("ls", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "--columns NAME,\\u2026" in shown.stdout
+
+
 def test_an_error_that_cannot_be_told_has_its_code(tmp_path: Path) -> None:
     for arguments in (["info", tmp_path / "none"], ["nope"]):
         assert run_into("/dev/full", *arguments) == 2

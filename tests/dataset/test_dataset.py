@@ -342,11 +342,12 @@ def test_what_is_there_instead_of_a_dataset(packed: Path, tmp_path: Path) -> Non
     for path, said in {
         tmp_path / "videos": "this is a folder of videos; pack it first",
         tmp_path / "videos/cat/a.mp4": "this is a video; pack it first",
-        tmp_path / "tars": "tar files but no dataset.json, so streamvid has not packed them; unpack them",
+        tmp_path / "tars": "tar files but no dataset.json, so streamvid has not packed them; index them",
         tmp_path / "tars/000.tar": "tar files but no dataset.json",
         tmp_path / "train-{000..099}.tar": "tar files but no dataset.json",
         tmp_path / "many": "tar files but no dataset.json",
         packed / "dataset.json": f"this is the file in it; give its folder, {packed}$",
+        packed.parent: f"this is a folder of datasets; give one of them: .*{packed.name}",
         packed / "shards": f"this is a folder of one; give the folder above, {packed}$",
     }.items():
         with pytest.raises(DatasetError, match=rf"no dataset at {re.escape(str(path))}: .*{said}"):

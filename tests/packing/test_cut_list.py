@@ -236,3 +236,9 @@ def test_options() -> None:
     ):
         with pytest.raises(InputError):
             check_cutting(options, listed=also_listed)
+
+
+@pytest.mark.parametrize("rule", [FixedLength("10s"), FixedLength(-1), Scenes("1s"), Scenes(True)])  # type: ignore[arg-type]
+def test_lengths_that_are_none(rule: FixedLength | Scenes) -> None:
+    with pytest.raises(InputError, match=r"give a positive number|give 0 or more"):
+        check_cutting(PackOptions(cutting=rule), listed=False)
