@@ -35,6 +35,12 @@ CPU_MIN_FRAME_PIXELS: Final = 1_500_000
 ENOUGH: Final = 2
 """With this many decoded batches waiting for the loop, cores leave all jobs to the engines: the engines keep up, and
 frames from a core have to be copied to the GPU."""
+_TOGETHER: Final = 48
+"""Most packets of the jobs that an engine takes at once, if there is more than one: its thread has to get the GIL back
+for each call, which takes milliseconds while other threads hold it."""
+_SHARE: Final = 4
+"""An engine takes several jobs at once only while the queue holds at least `_SHARE` × engines × their packets, so that
+a batch does not end up waiting for one engine."""
 _OPEN_DELAY: Final = 0.05
 """Seconds for which an engine leaves jobs to engines that have a matching session, before it opens a session itself."""
 
@@ -119,6 +125,20 @@ class DecodeQueue:
                     return None
                 # Engines with sessions for the queued jobs may stay busy: after the delay, open a session here.
                 may_wait = self._changed.wait(_OPEN_DELAY if self._batches else None)
+
+    def take_more(self, job: GopJob) -> list[GopJob]:
+        """Jobs for the same call of a decoder as a job that was taken: of its batch and configuration."""
+        with self._changed:
+            found: list[GopJob] = []
+            packets, key = len(job.packets), job.key
+            batch = next((one for one in self._batches if key in one and one[key][0].group is job.group), {})
+            while not job.alone and key in batch and not batch[key][0].alone:
+                packets += len(batch[key][0].packets)
+                if packets > _TOGETHER or self._packets < _SHARE * self._engines * packets:
+                    break
+                found.append(self._pop(batch, key))
+            self._since[key] += len(found)
+            return found
 
     def waiting(self, change: int) -> None:
         """Add `change` to the number of decoded batches that wait for the loop."""

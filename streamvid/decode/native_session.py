@@ -1,6 +1,6 @@
-"""Decode sessions of the native module (`streamvid/native/nvdec.c`): a call takes the packets of a whole job.
+"""Decode sessions of the native module (`streamvid/native/nvdec.c`): a call takes the packets of whole jobs.
 
-Python takes the GIL back once per job, and when the staging memory for copies of wanted pictures is full. A session is
+Python takes the GIL back once per call, and when the staging memory for copies of wanted pictures is full. A session is
 opened for the largest frame size and reconfigured for each other size: that takes NVDEC 0.3 ms, opening takes 40 to 58.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from streamvid.arrays import Int32
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
@@ -35,7 +36,7 @@ CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 1
 _RECONFIGURED: Final = frozenset({"h264", "hevc"})
 """Codecs whose sessions are reconfigured for other frame sizes. Other codecs decoded wrongly after that, so each of
 their sessions is for one size."""
-_VERSION: Final = 4
+_VERSION: Final = 5
 """The interface version that `nvdec_version` must return."""
 _EXTRA_SURFACES: Final = 2
 """Decode surfaces beyond the minimum of the stream."""
@@ -55,6 +56,7 @@ class Staging(ctypes.Structure):
     Attributes:
         confirmed: the number below which all jobs have received all their pictures.
         packets: packets fed to the decoder so far.
+        last: number of the last job of which packets were fed.
         slots, count: capacity, and number of staged pictures.
         jobs, rows: for each picture the number of its job, and its row in the job's target.
         places, columns, chroma_at: for each picture its device address, its pitch in samples, and the bytes from its
@@ -62,7 +64,7 @@ class Staging(ctypes.Structure):
     """
 
     _fields_ = (
-        ("confirmed", ctypes.c_int64), ("packets", ctypes.c_int64),
+        ("confirmed", ctypes.c_int64), ("packets", ctypes.c_int64), ("last", ctypes.c_int64),
         ("slots", ctypes.c_int32), ("count", ctypes.c_int32),
         ("jobs", ctypes.c_int64 * SLOTS), ("places", ctypes.c_uint64 * SLOTS),
         ("chroma_at", ctypes.c_int64 * SLOTS), ("rows", ctypes.c_int32 * SLOTS), ("columns", ctypes.c_int32 * SLOTS),
@@ -122,8 +124,7 @@ class NvdecLibrary:
         for name, result, arguments in (
             ("load", text, (text, text)),
             ("open", session, (ctypes.POINTER(_Options), text, ctypes.c_int32)),
-            ("decode", ctypes.c_int, (session, ctypes.POINTER(_Job))),
-            ("hand_over", ctypes.c_int, (session,)),
+            ("decode", ctypes.c_int, (session, ctypes.POINTER(_Job), ctypes.c_int32)),
             ("flush", ctypes.c_int, (session,)),
             ("stop", None, (session,)),
             ("close", ctypes.c_int, (session,)),
@@ -234,7 +235,8 @@ class NativeSession:
         self._now, self._dpb_frames = key, 0
         self._lock = threading.Lock()
         self._raised: Exception | None = None
-        self._name = ""
+        # The names of the last call's clips, and the number of its first job.
+        self._names, self._first = [""], 0
 
         def empty() -> int:
             try:
@@ -282,27 +284,36 @@ class NativeSession:
         """See `streamvid.decode.nvdec_worker.DecodeSession`: `decode` drains the decoder first if it has to."""
         return self.takes(job.key)
 
-    def decode(self, number: int, job: GopJob) -> None:
+    def decode(self, number: int, jobs: Sequence[GopJob]) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        self._names, self._first = [job.encoded.name for job in jobs], number
+        kept: list[Int32] = []
+        given = (_Job * len(jobs))(*(self._given(number + n, job, kept) for n, job in enumerate(jobs)))
+        self._check(self._calls.nvdec_decode(self._session, given, len(jobs)))
+        # Here, where the GIL is held anyway, rather than in the middle of the next call.
+        if 2 * self._staging.count > self._staging.slots:
+            self.hand_over()
+
+    def _given(self, number: int, job: GopJob, kept: list[Int32]) -> _Job:
+        """A job for the native module. `kept` keeps what it points to, besides the arrays of `job`."""
         # Drained first if the decoder is to be reconfigured or opened anew with more surfaces. So is it before a CRA
         # picture, at which NVDEC does not reset: it would decode the leading pictures, wrongly.
         alone = job.alone or job.key != self._now or job.dpb_frames > self._dpb_frames or not job.starts_with_idr
         self._now, self._dpb_frames = job.key, max(job.dpb_frames, self._dpb_frames)
-        self._name = job.encoded.name
-        data, sizes = job.packets.data, job.packets.sizes
-        order = job.display_order - job.display_order.min()
-        if order.max() >= len(sizes):
-            order = order.argsort().argsort()
-        order = order.astype(np.int32)
-        given = _Job(
+        data, sizes, ranks = job.packets.data, job.packets.sizes, job.display_order.tolist()
+        first = min(ranks)
+        # Only their order counts: there are gaps where packets were dropped.
+        order = job.display_order - first if max(ranks) - first < len(ranks) else job.display_order.argsort().argsort()
+        kept.append(order.astype(np.int32))
+        return _Job(
             number, job.key.width, job.key.height, len(sizes), alone, job.exact, not job.timed,
-            data.ctypes.data, sizes.ctypes.data, job.rows.ctypes.data, order.ctypes.data,
+            data.ctypes.data, sizes.ctypes.data, job.rows.ctypes.data, kept[-1].ctypes.data,
         )  # fmt: skip
-        self._check(self._calls.nvdec_decode(self._session, ctypes.byref(given)))
 
     def flush(self) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         self._check(self._calls.nvdec_flush(self._session))
+        self.hand_over()
 
     def waiting(self) -> list[int]:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
@@ -310,7 +321,9 @@ class NativeSession:
 
     def hand_over(self) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
-        self._check(self._calls.nvdec_hand_over(self._session))
+        if self._staging.count:
+            self._hand_over()
+            self._staging.count = 0
 
     def stop(self) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
@@ -345,5 +358,6 @@ class NativeSession:
             raise raised
         text = self._calls.nvdec_error(self._session).decode(errors="replace")
         if status == _STREAM:
-            raise VideoError(f"clip {self._name} {text}: pack it again")
+            last = self._staging.last - self._first
+            raise VideoError(f"clip {self._names[last if 0 <= last < len(self._names) else 0]} {text}: pack it again")
         raise RuntimeError(text)

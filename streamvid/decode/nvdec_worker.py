@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
 
 from streamvid.arrays import Int32, Int64
 from streamvid.decode.deadline import Pace
@@ -53,13 +56,13 @@ class DecodeSession(Protocol):
     def follows(self, job: GopJob) -> bool:
         """Whether the session can begin a job while frames of earlier jobs are still in the decoder."""
 
-    def decode(self, number: int, job: GopJob) -> None:
-        """Decode a job as the continuation of the previous jobs. Frames may stay in the decoder.
+    def decode(self, number: int, jobs: Sequence[GopJob]) -> None:
+        """Decode jobs as the continuation of the previous jobs. Frames may stay in the decoder.
 
         Args:
-            number: the job's number, higher than those of previous jobs.
-            job: of a configuration that the session `takes`. Unless the session `follows` it, `flush` was called
-                before. After a job with `alone`, call `flush`.
+            number: the first job's number, higher than those of previous jobs; the others count up from it.
+            jobs: of a configuration that the session `takes`. Unless the session `follows` the first, `flush` was
+                called before. One with `alone` is the only one; call `flush` after it.
 
         Raises:
             VideoError: frames are lost, or differ from the dataset's description of the clip.
@@ -153,11 +156,11 @@ class NvdecWorker:
         import torch
 
         with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
-            while (job := self._next()) is not None:
-                self.doing = (job,)
-                self._decode(job)
-                # While waiting for the next job, hold no reference to the output of this one.
-                del job
+            while jobs := self._next():
+                self.doing = jobs
+                self._decode(jobs)
+                # While waiting for the next jobs, hold no reference to the output of these.
+                del jobs
             # An abandoned worker may still have jobs: the memory that they write to must not be freed before.
             self._fail(RuntimeError("its engine was given up"))
             for key in list(self._sessions):
@@ -170,9 +173,10 @@ class NvdecWorker:
             one.session.stop()
         return list(dict.fromkeys([*self._jobs.values(), *self.doing]))
 
-    def _next(self) -> GopJob | None:
+    def _next(self) -> tuple[GopJob, ...]:
+        """Jobs of one batch and configuration; () to end."""
         if self._abandoned:
-            return None
+            return ()
         job = self._queue.take(current=self._current, opened=self, block=False)
         if job is None:
             # No job continues the stream: flush the frames that are still in the decoder.
@@ -181,27 +185,31 @@ class NvdecWorker:
                 self._surfaces.synchronize()
             self.doing = ()
             if self._abandoned:
-                return None
+                return ()
             job = self._queue.take(current=self._current, opened=self, block=True)
-        return job
+        if job is None:
+            return ()
+        return job, *(() if self._library is None else self._queue.take_more(job))
 
-    def _decode(self, job: GopJob) -> None:
-        began = perf_counter()
+    def _decode(self, jobs: tuple[GopJob, ...]) -> None:
+        began, job = perf_counter(), jobs[0]
         if job.alone or self._in is None or not self._in.follows(job):
             self._flush()
         try:
             session = self._session(job)
         except Exception as error:
             self._fail(error)
-            self._queue.retry(job, job.as_video_error(error))
+            for one in jobs:
+                self._queue.retry(one, one.as_video_error(error))
             if job.key not in self:
                 self._queue.session_closed(job.key)
             return
-        self._last_number += 1
-        self._jobs[self._last_number] = job
-        self._frames_left[self._last_number] = int((job.rows >= 0).sum())
+        first = self._last_number + 1
+        self._last_number += len(jobs)
+        for number, one in enumerate(jobs, first):
+            self._jobs[number], self._frames_left[number] = one, int(np.count_nonzero(one.rows >= 0))
         try:
-            session.decode(self._last_number, job)
+            session.decode(first, jobs)
             # Frames of an earlier batch must not wait for frames of this one.
             if any(self._jobs[number].group is not job.group for number in dict.fromkeys(session.waiting())):
                 session.hand_over()
@@ -211,7 +219,7 @@ class NvdecWorker:
             return
         if job.alone:
             self._flush()
-        self._pace.add(job.encoded, len(job.packets), perf_counter() - began)
+        self._pace.add(job.encoded, sum(len(one.packets) for one in jobs), perf_counter() - began)
 
     def _session(self, job: GopJob) -> DecodeSession:
         """The session for a job's configuration, opened or reopened if necessary; it becomes the current one."""

@@ -102,7 +102,11 @@ class PynvSession:
         # NVDEC does not reset at a CRA picture that follows another job: it would decode the leading pictures, wrongly.
         return job.key == self.key and job.starts_with_idr
 
-    def decode(self, number: int, job: GopJob) -> None:
+    def decode(self, number: int, jobs: Sequence[GopJob]) -> None:
+        for n, job in enumerate(jobs, number):
+            self._decode_job(n, job)
+
+    def _decode_job(self, number: int, job: GopJob) -> None:
         # Only in Annex B can the parser find where one packet ends and the next begins.
         per_call = PACKETS_PER_CALL if self.key.codec in NAL_SYNTAX else 1
         calls = self._matcher.expect(

@@ -1,4 +1,4 @@
-/* NVDEC decode sessions: a call takes the packets of a whole job and gives copies of the wanted pictures.
+/* NVDEC decode sessions: a call takes the packets of whole jobs and gives copies of the wanted pictures.
  *
  * streamvid/decode/native_session.py calls this through ctypes, which releases the GIL. The driver's libraries are
  * opened at run time. A session belongs to one thread at a time; only `nvdec_stop` may be called by another thread.
@@ -72,10 +72,11 @@ static struct {
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Copies of wanted pictures, and the progress of jobs. Owned by the caller, who may read it between calls and in
- * `full`. */
+ * `full`. Who hands pictures over between calls sets `count` to 0. */
 typedef struct {
     int64_t confirmed;       /* all wanted pictures of jobs with a lower number are staged or were handed over */
     int64_t packets;         /* fed so far; other threads may read it during a call */
+    int64_t last;            /* number of the last job of which packets were fed */
     int32_t slots, count;    /* `full` is called when `slots` pictures are staged; pictures staged now */
     int64_t jobs[SLOTS];      /* number of the picture's job */
     uint64_t places[SLOTS];   /* device address of the displayed area */
@@ -163,7 +164,7 @@ static int check(nvdec_session *s, const char *name, CUresult result) {
 
 /* Version of this interface: the caller refuses a module of another version. */
 API int nvdec_version(void) {
-    return 4;
+    return 5;
 }
 
 /* Open the driver's libraries, once per process. NULL, or an error message. */
@@ -428,7 +429,7 @@ static int feed(nvdec_session *s, const nvdec_job *job) {
     s->height = job->height;
     s->lenient = job->lenient;
     s->untimed = job->untimed;
-    s->job = job->number;
+    s->job = s->options.staging->last = job->number;
     s->begin = s->end;
     s->end += (uint64_t)job->packets;
     const uint8_t *data = job->data;
@@ -467,27 +468,19 @@ static int end(nvdec_session *s) {
     return status;
 }
 
-/* Decode a job as the continuation of the previous jobs. Pictures may stay in the decoder. 0, or NVDEC_*. */
-API int nvdec_decode(nvdec_session *s, const nvdec_job *job) {
+/* Decode jobs as the continuation of the previous jobs. Pictures may stay in the decoder. 0, or NVDEC_*. */
+API int nvdec_decode(nvdec_session *s, const nvdec_job *jobs, int32_t count) {
     int status;
     if (!begin(s, &status)) return status;
-    feed(s, job);
+    for (int32_t n = 0; n < count && feed(s, &jobs[n]); n++) {}
     return end(s);
 }
 
-/* Call `full` for the staged pictures. 0, or NVDEC_*. */
-API int nvdec_hand_over(nvdec_session *s) {
-    int status;
-    if (!begin(s, &status)) return status;
-    hand_over(s);
-    return end(s);
-}
-
-/* Drain the decoder, and hand over all pictures. 0, or NVDEC_*. */
+/* Drain the decoder: all pictures are staged or were handed over. 0, or NVDEC_*. */
 API int nvdec_flush(nvdec_session *s) {
     int status;
     if (!begin(s, &status)) return status;
-    if (drain(s)) hand_over(s);
+    drain(s);
     return end(s);
 }
 

@@ -66,7 +66,7 @@ class Worker(threading.Thread):
         current = self.opened[-1] if self.opened else None
         taken = self.queue.take(current=current, opened=self.opened, block=False)
         taken = taken or self.queue.take(current=current, opened=self.opened, block=True)
-        return [taken] if taken else []
+        return [taken, *self.queue.take_more(taken)] if taken else []
 
     def run(self) -> None:
         while jobs := self.take():
@@ -114,6 +114,20 @@ def test_batches_come_in_order_and_the_longest_first() -> None:
     queue.put(second)
     order = [queue.take(current=key(0), opened=[key(0)], block=False) for _ in range(5)]
     assert order == [first[1], first[2], first[0], second[0], None]
+
+
+def test_short_jobs_of_a_batch_are_taken_together_while_many_wait() -> None:
+    queue = DecodeQueue(engines=2)
+    first, second = jobs(*((0, 10) for _ in range(40))), jobs((0, 10), (0, 10))
+    lone = replace(first[2], in_order=False)
+    queue.put([*first[:2], lone, *first[3:]])
+    queue.put(second)
+    calls = []
+    while (taken := queue.take(current=key(0), opened=[key(0)], block=False)) is not None:
+        calls.append([taken, *queue.take_more(taken)])
+    assert [one for call in calls for one in call] == [*first[:2], lone, *first[3:], *second]
+    assert [len(call) for call in calls[:4]] == [2, 1, 4, 4]
+    assert all(len(call) == 1 for call in calls[-8:])
 
 
 def test_an_engine_prefers_jobs_for_its_open_sessions() -> None:

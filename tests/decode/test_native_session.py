@@ -132,11 +132,11 @@ class Lane:
 
     def decode(self, number: int, one: GopJob) -> None:
         self._sizes[number] = one.key.width, one.key.height
-        self.session.decode(number, one)
+        self.session.decode(number, [one])
 
     def decode_all(self, jobs: Sequence[GopJob]) -> None:
-        for number, one in enumerate(jobs, 1):
-            self.decode(number, one)
+        self._sizes |= {number: (one.key.width, one.key.height) for number, one in enumerate(jobs, 1)}
+        self.session.decode(1, jobs)
         self.session.flush()
 
     def finish(self) -> list[tuple[int, int, npt.NDArray[np.uint8]]]:
@@ -244,7 +244,7 @@ def test_pictures_of_several_sizes_are_handed_over_together(driver: StandIn) -> 
     for number, coded in enumerate(streams):
         lane.decode(number, job(100 * number, coded=coded, wanted=[0, 6]))
     shown = lane.finish()
-    assert lane.launches == [8, 10]
+    assert lane.launches == [5, 10]
     assert places(shown) == [(n, 100 * n + rank) for n in range(5) for rank in (0, 6)]
     for number, row, picture in shown:
         np.testing.assert_array_equal(picture, streams[number].picture(row))
@@ -316,7 +316,7 @@ def test_an_error_of_the_driver_names_the_call_and_ends_the_session(driver: Stan
         RuntimeError, match=rf"^{name.split('_')[0].removesuffix('64')}: CUDA_ERROR_OUT_OF_MEMORY \(2\)"
     ):
         lane.decode_all([job(10), job(20), job(30, coded=small)])
-    for again in (lambda: lane.session.decode(9, job(90)), lane.session.flush):
+    for again in (lambda: lane.session.decode(9, [job(90)]), lane.session.flush):
         with pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
             again()
     lane.session.close()
@@ -396,6 +396,14 @@ def test_a_stream_that_is_not_what_its_dataset_says_is_refused(driver: StandIn, 
     lane.session.close()
 
 
+def test_of_the_jobs_of_a_call_the_one_at_fault_is_named(driver: StandIn) -> None:
+    lane = Lane(driver)
+    one = replace(job(5, coded=Coded(width=62)), key=KEY)
+    with pytest.raises(VideoError, match=r"clip-5 decodes to 62x48"):
+        lane.decode_all([job(10), job(20), one, job(30)])
+    lane.session.close()
+
+
 def test_a_stream_that_changes_its_size_within_a_job_is_refused(driver: StandIn) -> None:
     lane, other = Lane(driver), Coded(width=32, coded_width=32)
     one = job(5)
@@ -457,7 +465,7 @@ def test_a_module_of_another_version_or_none_is_not_used(
     source = (
         (SOURCES / "nvdec.c")
         .read_text()
-        .replace("return 4;\n}\n\n/* Open the driver", "return 0;\n}\n\n/* Open the driver")
+        .replace("return 5;\n}\n\n/* Open the driver", "return 0;\n}\n\n/* Open the driver")
     )
     (tmp_path / "old.c").write_text(source)
     old = compile_c([tmp_path / "old.c"], tmp_path / "nvdec.so", "-shared", "-fPIC", f"-I{SOURCES}")

@@ -163,7 +163,7 @@ def test_damage_that_nothing_notices_stays_in_its_clip(kind: str, whole: Path, u
 
 
 class FaultySession:
-    """A decode session of the native module that fails in its n-th job, counted over all of them."""
+    """A decode session of the native module that fails in its n-th call, counted over all of them."""
 
     def __init__(self, session: Any, fault: str, at: int) -> None:
         self._session, self._fault, self._at = session, fault, at
@@ -171,12 +171,12 @@ class FaultySession:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)
 
-    def decode(self, number: int, job: Any) -> None:
+    def decode(self, number: int, jobs: Any) -> None:
         n = next(Faulty.calls)
         if n == self._at and self._fault == "hang":
             Faulty.hangs.wait(120)
         if n != self._at or self._fault != "error":
-            self._session.decode(number, job)
+            self._session.decode(number, jobs)
         if n == self._at and self._fault != "hang":
             raise RuntimeError("CUDA_ERROR_UNKNOWN of one session")
 

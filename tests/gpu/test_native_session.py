@@ -105,7 +105,7 @@ class Lane:
             dpb_frames=0, key=key,
         )  # fmt: skip
         with torch.cuda.device(0):
-            self.session.decode(number, job)
+            self.session.decode(number, [job])
 
     def finish(self) -> None:
         with torch.cuda.device(0):

@@ -133,9 +133,9 @@ def test_a_session_that_fails_beside_others_costs_no_frame(dataset: Path, monkey
         def __getattr__(self, name: str) -> Any:
             return getattr(self._session, name)
 
-        def decode(self, number: int, job: Any) -> None:
-            self._session.decode(number, job)
-            if spoiled.is_set() and job.retry_of is None and next(calls) in (2, 5, 8):
+        def decode(self, number: int, jobs: Any) -> None:
+            self._session.decode(number, jobs)
+            if spoiled.is_set() and jobs[0].retry_of is None and next(calls) in (2, 5, 8):
                 raise RuntimeError("CUDA_ERROR_UNKNOWN")
 
     monkeypatch.setattr(NvdecWorker, "_open_session", lambda *given: Failing(begin(*given)))

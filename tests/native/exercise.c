@@ -9,7 +9,7 @@ typedef struct {
     uint8_t pad[2];
 } standin_packet;
 
-enum { PACKETS = 12, JOBS = 24, SLOTS_USED = 5 };
+enum { PACKETS = 12, JOBS = 24, TOGETHER = 3, SLOTS_USED = 5 };
 
 static void (*standin_fail)(const char *, int, int);
 static void (*standin_counts)(int64_t *);
@@ -64,24 +64,31 @@ static void open_lane(lane *l, int delay) {
     l->session = nvdec_open(&options, error, sizeof error);
 }
 
-/* A group of pictures with B-frames, of which every other is wanted. */
-static int decode_one(lane *l, int64_t number, int lenient) {
+/* Groups of pictures with B-frames, of which every other is wanted, in one call. */
+static int decode_some(lane *l, int64_t first, int count) {
     static const int32_t order[PACKETS] = {0, 3, 1, 2, 6, 4, 5, 9, 7, 8, 11, 10};
-    standin_packet packets[PACKETS];
+    standin_packet packets[TOGETHER][PACKETS];
     int64_t sizes[PACKETS];
     int32_t rows[PACKETS];
-    int32_t width = 32 + 16 * (int)(number % 4), height = (int)height_of(number);
+    nvdec_job jobs[TOGETHER];
     for (int n = 0; n < PACKETS; n++) {
-        packets[n] = (standin_packet){
-            .seed = (uint32_t)(number * 100 + order[n]), .order = order[n], .width = (uint16_t)width,
-            .height = (uint16_t)height, .coded_width = (uint16_t)(width + 16), .coded_height = (uint16_t)(height + 16),
-            .left = 4, .top = 2, .depth = 8, .surfaces = (uint8_t)(6 + number % 2), .reorder = 2, .key = n == 0,
-            .shown = 1};
-        sizes[n] = sizeof packets[n];
+        sizes[n] = sizeof packets[0][n];
         rows[n] = order[n] % 2 ? order[n] : NOT_WANTED;
     }
-    nvdec_job job = {number, width, height, PACKETS, number % 2 || lenient, lenient, !lenient && number % 5 == 1, (const uint8_t *)packets, sizes, rows, order};
-    return nvdec_decode(l->session, &job);
+    for (int i = 0; i < count; i++) {
+        int64_t number = first + i;
+        int lenient = number % 7 == 6;
+        int32_t width = 32 + 16 * (int)(number % 4), height = (int)height_of(number);
+        for (int n = 0; n < PACKETS; n++)
+            packets[i][n] = (standin_packet){
+                .seed = (uint32_t)(number * 100 + order[n]), .order = order[n], .width = (uint16_t)width,
+                .height = (uint16_t)height, .coded_width = (uint16_t)(width + 16),
+                .coded_height = (uint16_t)(height + 16), .left = 4, .top = 2, .depth = 8,
+                .surfaces = (uint8_t)(6 + number % 2), .reorder = 2, .key = n == 0, .shown = 1};
+        jobs[i] = (nvdec_job){number, width, height, PACKETS, number % 2 || lenient, lenient,
+                              !lenient && number % 5 == 1, (const uint8_t *)packets[i], sizes, rows, order};
+    }
+    return nvdec_decode(l->session, jobs, count);
 }
 
 static int run(lane *l, int delay) {
@@ -90,8 +97,9 @@ static int run(lane *l, int delay) {
     open_lane(l, delay);
     if (!l->session) return -1;
     int status = 0;
-    for (int64_t n = 0; n < JOBS && !status; n++) status = decode_one(l, n, n % 7 == 6);
+    for (int64_t n = 0; n < JOBS && !status; n += TOGETHER) status = decode_some(l, n, TOGETHER);
     if (!status) status = nvdec_flush(l->session);
+    if (!status) take();
     EXPECT(!l->wrong, "%ld samples are wrong", l->wrong);
     EXPECT(status || l->taken == JOBS * PACKETS / 2, "%ld pictures", l->taken);
     EXPECT(status || l->staging.confirmed == JOBS, "%ld are confirmed", (long)l->staging.confirmed);
@@ -109,7 +117,7 @@ static void *thread(void *argument) {
 static void *stopped(void *argument) {
     lane *l = here = argument;
     int status = 0;
-    for (int64_t n = 0; n < 100000 && !status; n++) status = decode_one(l, n, 0);
+    for (int64_t n = 0; n < 100000 && !status; n++) status = decode_some(l, n, 1);
     EXPECT(status == NVDEC_STOPPED, "status %d", status);
     return NULL;
 }

@@ -56,7 +56,7 @@ class Engines:
         def run(session: Any) -> None:
             with torch.cuda.device(0):
                 for number, job in left:  # who is free takes the next
-                    session.decode(number, job)
+                    session.decode(number, [job])
                 session.flush()
 
         began = time.perf_counter()
