@@ -205,6 +205,11 @@ class GopJob:
         """Whether nothing else may be in the decoder."""
         return self.exact or not self.timed or self.retry_of is not None
 
+    @property
+    def drains(self) -> bool:
+        """Whether the decoder is drained before the job."""
+        return self.alone or not self.starts_with_idr
+
     def as_video_error(self, error: Exception | str) -> VideoError:
         """The error as one that names the clip and what to do; a VideoError stays as it is."""
         if isinstance(error, VideoError):

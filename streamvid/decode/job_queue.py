@@ -98,7 +98,9 @@ class DecodeQueue:
                 return
         job.group.fail(error)
 
-    def take(self, *, current: SessionKey | None, opened: Container[SessionKey], block: bool) -> GopJob | None:
+    def take(
+        self, *, current: SessionKey | None, opened: Container[SessionKey], block: bool, spare: bool = False
+    ) -> GopJob | None:
         """The next job for an engine. Retries come first, then the oldest batch; within a batch a job for the current
         session, then one for another open session, then one that is worth opening a session for.
 
@@ -107,6 +109,7 @@ class DecodeQueue:
             opened: configurations of all the engine's open sessions. If the job's is not among them, it counts as
                 opened from now until `session_closed`.
             block: wait for a job.
+            spare: only while sessions have to be drained between queued jobs.
 
         Returns:
             the job; None if there is none, or, with `block`, if the queue is closed and empty.
@@ -114,8 +117,9 @@ class DecodeQueue:
         may_wait = True
         with self._changed:
             while True:
-                thrifty = may_wait and not self._closed
-                job = self._retries.popleft() if self._retries else self._choose(current, opened, thrifty=thrifty)
+                thrifty, job = may_wait and not self._closed, None
+                if not spare or self._closed or self._drains():
+                    job = self._retries.popleft() if self._retries else self._choose(current, opened, thrifty=thrifty)
                 if job is not None:
                     if job.key not in opened:
                         self._holders[job.key] += 1
@@ -194,6 +198,10 @@ class DecodeQueue:
             self._closed = True
             self._changed.notify_all()
             self._for_cores.notify_all()
+
+    def _drains(self) -> bool:
+        """Whether sessions have to be drained between queued jobs."""
+        return any(len(batch) > 1 or any(jobs[0].drains for jobs in batch.values()) for batch in self._batches)
 
     def _choose(self, current: SessionKey | None, opened: Container[SessionKey], *, thrifty: bool) -> GopJob | None:
         for batch in self._batches:

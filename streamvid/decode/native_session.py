@@ -23,14 +23,11 @@ from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 
-_STAGED: Final = 32
-"""Most pictures that are staged before they are handed over: enough to be worth a launch, few enough to need little
-memory."""
+SLOTS: Final = 64
+"""Most pictures that are staged before they are handed over: `SLOTS` in nvdec.c."""
 _FEWEST_STAGED: Final = 4
 _STAGED_BYTES: Final = 64 << 20
 """Bytes of staging memory for large pictures, which holds at least `_FEWEST_STAGED` of them."""
-SLOTS: Final = 64
-"""Array length of `nvdec_staging`: `SLOTS` in nvdec.c."""
 CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
 """Values of `cudaVideoCodec`."""
 _RECONFIGURED: Final = frozenset({"h264", "hevc"})
@@ -38,11 +35,11 @@ _RECONFIGURED: Final = frozenset({"h264", "hevc"})
 their sessions is for one size."""
 _VERSION: Final = 5
 """The interface version that `nvdec_version` must return."""
-_EXTRA_SURFACES: Final = 2
+_EXTRA_SURFACES: Final = 6
 """Decode surfaces beyond the minimum of the stream."""
-_DELAY: Final = 4
+_DELAY: Final = 8
 """Pictures that the parser delays before it displays them. Mapping a picture waits until it is decoded, so the engine
-needs later pictures to work on."""
+needs later pictures to work on, also while the thread waits for the GIL between two calls."""
 _STREAM: Final = 2
 """`NVDEC_STREAM` in nvdec.c."""
 _ERROR_BYTES: Final = 400
@@ -190,7 +187,7 @@ def _family(key: SessionKey) -> tuple[object, ...]:
 
 def staged(key: SessionKey) -> int:
     """Pictures that a session of this configuration can stage."""
-    return max(_FEWEST_STAGED, min(_STAGED, _STAGED_BYTES // key.surface_bytes))
+    return max(_FEWEST_STAGED, min(SLOTS, _STAGED_BYTES // key.surface_bytes))
 
 
 class NativeSession:

@@ -1,4 +1,4 @@
-"""Persistent decode sessions, fed with packets by one or two worker threads for each NVDEC engine of the chip.
+"""Persistent decode sessions, fed with packets by a worker thread, or two, for each NVDEC engine of the chip.
 
 DALI opens a decoder for every stream whose size is not in its decoder cache, and waits for the last stream of a batch
 before it starts the next batch. Here sessions stay open for the whole run, engines take jobs from a queue
@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 NVDEC_ENGINES: Final = 7
 """Engines of an H100 or H200, for drivers that do not say."""
 _NVDEC_LIBRARY: Final = "libnvcuvid.so.1"
-_SESSIONS: Final = 2
-"""Threads for each engine if the native module decodes: while one session is drained, to be reconfigured for another
-frame size, the engine decodes for the other session."""
 _QUEUED: Final = 16
 """Slices whose jobs are queued together: idle engines do not wait until a whole batch is split."""
 _MEMORY_SHARE: Final = 32
@@ -104,10 +101,7 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
     try:
         engines = decoder_caps(device_id, "h264").engines or NVDEC_ENGINES
         cores = max(0, threads - engines - 1)
-        sessions = 1 if library is None else _SESSIONS
-        pool = NvdecSessionPool(
-            device_id=device_id, engines=engines, sessions=sessions, cpu_workers=cores, library=library
-        )
+        pool = NvdecSessionPool(device_id=device_id, engines=engines, cpu_workers=cores, library=library)
         # Triton compiles kernels with the machine's C compiler, which may be missing: try one.
         pool.compile(Kernel("uint8", wide=False))
         if library is None:
@@ -144,9 +138,9 @@ class NvdecSessionPool:
     Args:
         device_id: the GPU's number.
         engines: NVDEC engines of the chip.
-        sessions: threads per engine.
         cpu_workers: threads that decode on the CPU while the engines have a backlog.
-        library: the native module; None: PyNvVideoCodec decodes.
+        library: the native module, for which each engine has a second, spare thread: while one session is drained, to
+            be reconfigured for another frame size, the engine decodes for the other. None: PyNvVideoCodec decodes.
 
     Attributes:
         native: whether the native module decodes.
@@ -159,7 +153,6 @@ class NvdecSessionPool:
         *,
         device_id: int,
         engines: int,
-        sessions: int = 1,
         cpu_workers: int = 0,
         library: NvdecLibrary | None = None,
     ) -> None:
@@ -168,10 +161,12 @@ class NvdecSessionPool:
         self.native, self.stream = library is not None, loader_stream(device_id)
         self._queue, self._first = DecodeQueue(engines=engines), FirstLaunches()
         memory = torch.cuda.get_device_properties(device_id).total_memory
-        limit, pace = memory // _MEMORY_SHARE // max(1, engines * sessions), Pace()
+        spares, pace = 0 if library is None else engines, Pace()
+        limit = memory // _MEMORY_SHARE // max(1, engines + spares)
         engine = partial(NvdecWorker, device_id, self._queue, pace, self._first, memory_limit=limit, library=library)
         core = partial(CpuAssistWorker, loader_stream(device_id), self._queue, pace, self._first)
-        makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines * sessions)}
+        makers: dict[str, Callable[[], Worker]] = {f"nvdec-{n}": engine for n in range(engines)}
+        makers |= {f"nvdec-spare-{n}": partial(engine, spare=True) for n in range(spares)}
         makers |= {f"cpu-assist-{n}": core for n in range(cpu_workers)}
         self._threads = EngineThreads(self._queue, makers, pace)
         # Runs without `close`, too: a pool that was garbage-collected frees its sessions, and no thread may outlive the

@@ -7,6 +7,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 _SURFACES: Final = 32
 """Surfaces for which a PyNvVideoCodec session allocates memory; 25 to 33 were measured."""
-_NATIVE_SURFACES: Final = 22
-"""The same for a session of the native module; 9 to 22 were measured."""
+_NATIVE_SURFACES: Final = 26
+"""The same for a session of the native module; 9 to 22 were measured with four fewer."""
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class NvdecWorker:
         first: shared by the workers of a pool.
         memory_limit: bytes of GPU memory for all sessions of this worker. One session may always be open.
         library: the native module; None: PyNvVideoCodec decodes.
+        spare: take jobs only while sessions have to be drained between them.
     """
 
     def __init__(
@@ -120,9 +122,10 @@ class NvdecWorker:
         *,
         memory_limit: int,
         library: NvdecLibrary | None = None,
+        spare: bool = False,
     ) -> None:
         self._device_id, self._queue, self._pace, self._memory_limit = device_id, queue, pace, memory_limit
-        self._library = library
+        self._library, self._spare = library, spare
         self.doing: tuple[GopJob, ...] = ()
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
@@ -177,7 +180,8 @@ class NvdecWorker:
         """Jobs of one batch and configuration; () to end."""
         if self._abandoned:
             return ()
-        job = self._queue.take(current=self._current, opened=self, block=False)
+        take = partial(self._queue.take, opened=self, spare=self._spare)
+        job = take(current=self._current, block=False)
         if job is None:
             # No job continues the stream: flush the frames that are still in the decoder.
             self._flush()
@@ -186,7 +190,7 @@ class NvdecWorker:
             self.doing = ()
             if self._abandoned:
                 return ()
-            job = self._queue.take(current=self._current, opened=self, block=True)
+            job = take(current=self._current, block=True)
         if job is None:
             return ()
         return job, *(() if self._library is None else self._queue.take_more(job))

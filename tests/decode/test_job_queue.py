@@ -130,6 +130,27 @@ def test_short_jobs_of_a_batch_are_taken_together_while_many_wait() -> None:
     assert all(len(call) == 1 for call in calls[-8:])
 
 
+def test_a_spare_thread_takes_jobs_only_while_sessions_are_drained_between_them() -> None:
+    def taken(batch: list[GopJob]) -> int:
+        queue = DecodeQueue(engines=1)
+        queue.put(batch)
+        found = 0
+        while queue.take(current=None, opened=list(map(key, range(3))), block=False, spare=True) is not None:
+            found += 1
+        queue.close()
+        left = 0
+        while queue.take(current=None, opened=[], block=True, spare=True) is not None:
+            left += 1
+        assert found + left == len(batch)
+        return found
+
+    assert taken(jobs((0, 9), (0, 5))) == 0
+    # Down to the last configuration.
+    assert taken(jobs((0, 9), (1, 5), (0, 5), (2, 7))) == 3
+    assert taken([replace(one, starts_with_idr=False) for one in jobs((0, 9), (0, 5))]) == 2
+    assert taken([replace(one, timed=False) for one in jobs((0, 9), (0, 5))]) == 2
+
+
 def test_an_engine_prefers_jobs_for_its_open_sessions() -> None:
     queue = DecodeQueue(engines=2)
     mixed = jobs((0, 5), (1, 5), (2, 5), (1, 5))
