@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from struct import Struct
 from typing import Final
 
 import numpy as np
@@ -23,9 +24,7 @@ from streamvid.bitstream.packets import Packets
 _LEAST_UNIT: Final = 4
 """FFmpeg ignores fewer bytes than these behind the last unit of a packet (h2645_parse.c)."""
 START_CODE: Final = b"\0\0\0\1"
-_LENGTH: Final = np.arange(len(START_CODE))
-_UNITS: Final = 16
-"""NAL units of a packet that are found for all packets of a slice at once; the others one by one."""
+_LENGTH: Final = Struct(">I")
 _NOT_WITHIN: Final = "a NAL unit does not end within its packet"
 _PERIOD_BITS: Final = 40
 """Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
@@ -178,27 +177,18 @@ def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> Packets:
     source = Packets.checked(data, sizes)
     if length_size != len(START_CODE):
         return Packets.of([_packet_to_annex_b(packet, length_size) for packet in source])
-    # A start code is as long as a length, and takes its place. NumPy would let go of the GIL to copy and to write the
-    # codes, and may take milliseconds to get it back.
-    made = bytearray(data)
-    at, ends = np.array(source.bounds[:-1], dtype=np.int64), np.array(source.bounds[1:], dtype=np.int64)
-    for _ in range(_UNITS):
-        # The next NAL unit of all packets that have one.
-        left = at < ends
-        at, ends = at[left], ends[left]
-        if not len(at):
-            break
-        if (at + length_size >= ends).any():
-            raise ValueError(_NOT_WITHIN)
-        heads = at[:, None] + _LENGTH
-        lengths = data[heads].view(">u4")[:, 0]
-        at = at + length_size + lengths
-        if not lengths.all() or (at > ends).any():
-            raise ValueError(_NOT_WITHIN)
-        for head in heads[:, 0].tolist():
-            made[head : head + length_size] = START_CODE
-    for first, end in zip(at.tolist(), ends.tolist(), strict=True):
-        made[first:end] = _packet_to_annex_b(data[first:end].tobytes(), length_size)
+    # A start code is as long as a length, and takes its place. NumPy would let go of the GIL, which may take
+    # milliseconds to get back.
+    made, at = bytearray(data), 0
+    for end in source.bounds[1:]:
+        while at < end:
+            start = following = at + length_size
+            if start < end:
+                following += _LENGTH.unpack_from(made, at)[0]
+            if not start < following <= end:
+                raise ValueError(_NOT_WITHIN)
+            made[at:start] = START_CODE
+            at = following
     return Packets(np.frombuffer(made, dtype=np.uint8), sizes)
 
 

@@ -105,7 +105,8 @@ class SurfaceQueue:
             for column in pixels.T:  # more than one only if a frame is shown several times
                 made = np.empty((len(rows), ROW), dtype=np.int64)
                 made[:, :3], made[:, 3], made[:, 4] = found, column[rows], params
-                made = made if made[:, 3].all() else made[made[:, 3] != 0]
+                if np.count_nonzero(made[:, 3]) < len(made):
+                    made = made[made[:, 3] != 0]
                 self._rows.setdefault(kernel, []).append((made, size))
 
     def launch(self) -> torch.cuda.Event:
