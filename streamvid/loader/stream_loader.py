@@ -112,7 +112,7 @@ class StreamLoader:
 
     Raises:
         InputError: an option is invalid, by itself or for this dataset. In the loop: this process' rank or world has
-            changed since the first batch; ranks of a process group stream something else.
+            changed since the first batch; ranks of a process group or mesh stream something else.
         DatasetError: a dataset is missing or damaged.
     """
 
@@ -224,7 +224,7 @@ class StreamLoader:
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
         self._stats, self._settled = LoaderStats(fetch=fetched), False
         """Settled: a batch was asked for, so that the world is final."""
-        self._position, self._agreement = RunPosition(self._schedule.start(0)), Agreement()
+        self._position, self._agreement = RunPosition(self._schedule.start(0)), Agreement(mesh)
         self._repeats = 0  # complete epochs: after one, with byte ranges after two, the next one is begun early
         self._begun: tuple[Cursor, Epoch] | None = None
         self._watch = GpuWatch(device_id, self._position.where)
@@ -341,10 +341,9 @@ class StreamLoader:
         self._engine.home.enter()
         self._meet_world(settle=True)
         cursor, schedule = self._position.next, self._schedule
-        self._agreement.check(cursor)
+        self._agreement.check(cursor, self._find_world())
         epoch = self._epoch(cursor)
-        source, columns = self._samples.source, self._samples.columns
-        part_of = source.part_of if len(source.subsets) > 1 else None
+        part_of = self._samples.source.part_of if len(self._samples.source.subsets) > 1 else None
         masked = self._quarantine.policy.on_error == "mask"
         following = schedule.after(cursor)
         self._access.follow(Uses(epoch, following.epoch, schedule.plan.world, len(self.dataset)))
@@ -356,7 +355,7 @@ class StreamLoader:
                 one = next(rendered)
                 self._stats = self._stats.plus(one, time.perf_counter() - started)
                 self._meet_world(settle=True)
-                batch = make_batch(one, self.dataset, columns, part_of, masked=masked)
+                batch = make_batch(one, self.dataset, self._samples.columns, part_of, masked=masked)
                 if self._batch_fn is not None:
                     batch = self._batch_fn(batch)
                     if batch is None:
@@ -364,6 +363,7 @@ class StreamLoader:
                 before, cursor = cursor, cursor.advanced()
                 here = before.schedule
                 self._log.add(before.position, cursor.position, here.plan.topology, len(here.checksums))
+                self._agreement.went_on()
                 yield Delivery(batch, cursor, following, last=not left)
             next(rendered, None)
             self._repeats += 1

@@ -3,15 +3,20 @@ rank with another seed, dataset or position would repeat clips of others, and lo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
 import weakref
 from dataclasses import astuple
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from streamvid.errors import InputError
 from streamvid.plan.checkpoint import Cursor
-from streamvid.plan.world import PROCESS_GROUP
+from streamvid.plan.world import MESH, PROCESS_GROUP, World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 log = logging.getLogger(__name__)
 
@@ -24,51 +29,97 @@ class Agreement:
     loader's first batch, and a warning later: a run that has trained goes on.
 
     Turns are counted by loader, in the order of their first batches, and by iteration over each; one that begins where
-    the last one did, as after an error, is no turn of its own. Loaders whose rank or mesh was given take no part: they
-    may be one rank's own.
+    the last one did, as after an error, is no turn of its own. Loaders whose rank was given take no part: they may be
+    one rank's own.
+
+    Args:
+        mesh: whose ranks are compared; default: all of the process group.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
+        self._mesh = mesh
         self._group: weakref.ref[Any] | None = None
-        self._loader, self._turn, self._last = 0, 0, ""
+        self._store: Any = None  # None if it does not matter when others leave the iteration under way
+        self._key, self._rank, self._first = "", 0, False
+        self._turn, self._last, self._record = 0, "", ""
+        self._epoch, self._made = 0, 0
 
-    def check(self, cursor: Cursor) -> None:
+    def check(self, cursor: Cursor, world: World) -> None:
         """Compare an iteration that begins at `cursor` with that of the other ranks.
 
         Raises:
             InputError: another rank streams something else, or begins elsewhere, and this is the first batch of all.
         """
-        world = cursor.schedule.plan.world
-        if world.source != PROCESS_GROUP or world.size == 1:
+        self._store = None
+        if world.source not in (PROCESS_GROUP, MESH):
             return
-        import torch.distributed
-
         plan = _plan(cursor)
-        mine = json.dumps([world.rank, *plan.values()])
+        mine = json.dumps([*plan.values()])
         try:
-            group: Any = torch.distributed.group.WORLD
-            store = group.get_group_store()
-            if self._group is None or self._group() is not group:
-                self._group, self._turn, self._last = weakref.ref(group), 0, ""
-                self._loader = store.add(f"{_KEY}/{world.rank}", 1)
+            store = self._joined(world)
             if self._last != mine:
                 self._turn, self._last = self._turn + 1, mine
-            found = store.compare_set(f"{_KEY}/{self._loader}/{self._turn}", "", mine)
+                self._record = json.dumps([self._rank, self._made, *plan.values()])
+            found = store.compare_set(f"{self._key}/{self._turn}", "", self._record)
         except (AttributeError, ValueError, RuntimeError) as error:
             log.debug("The ranks were not compared: %s", error)  # a process group without a store, or one that is gone
             return
-        rank, *others = json.loads(found)
+        self._epoch, self._made = cursor.epoch_number, 0
+        rank, _, *others = json.loads(found)
         for (what, here), there in zip(plan.items(), others, strict=False):
             if here != there:
                 text = (
-                    f"rank {world.rank} and rank {rank} do not stream the same: {what} differs ({here} and {there}); "
+                    f"rank {self._rank} and rank {rank} do not stream the same: {what} differs ({here} and {there}); "
                     "make and load it alike on all ranks, loaders in the same order; one that not all ranks iterate "
                     "over needs rank and world_size"
                 )
-                if (self._loader, self._turn) == (1, 1):
+                if self._first and self._turn == 1:
                     raise InputError(text)
                 log.warning("%s", text)
                 return
+        if cursor.schedule.plan.stream.shuffle != "none" or cursor.schedule.plan.steps is not None:
+            self._store = store
+
+    def went_on(self) -> None:
+        """The iteration gives another batch. Warns if another rank has left it by then and begun the next one, as by a
+        `next(iter(loader))` of its own: it is an epoch ahead."""
+        self._made += 1
+        if self._store is None or self._made == 1 or self._made & (self._made - 1):
+            return  # looked for at batches 2, 4, 8, …: the store is asked rarely
+        following = f"{self._key}/{self._turn + 1}"
+        try:
+            if not self._store.check([following]):
+                return
+            rank, made, *_ = json.loads(self._store.get(following))
+        except RuntimeError as error:
+            log.debug("The ranks were not compared: %s", error)
+            return
+        if made < self._made:
+            log.warning(
+                "rank %d has left epoch %d after %d of its batches and begun the next one, and rank %d is still in it: "
+                "clips will be repeated and lost; take single batches on all ranks, or call set_epoch on all before "
+                "each epoch", rank, self._epoch, made, self._rank,
+            )  # fmt: skip
+            self._store = None
+
+    def _joined(self, world: World) -> Any:
+        """The process group's store; in one that this loader does not know yet, its number among the rank's loaders is
+        settled."""
+        import torch.distributed
+
+        group: Any = torch.distributed.group.WORLD
+        store = group.get_group_store()
+        if self._group is None or self._group() is not group:
+            members, self._rank = "", world.rank
+            if self._mesh is not None:
+                members = hashlib.sha256(repr(self._mesh.mesh.tolist()).encode()).hexdigest()[:16]
+                self._rank = self._mesh.get_rank()
+            # torchrun keeps the store when it starts the ranks again, maybe as more or fewer.
+            key = f"{_KEY}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}/{world.size}"
+            self._first = store.add(f"{key}/{self._rank}", 1) == 1
+            self._key = f"{key}/{members}/{store.add(f'{key}/{members}/{self._rank}/loaders', 1)}"
+            self._group, self._turn, self._last, self._made = weakref.ref(group), 0, "", 0
+        return store
 
 
 def _plan(cursor: Cursor) -> dict[str, str]:

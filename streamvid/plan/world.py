@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROCESS_GROUP: Final = "torch.distributed's process group"
-"""The source of a `World` that torch.distributed says."""
+MESH: Final = "the mesh"
+"""The sources of a `World` that torch.distributed says, and a DeviceMesh."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def find_world(
         _refuse_workers()
     if mesh is not None:
         rank, size = data_parallel_rank(mesh)
-        return _on_nodes(rank, size, size if ranks_per_node is None else ranks_per_node, "the mesh")
+        return _on_nodes(rank, size, size if ranks_per_node is None else ranks_per_node, MESH)
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():

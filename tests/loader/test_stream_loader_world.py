@@ -65,6 +65,14 @@ def take(source: sv.StreamLoader) -> list[int]:
     return [row for batch in source for row in rows(batch)]
 
 
+class Group:
+    """A process group with its store."""
+
+    def __init__(self) -> None:
+        store = torch.distributed.HashStore()
+        self.get_group_store = lambda: store
+
+
 def joins(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
     """The process group comes to be."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -161,6 +169,22 @@ def test_an_epoch_set_before_the_process_group(dataset: str, monkeypatch: pytest
             source.state_dict()
             joins(patch, 1, 4)
             assert [take(source) for _ in range(2)] == expected
+
+
+def test_a_rank_of_torchrun_known_before_the_process_group_is_compared(
+    dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=Group()))
+    for rank in range(2):
+        with monkeypatch.context() as patch:
+            use(patch, torchrun(rank, 2, 2))
+            with loader(dataset, seed=rank) as source:
+                joins(patch, rank, 2)
+                if rank == 0:
+                    next(iter(source))
+                else:
+                    with pytest.raises(sv.InputError, match="seed differs"):
+                        next(iter(source))
 
 
 def test_another_world_after_the_first_batch(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import streamvid as sv
 from streamvid.errors import InputError
 from streamvid.plan.agreement import Agreement
 from streamvid.plan.checkpoint import Cursor
-from streamvid.plan.world import PROCESS_GROUP, World
+from streamvid.plan.world import MESH, PROCESS_GROUP, World
 from tests.plan.test_checkpoint import schedule
 
 SIZES = [3, 4, 5]
@@ -41,6 +41,10 @@ def start(rank: int, epoch: int = 0, source: str = PROCESS_GROUP, sizes: list[in
     return schedule(sizes, World(rank, 2, source=source), **options).start(epoch)
 
 
+def check(agreement: Agreement, cursor: Cursor) -> None:
+    agreement.check(cursor, cursor.schedule.plan.world)
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -50,32 +54,32 @@ def start(rank: int, epoch: int = 0, source: str = PROCESS_GROUP, sizes: list[in
     ],
 )  # fmt: skip
 def test_one_rank_that_differs_is_named(change: dict[str, Any], name: str) -> None:
-    Agreement().check(start(0))
+    check(Agreement(), start(0))
     with pytest.raises(InputError, match=f"rank 1 and rank 0 do not stream the same: {name}"):
-        Agreement().check(start(1, **change))
+        check(Agreement(), start(1, **change))
 
 
 def test_a_state_of_one_rank_alone() -> None:
-    Agreement().check(start(0))
+    check(Agreement(), start(0))
     with pytest.raises(InputError, match="the state that was loaded differs"):
-        Agreement().check(start(1).advanced())
+        check(Agreement(), start(1).advanced())
 
 
 def test_a_sampling_of_one_rank_alone() -> None:
-    Agreement().check(start(0))
+    check(Agreement(), start(0))
     other = start(1)
     with pytest.raises(InputError, match="sampling or its padding differs"):
-        Agreement().check(replace(other, schedule=replace(other.schedule, sampling=sv.Window(3))))
+        check(Agreement(), replace(other, schedule=replace(other.schedule, sampling=sv.Window(3))))
 
 
 def test_a_run_that_has_begun_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     """With other loaders in another order, as where each rank draws its next task; or beginning an epoch elsewhere."""
     for rank in range(2):
         first = Agreement()
-        first.check(start(rank))
+        check(first, start(rank))
         for seed in (rank, 1 - rank):
-            Agreement().check(start(rank, seed=seed))
-        first.check(start(rank, 1 + rank))
+            check(Agreement(), start(rank, seed=seed))
+        check(first, start(rank, 1 + rank))
     assert caplog.text.count("rank 1 and rank 0 do not stream the same: seed differs") == 2
     assert caplog.text.count("the epoch differs") == 1
 
@@ -85,30 +89,75 @@ def test_ranks_alike_go_on_in_any_order_of_time() -> None:
     ahead, behind = ([Agreement(), Agreement()] for _ in range(2))
     for number in range(3):
         for one, loader in enumerate(ahead):
-            loader.check(start(0, number, seed=one))
+            check(loader, start(0, number, seed=one))
     for number in (0, 0, 1, 2):
         for one, loader in enumerate(behind):
-            loader.check(start(1, number, seed=one))
+            check(loader, start(1, number, seed=one))
+
+
+@pytest.mark.parametrize(
+    ("begun", "shown", "shuffle", "warned"),
+    [(1, 1, "full", 0), (1, 2, "full", 1), (0, 9, "full", 0), (1, 9, "none", 0)],
+)
+def test_a_rank_that_looked_at_a_batch_is_an_epoch_ahead(
+    begun: int, shown: int, shuffle: str, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By `next(iter(loader))` of its own. Not if it names the epoch again, not if all epochs are alike, and not before
+    others are beyond that batch."""
+    ahead, behind = Agreement(), Agreement()
+    check(ahead, start(0, shuffle=shuffle))
+    ahead.went_on()
+    check(ahead, start(0, begun, shuffle=shuffle))
+    check(behind, start(1, shuffle=shuffle))
+    for agreement in (ahead, behind):
+        for _ in range(shown):
+            agreement.went_on()
+    assert caplog.text.count("rank 0 has left epoch 0 after 1 of its batches") == warned
+
+
+def test_the_ranks_of_a_mesh_are_compared_whatever_else_there_is() -> None:
+    """Two meshes of two ranks each stream other things; in each, all ranks stream the same."""
+
+    def on(rank: int, *, seed: int) -> None:
+        members = torch.tensor([[0, 1], [2, 3]][rank // 2])
+        mesh: Any = SimpleNamespace(mesh=members, get_rank=lambda: rank)
+        check(Agreement(mesh), start(rank % 2, source=MESH, seed=seed))
+
+    for rank in (2, 0):
+        on(rank, seed=rank)
+    on(3, seed=2)
+    with pytest.raises(InputError, match="rank 1 and rank 0 do not stream the same: seed differs"):
+        on(1, seed=3)
+
+
+@pytest.mark.parametrize("grown", [True, False])
+def test_ranks_that_torchrun_starts_again_with_the_same_store(grown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They go on elsewhere, as more ranks or as many; what those that died began is nothing to them."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    check(Agreement(), start(0))
+    if not grown:
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    check(Agreement(), schedule(SIZES, World(1, 2 + grown, source=PROCESS_GROUP)).start(3))
 
 
 def test_ranks_that_were_given_and_groups_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
-        Agreement().check(start(rank, source="the arguments", seed=rank))
+        check(Agreement(), start(rank, source="the arguments", seed=rank))
 
     for without in (Group(None), None):
         in_group(monkeypatch, without)
         for rank in range(2):
-            Agreement().check(start(rank, seed=rank))
+            check(Agreement(), start(rank, seed=rank))
 
 
 def test_a_process_group_that_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     loaders = [Agreement(), Agreement()]
     for rank, loader in enumerate(loaders):
-        loader.check(start(rank))
+        check(loader, start(rank))
     in_group(monkeypatch, Group(torch.distributed.HashStore()))
     for rank, loader in enumerate(loaders):
-        loader.check(start(rank, 1))
-        Agreement().check(start(rank, 7))
+        check(loader, start(rank, 1))
+        check(Agreement(), start(rank, 7))
 
 
 def test_a_real_process_group_has_a_store() -> None:
