@@ -387,5 +387,7 @@ def _shut_down(iterator: Any) -> None:
     """End the workers of one of PyTorch's iterators and wait for them; there is no public way but its destructor."""
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:
-        with contextlib.suppress(AttributeError):  # one that failed while it was being made
+        # AttributeError: one that failed while it was being made. RuntimeError: a worker was killed, and PyTorch's handler
+        # of SIGCHLD says so wherever the main thread is; all workers have been told to end, or are killed by then.
+        with contextlib.suppress(AttributeError, RuntimeError):
             shut_down()

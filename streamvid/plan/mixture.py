@@ -70,7 +70,10 @@ class SampleStream:
 
     def _of_pool(self, part: int, first: int, count: int) -> tuple[Int64, Int64]:
         """`take`, of one pool's own sequence of passes."""
-        length = len(self.pools[part])
+        pool = self.pools[part]
+        length = len(pool)
+        if len(pool.sample_ids) == 1 and pool.weights is None:  # no pass has an order: they are not made one by one
+            return np.repeat(pool.sample_ids, count), np.arange(first, first + count)
         sample_ids: list[Int64] = []
         passes: list[Int64] = []
         while count:

@@ -288,6 +288,20 @@ def test_a_killed_worker_is_noticed(dataset: Path) -> None:
         assert not workers()
 
 
+@pytest.mark.usefixtures("nothing_left")
+def test_a_worker_that_is_killed_while_the_loader_is_closed(dataset: Path) -> None:
+    """PyTorch's handler of SIGCHLD raises wherever the main thread is: here, in the wait for the worker's end."""
+    options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+    proxy = sv.GpuDataLoader(sv.ClipDataset(dataset, **OPTIONS), batch_size=2, device="cpu", **options)
+    list(proxy)
+    (worker,) = workers()
+    os.kill(worker, signal.SIGSTOP)
+    killing = threading.Timer(0.5, os.kill, (worker, signal.SIGKILL))
+    killing.start()
+    proxy.close()
+    killing.join()
+
+
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
 @pytest.mark.usefixtures("nothing_left")
 def test_leaving_early_leaves_nothing(dataset: Path, num_workers: int, persistent: bool) -> None:

@@ -340,6 +340,14 @@ def test_weights_are_how_often_a_clip_comes(weights: list[float], seed: int, epo
     assert len(set(order.tolist())) == len(order)  # repeats are samples of their own: other draws
 
 
+def test_passes_over_one_clip_are_not_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a model is to learn a single clip by heart: an epoch may be a million of them."""
+    monkeypatch.setattr("streamvid.plan.mixture.arrange", None)
+    sample_ids, passes = stream(np.array([7])).take(3, 1 << 20)
+    assert (sample_ids == 7).all()
+    assert (passes == np.arange(3, 3 + (1 << 20))).all()
+
+
 def test_weights_hold_on_average() -> None:
     weights = np.array([0.25, 1.5, 0.75, 2.5])
     source = stream(np.arange(4), 1, weights=weights)
