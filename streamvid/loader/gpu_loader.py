@@ -131,6 +131,7 @@ class GpuDataLoader:
                 items: Any = _sampler(dataset, shuffle, generator) if sampler is None else sampler
                 batch_sampler = torch.utils.data.BatchSampler(items, batch_size, drop_last)
             self._batches = ResumableBatches(batch_sampler, generator)
+            self._generator, self._seeds = generator, torch.Generator()
             self._loader = torch.utils.data.DataLoader(
                 _Slices(dataset, batch_size),
                 collate_fn=_share,
@@ -139,7 +140,7 @@ class GpuDataLoader:
                 persistent_workers=persistent_workers,
                 multiprocessing_context=multiprocessing_context,
                 worker_init_fn=partial(_begin_worker, worker_init_fn),
-                generator=generator,
+                generator=self._seeds,
                 timeout=timeout,
                 batch_sampler=cast(Any, self._batches),
             )
@@ -295,6 +296,10 @@ class GpuDataLoader:
         getpid = os.getpid  # the module may be gone when Python closes this generator at its end
         process = getpid()
         with generator:
+            # A draw in each epoch, as DataLoader's for the seed of its workers: it makes none while they persist, and a
+            # resumed run, whose workers are new, would get the sampler's draws behind it, another order.
+            seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+            self._seeds.manual_seed(int(seed))
             # Freed in a forked child, it would end the workers of its parent.
             iterator = in_children(iter(self._loader))
             batches = _watched(iterator)
@@ -387,7 +392,7 @@ def _shut_down(iterator: Any) -> None:
     """End the workers of one of PyTorch's iterators and wait for them; there is no public way but its destructor."""
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:
-        # AttributeError: one that failed while it was being made. RuntimeError: a worker was killed, and PyTorch's handler
-        # of SIGCHLD says so wherever the main thread is; all workers have been told to end, or are killed by then.
+        # AttributeError: one that failed while it was being made. RuntimeError: a worker was killed, and PyTorch's
+        # handler of SIGCHLD says so wherever the main thread is; all workers have ended, or are killed by then.
         with contextlib.suppress(AttributeError, RuntimeError):
             shut_down()
