@@ -214,7 +214,7 @@ class GpuDataLoader:
         """Let the next iteration resume from a state, and put the sampler where it was.
 
         Raises:
-            InputError: the state is invalid, or of other clips, another batch size or another kind of sampler.
+            InputError: the state is invalid, or of other clips, batch size, ranks or kind of sampler.
         """
         position = from_state(state, self._batches, batch_size=self._batch_size, samples=len(self.dataset))
         self._position.put(position, restored=True)

@@ -99,6 +99,12 @@ class ResumableBatches:
     def __iter__(self) -> Iterator[Sequence[Item]]:
         return self._order
 
+    @property
+    def num_replicas(self) -> int:
+        """Ranks among which a sampler divides the items; 1 if none does."""
+        found = (getattr(part, "num_replicas", None) for part in self._parts)
+        return next((int(one) for one in found if is_integer(one)), 1)
+
     def begin(self, skip: int) -> EpochOrder:
         """Let the next `iter()` be an epoch without its first `skip` batches, and return it."""
         self._order = EpochOrder(self._batches, skip)
@@ -156,6 +162,7 @@ def to_state(position: SamplerPosition, batches: ResumableBatches, *, batch_size
         "version": VERSION,
         "batch_size": batch_size,
         "samples": samples,
+        "num_replicas": batches.num_replicas,
         "epoch": position.epoch_number,
         "batches": position.batches,
         "samplers": list(samplers),
@@ -168,15 +175,15 @@ def from_state(
     """The position that a state is of; the samplers are put where they were.
 
     Raises:
-        InputError: this is no state, it is damaged, or it is from within an epoch of other clips or batches.
+        InputError: this is no state, it is damaged, or it is from within an epoch of other clips, batches or ranks.
     """
     if not isinstance(state, Mapping) or "samplers" not in state:
         raise InputError("this is not the state of a GpuDataLoader: give what its state_dict() returned")
     here = {"version": VERSION}
     if state.get("batches"):
-        here |= {"batch_size": batch_size, "samples": samples}
+        here |= {"batch_size": batch_size, "samples": samples, "num_replicas": batches.num_replicas}
     for name in here:
-        if state.get(name) != here[name]:
+        if (name in state or name != "num_replicas") and state.get(name) != here[name]:  # states of before lack it
             raise InputError(
                 f"the state is of a loader whose {name} is {state.get(name)!r}, here it is {here[name]}: make the "
                 "loader the same, or leave the state out"

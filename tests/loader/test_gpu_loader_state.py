@@ -223,6 +223,23 @@ def test_a_sampler_that_fails_does_so_in_its_place(dataset: Path) -> None:
         assert (state["epoch"], state["batches"]) == (1, 3)
 
 
+def test_other_ranks_refuse_the_state(dataset: Path) -> None:
+    """So many batches of one of three ranks are other clips than of one of two. Between epochs it is no matter."""
+
+    def on(ranks: int) -> sv.GpuDataLoader:
+        ds = sv.ClipDataset(dataset, **OPTIONS)
+        return sv.GpuDataLoader(ds, batch_size=1, device="cpu", sampler=DistributedSampler(ds, ranks, rank=0))
+
+    with on(3) as three, on(2) as two:
+        for _, _batch in zip(range(2), three, strict=False):
+            within = three.state_dict()
+        between = three.state_dict()
+        with pytest.raises(sv.InputError, match="num_replicas is 3, here it is 2"):
+            two.load_state_dict(within)
+        two.load_state_dict(between)
+        two.load_state_dict({name: value for name, value in within.items() if name != "num_replicas"})
+
+
 def test_another_loader_refuses_the_state(dataset: Path) -> None:
     with make(dataset, "shuffle") as one:
         between = one.state_dict()
