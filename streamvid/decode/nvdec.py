@@ -139,8 +139,9 @@ class NvdecSessionPool:
         device_id: the GPU's number.
         engines: NVDEC engines of the chip.
         cpu_workers: threads that decode on the CPU while the engines have a backlog.
-        library: the native module, for which each engine has a second, spare thread: while one session is drained, to
-            be reconfigured for another frame size, the engine decodes for the other. None: PyNvVideoCodec decodes.
+        library: the native module, for which each engine has a second, spare thread: while one waits for the GIL, or
+            drains its session to reconfigure it for another frame size, the engine decodes for the other. None:
+            PyNvVideoCodec decodes.
 
     Attributes:
         native: whether the native module decodes.

@@ -110,7 +110,7 @@ class NvdecWorker:
         first: shared by the workers of a pool.
         memory_limit: bytes of GPU memory for all sessions of this worker. One session may always be open.
         library: the native module; None: PyNvVideoCodec decodes.
-        spare: take jobs only while sessions have to be drained between them.
+        spare: as of `DecodeQueue.take`.
     """
 
     def __init__(

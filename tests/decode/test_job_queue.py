@@ -130,12 +130,13 @@ def test_short_jobs_of_a_batch_are_taken_together_while_many_wait() -> None:
     assert all(len(call) == 1 for call in calls[-8:])
 
 
-def test_a_spare_thread_takes_jobs_only_while_sessions_are_drained_between_them() -> None:
-    def taken(batch: list[GopJob]) -> int:
+def test_a_spare_thread_takes_jobs_of_large_frames_or_while_sessions_are_drained_between_them() -> None:
+    def taken(batch: list[GopJob], width: int = 640) -> int:
+        batch = [replace(one, key=replace(one.key, width=width, height=one.key.height // 2)) for one in batch]
         queue = DecodeQueue(engines=1)
         queue.put(batch)
         found = 0
-        while queue.take(current=None, opened=list(map(key, range(3))), block=False, spare=True) is not None:
+        while queue.take(current=None, opened=[one.key for one in batch], block=False, spare=True) is not None:
             found += 1
         queue.close()
         left = 0
@@ -145,6 +146,7 @@ def test_a_spare_thread_takes_jobs_only_while_sessions_are_drained_between_them(
         return found
 
     assert taken(jobs((0, 9), (0, 5))) == 0
+    assert taken(jobs((0, 9), (0, 5)), width=1280) == 2
     # Down to the last configuration.
     assert taken(jobs((0, 9), (1, 5), (0, 5), (2, 7))) == 3
     assert taken([replace(one, starts_with_idr=False) for one in jobs((0, 9), (0, 5))]) == 2

@@ -248,7 +248,8 @@ def test_an_engine_that_has_room_for_one_session_closes_it_for_another(
     if library is None:
         assert [one["codec"] for one in opened] == ["h264", "hevc", "h264"]
     else:
-        assert stand_in().decoders_opened() == before + 3
+        # The spare thread may have opened one of them, and keep it.
+        assert before + 2 <= stand_in().decoders_opened() <= before + 3
         assert stand_in().open_objects() == 0
 
 
@@ -308,10 +309,13 @@ def test_a_driver_that_hangs_costs_its_batches_and_its_session_is_closed_when_it
     driver.decode_by_ffmpeg(hang)
     pool = NvdecSessionPool(device_id=0, engines=1, library=driver.library)
     clip, frames = clips["h264"]
-    with pytest.raises(VideoError, match=r"engine nvdec-0 has not answered .*; the clips in it: clip"):
+    with pytest.raises(
+        VideoError, match=r"engine nvdec-(spare-)?0 has not answered .*; the clips in it: clip"
+    ) as error:
         pool.submit([whole(clip)]).result()
     assert "left behind" in caplog.text
-    stuck = next(thread for thread in threading.enumerate() if thread.name == "streamvid-nvdec-0")
+    name = f"streamvid-{str(error.value).split('engine ')[1].split()[0]}"
+    stuck = next(thread for thread in threading.enumerate() if thread.name == name)
     (got,) = pool.submit([whole(clip)]).result()
     wakes.set()
     stuck.join(60)
