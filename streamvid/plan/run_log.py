@@ -17,6 +17,8 @@ from streamvid.plan.epoch import Topology
 from streamvid.plan.epoch_plan import Position
 
 _MOST: Final = 10_000
+"""Most legs of a run, half a MB of a state. Epochs that are left after any number of steps, or named anew each time,
+are a leg each."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class RunLog:
     def __init__(self, about: Mapping[str, Any], revisions: Sequence[int]) -> None:
         self._about, self._revisions = about, tuple(revisions)
         self.legs: tuple[Leg, ...] = ()
+        self._dropped = 0  # steps before the first leg, of legs that were dropped
         self._end: Position | None = None
         """Where the last leg ended."""
 
@@ -72,16 +75,22 @@ class RunLog:
         else:
             joined = self.legs[-2].joined(self.legs[-1]) if len(self.legs) > 1 else None
             done = self.legs if joined is None else (*self.legs[:-2], joined)
+            if len(done) >= _MOST:  # the older half, to the beginning of an epoch if there is one
+                kept = next((n for n in range(_MOST // 2, len(done)) if not done[n].start.history), _MOST // 2)
+                self._dropped += sum(leg.steps * leg.epochs for leg in done[:kept])
+                done = done[kept:]
             self.legs = (*done, Leg(before, topology, 1, self._revisions, shards))
         self._end = after
 
     def state(self) -> dict[str, Any]:
-        """For a state: `run`, what the plan is made of, and `legs`."""
-        return {"run": dict(self._about), "revisions": [*self._revisions], "legs": [*map(_numbers, self.legs)]}
+        """For a state: `run`, what the plan is made of, and `legs`; `steps_before_legs`, if there were too many."""
+        before = {"steps_before_legs": self._dropped} if self._dropped else {}
+        legs = [*map(_numbers, self.legs)]
+        return {"run": dict(self._about), "revisions": [*self._revisions], "legs": legs, **before}
 
     def load(self, state: Mapping[str, Any], position: Position) -> None:
         """Go on from a state, which stands at that position. One that has no legs has lost what was before."""
-        self.legs = legs_of(state)
+        self.legs, self._dropped = legs_of(state), steps_before_legs(state)
         self._end = position if position.history else None
 
 
@@ -93,7 +102,18 @@ def legs_of(state: Mapping[str, Any]) -> tuple[Leg, ...]:
             raise ValueError
         return tuple(_leg(*plain(leg)) for leg in legs)
     except (TypeError, ValueError, InputError) as error:
-        raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
+        raise InputError(_DAMAGED) from error
+
+
+def steps_before_legs(state: Mapping[str, Any]) -> int:
+    """Steps of a run that its state's legs do not tell any more. Raises InputError if the number is damaged."""
+    steps = state.get("steps_before_legs", 0)
+    if not is_integer(steps) or not 0 <= steps < 1 << 62:
+        raise InputError(_DAMAGED)
+    return int(steps)
+
+
+_DAMAGED: Final = "the state is damaged: give what state_dict() returned, unchanged"
 
 
 def _numbers(leg: Leg) -> list[Any]:

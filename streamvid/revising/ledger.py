@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from streamvid.plan.absent import AbsentRows
 from streamvid.plan.checkpoint import RunSchedule, position_from
 from streamvid.plan.epoch import Epoch
 from streamvid.plan.inputs import Source
-from streamvid.plan.run_log import Leg, legs_of
+from streamvid.plan.run_log import Leg, legs_of, steps_before_legs
 from streamvid.plan.sample_id import rows_of, sample_of
 from streamvid.plan.world import World
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
@@ -29,6 +30,8 @@ from streamvid.storage.url import given_path, local_path
 
 if TYPE_CHECKING:
     from streamvid.loader.stream_loader import StreamLoader
+
+log = logging.getLogger(__name__)
 
 _DEPTH: Final = 8
 
@@ -78,7 +81,9 @@ def ledger(
         raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
     if "legs" not in state or "run" not in state:
         raise InputError("the state does not say what the run has done: it was saved by an older streamvid")
-    legs = legs_of(state)
+    legs, before = legs_of(state), steps_before_legs(state)
+    if before:
+        log.warning("the state does not tell the run's first %d steps any more, only those behind them", before)
     if loader is not None:
         source, excluded, schedule = loader.planned()
     else:
@@ -90,7 +95,7 @@ def ledger(
     _check(schedule, state)
     row = _row(source, key)
     own = np.setdiff1d(excluded, source.dataset.forgotten)
-    return list(_seen(source, schedules, legs, row, own))
+    return list(_seen(source, schedules, legs, row, own, before))
 
 
 def _of(schedule: RunSchedule, shards: int, state: Mapping[str, Any]) -> RunSchedule:
@@ -119,9 +124,8 @@ def _row(source: Source, key: str) -> int:
 
 
 def _seen(
-    source: Source, schedules: Mapping[int, RunSchedule], legs: Sequence[Leg], row: int, excluded: Int64
+    source: Source, schedules: Mapping[int, RunSchedule], legs: Sequence[Leg], row: int, excluded: Int64, run_step: int
 ) -> Iterator[Seen]:
-    run_step = 0
     before: tuple[int, int] = (-1, 0)  # the epoch of the leg before, and the steps of it so far
     for leg in legs:
         plan, topology = schedules[leg.shards].plan, leg.topology

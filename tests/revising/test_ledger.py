@@ -93,6 +93,21 @@ def test_legs_of_epochs_that_went_alike_are_one(folder: Path) -> None:
     run.check()
 
 
+def test_a_run_of_more_legs_than_a_state_holds_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Epochs that are left sooner or later are a leg each. What the state does not tell any more is said."""
+    monkeypatch.setattr("streamvid.plan.run_log._MOST", 6)
+    run = Run(folder)
+    run.go(ranks=1, batch=2, epochs=[1, 2] * 5)
+    run.go(ranks=1, batch=1, epochs=[1, 2] * 5)
+    assert len(run.state["legs"]) <= 6
+    dropped = run.state["steps_before_legs"]
+    run.notes = {note for note in run.notes if note[0] >= dropped > 0}
+    run.check()
+    assert f"the run's first {dropped} steps" in caplog.text
+
+
 def test_across_revisions(folder: Path) -> None:
     run = Run(folder)
     run.go(ranks=1, batch=2, epochs=[None, 1])
