@@ -206,7 +206,7 @@ def kernels(videos: Iterator[Any], batches: int, step: float) -> list[tuple[str,
             time.sleep(max(0.0, began + step - time.perf_counter()))
         torch.cuda.synchronize()
 
-    run(_AHEAD)
+    run(4 * _AHEAD)  # until the loader is as far ahead as it goes
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         run(batches)
     found = [(e.key, e.self_device_time_total / 1e3 / batches, e.count / batches) for e in seen.key_averages()]
