@@ -165,7 +165,7 @@ def to_state(position: SamplerPosition, batches: ResumableBatches, *, batch_size
         "num_replicas": batches.num_replicas,
         "epoch": position.epoch_number,
         "batches": position.batches,
-        "samplers": list(samplers),
+        "samplers": tuple(samplers),  # of a list, torch.distributed.checkpoint would lose dicts that are empty
     }
 
 

@@ -223,6 +223,20 @@ def test_a_sampler_that_fails_does_so_in_its_place(dataset: Path) -> None:
         assert (state["epoch"], state["batches"]) == (1, 3)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_in_a_distributed_checkpoint(dataset: Path, whole: Whole, tmp_path: Path) -> None:
+    """Given to torch.distributed.checkpoint with the model, as its `Stateful`; by one process, which needs no group."""
+    import torch.distributed.checkpoint as dcp
+
+    with make(dataset, "generator") as one:
+        batches = iter(one)
+        next(batches)
+        dcp.save({"loader": one}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    with make(dataset, "generator") as resumed:
+        dcp.load({"loader": resumed}, checkpoint_id=tmp_path / "saved", no_dist=True)
+        assert run(resumed)[0] == whole("generator")[0][1:]
+
+
 def test_other_ranks_refuse_the_state(dataset: Path) -> None:
     """So many batches of one of three ranks are other clips than of one of two. Between epochs it is no matter."""
 

@@ -142,6 +142,19 @@ def test_resized_within_an_epoch_and_between(datasets: tuple[str, str], locality
     assert set(epochs_seen.values()) == {1}
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_state_in_a_distributed_checkpoint(datasets: tuple[str, str], tmp_path: Path) -> None:
+    """Given to torch.distributed.checkpoint with the model, as its `Stateful`; by one process, which needs no group."""
+    import torch.distributed.checkpoint as dcp
+
+    with loader(datasets[0]) as one, loader(datasets[0]) as resumed:
+        batches = iter(one)
+        next(batches)
+        dcp.save({"loader": one}, checkpoint_id=tmp_path / "saved", no_dist=True)
+        dcp.load({"loader": resumed}, checkpoint_id=tmp_path / "saved", no_dist=True)
+        assert list(map(summary, resumed)) == list(map(summary, batches))
+
+
 def test_what_is_prefetched_does_not_count(datasets: tuple[str, str]) -> None:
     with loader(datasets[0]) as one:
         iterator = iter(one)
