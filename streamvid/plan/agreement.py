@@ -38,8 +38,9 @@ class Agreement:
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self._mesh = mesh
+        # Neither it nor its store is kept alive: a store's port is free only then.
         self._group: weakref.ref[Any] | None = None
-        self._store: Any = None  # None if it does not matter when others leave the iteration under way
+        self._watched = False  # whether it matters when others leave the iteration under way
         self._key, self._rank, self._first = "", 0, False
         self._turn, self._last, self._record = 0, "", ""
         self._epoch, self._made = 0, 0
@@ -50,7 +51,7 @@ class Agreement:
         Raises:
             InputError: another rank streams something else, or begins elsewhere, and this is the first batch of all.
         """
-        self._store = None
+        self._watched = False
         if world.source not in (PROCESS_GROUP, MESH):
             return
         plan = _plan(cursor)
@@ -77,21 +78,21 @@ class Agreement:
                     raise InputError(text)
                 log.warning("%s", text)
                 return
-        if cursor.schedule.plan.stream.shuffle != "none" or cursor.schedule.plan.steps is not None:
-            self._store = store
+        self._watched = cursor.schedule.plan.stream.shuffle != "none" or cursor.schedule.plan.steps is not None
 
     def went_on(self) -> None:
         """The iteration gives another batch. Warns if another rank has left it by then and begun the next one, as by a
         `next(iter(loader))` of its own: it is an epoch ahead."""
         self._made += 1
-        if self._store is None or self._made == 1 or self._made & (self._made - 1):
+        if not self._watched or self._made == 1 or self._made & (self._made - 1):
             return  # looked for at batches 2, 4, 8, …: the store is asked rarely
-        following = f"{self._key}/{self._turn + 1}"
+        group, following = None if self._group is None else self._group(), f"{self._key}/{self._turn + 1}"
         try:
-            if not self._store.check([following]):
+            store = None if group is None else group.get_group_store()
+            if store is None or not store.check([following]):
                 return
-            rank, made, *_ = json.loads(self._store.get(following))
-        except RuntimeError as error:
+            rank, made, *_ = json.loads(store.get(following))
+        except (ValueError, RuntimeError) as error:
             log.debug("The ranks were not compared: %s", error)
             return
         if made < self._made:
@@ -100,7 +101,7 @@ class Agreement:
                 "clips will be repeated and lost; take single batches on all ranks, or call set_epoch on all before "
                 "each epoch", rank, self._epoch, made, self._rank,
             )  # fmt: skip
-            self._store = None
+            self._watched = False
 
     def _joined(self, world: World) -> Any:
         """The process group's store; in one that this loader does not know yet, its number among the rank's loaders is

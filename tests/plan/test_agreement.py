@@ -150,6 +150,18 @@ def test_ranks_that_were_given_and_groups_without_a_store(monkeypatch: pytest.Mo
             check(Agreement(), start(rank, seed=rank))
 
 
+def test_the_store_of_a_process_group_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For it may hold a port, which the next one needs."""
+    store = torch.distributed.HashStore()
+    in_group(monkeypatch, Group(store))
+    kept = sys.getrefcount(store)
+    loader = Agreement()
+    check(loader, start(0))
+    for _ in range(3):
+        loader.went_on()
+    assert sys.getrefcount(store) == kept
+
+
 def test_a_process_group_that_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     loaders = [Agreement(), Agreement()]
     for rank, loader in enumerate(loaders):
