@@ -14,6 +14,7 @@ from typing import Final
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import (
     DpbRequirement,
+    KnownSets,
     NalSyntax,
     OutputOrder,
     ParameterSets,
@@ -64,6 +65,26 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
     # chroma_format comes next, then bit_depth_luma_minus8.
     depth = 8 + (box[at + 1] & 7) if len(box) >= at + 4 and box[1] not in _WITHOUT_BIT_DEPTH else 8
     return ParameterSets(sequence + picture, _length_size(box), depth)
+
+
+def known_sets(stsd: bytes) -> tuple[KnownSets, int]:
+    """What a decoder of a track knows before its first packet, and the bytes of the length before each NAL unit.
+
+    Raises:
+        ValueError: it has no `avcC` box.
+    """
+    stated, length_size = b"", _length_size(codec_configuration(stsd, b"avcC"))
+    with suppress(ValueError):  # parameter sets may be in band alone
+        stated = parameter_sets(stsd).annex_b
+    return KnownSets(SYNTAX, stated, _set_number), length_size
+
+
+def _set_number(unit: bytes) -> int:
+    """seq_parameter_set_id or pic_parameter_set_id."""
+    bits = BitReader.of_nal(unit[1:_HEADER_BYTES])
+    if unit[0] & 31 == _SPS:
+        bits.u(24)  # profile_idc, constraint flags, level_idc
+    return bits.ue()
 
 
 def _length_size(avcc: bytes) -> int:
@@ -339,7 +360,7 @@ def classifier(stsd: bytes) -> Classifier:
     Raises:
         ValueError: it has no `avcC` box.
     """
-    length_size = _length_size(codec_configuration(stsd, b"avcC"))
+    known, length_size = known_sets(stsd)
     order = H264Order(b"")
     with suppress(ValueError):  # parameter sets may be in band alone
         order = H264Order(parameter_sets(stsd).annex_b)
@@ -354,11 +375,12 @@ def classifier(stsd: bytes) -> Classifier:
         # The first byte, 7.3.1: nal_ref_idc in bits 5 and 6, nal_unit_type in bits 0 to 4.
         slices = [unit[0] for unit in units if unit[0] & 31 in _VCL]
         broken = is_broken(packet, units, length_size)
+        knows_all, tells = known.take(units)
         if not slices:
             return PacketKind(order=None, broken=broken)
         return PacketKind(
-            random_access=slices[0] & 31 == _IDR and not (is_old_444 and version is None),
-            disposable=all((first >> 5) & 3 == 0 for first in slices),
+            random_access=slices[0] & 31 == _IDR and knows_all and not (is_old_444 and version is None),
+            disposable=all((first >> 5) & 3 == 0 for first in slices) and not tells,
             order=order.next_rank(units),
             broken=broken,
             lone_field=order.is_lone_field(units),

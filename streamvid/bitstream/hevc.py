@@ -15,6 +15,7 @@ from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import (
     START_CODE,
     DpbRequirement,
+    KnownSets,
     NalSyntax,
     OutputOrder,
     ParameterSets,
@@ -99,6 +100,31 @@ def _arrays(hvcc: bytes) -> Iterator[tuple[int, bytes, int]]:
         raise ValueError("the hvcC box is cut off") from error
 
 
+def known_sets(stsd: bytes) -> tuple[KnownSets, int]:
+    """What a decoder of a track knows before its first packet, and the bytes of the length before each NAL unit.
+
+    Raises:
+        ValueError: it has no `hvcC` box.
+    """
+    stated, length_size = b"", _length_size(codec_configuration(stsd, b"hvcC"))
+    with suppress(ValueError):  # parameter sets may be in band alone
+        stated = parameter_sets(stsd).annex_b
+    return KnownSets(SYNTAX, stated, _set_number), length_size
+
+
+def _set_number(unit: bytes) -> int:
+    """vps_video_parameter_set_id, sps_seq_parameter_set_id or pps_pic_parameter_set_id, of the base layer."""
+    if len(unit) < 2 or (unit[0] & 1) << 5 | unit[1] >> 3:  # nuh_layer_id
+        raise ValueError("a parameter set of another layer")
+    kind, bits = unit[0] >> 1 & 63, BitReader.of_nal(unit[2:])
+    if kind == _PPS:
+        return bits.ue()
+    if kind == _SPS:
+        _skip_profile_tier_level(bits)
+        return bits.ue()
+    return bits.u(4)
+
+
 def _length_size(hvcc: bytes) -> int:
     return (hvcc[21] & 3) + 1  # lengthSizeMinusOne
 
@@ -128,16 +154,7 @@ def read_sps(bits: BitReader) -> Sps:
     Raises:
         ValueError: it ends early.
     """
-    bits.u(4)  # sps_video_parameter_set_id
-    layers = bits.u(3) + 1  # sps_max_sub_layers_minus1
-    bits.u(1)  # sps_temporal_id_nesting_flag
-    bits.u(88)  # general profile, tier and constraint flags
-    level = bits.u(8)  # general_level_idc
-    present = [(bits.u(1), bits.u(1)) for _ in range(layers - 1)]  # sub_layer_profile_ and _level_present_flag
-    if present:
-        bits.u(2 * (9 - layers))  # reserved_zero_2bits
-    for with_profile, with_level in present:
-        bits.u(88 * with_profile + 8 * with_level)
+    layers, level = _skip_profile_tier_level(bits)
     bits.ue()  # sps_seq_parameter_set_id
     chroma = bits.ue()  # chroma_format_idc
     separate = bits.u(1) if chroma == 3 else 0  # separate_colour_plane_flag
@@ -150,6 +167,21 @@ def read_sps(bits: BitReader) -> Sps:
     bits.ue()  # bit_depth_luma_minus8
     bits.ue()  # bit_depth_chroma_minus8
     return Sps(layers, level, bool(separate), bits.ue() + 4, ShownArea(across * left, down * top, *size))
+
+
+def _skip_profile_tier_level(bits: BitReader) -> tuple[int, int]:
+    """Skip a sequence parameter set up to its id; the number of temporal sub-layers, and general_level_idc."""
+    bits.u(4)  # sps_video_parameter_set_id
+    layers = bits.u(3) + 1  # sps_max_sub_layers_minus1
+    bits.u(1)  # sps_temporal_id_nesting_flag
+    bits.u(88)  # general profile, tier and constraint flags
+    level = bits.u(8)  # general_level_idc
+    present = [(bits.u(1), bits.u(1)) for _ in range(layers - 1)]  # sub_layer_profile_ and _level_present_flag
+    if present:
+        bits.u(2 * (9 - layers))  # reserved_zero_2bits
+    for with_profile, with_level in present:
+        bits.u(88 * with_profile + 8 * with_level)
+    return layers, level
 
 
 def shown_area(bits: BitReader) -> ShownArea:
@@ -311,13 +343,14 @@ def classifier(stsd: bytes) -> Classifier:
     Raises:
         ValueError: it has no `hvcC` box.
     """
-    length_size = _length_size(codec_configuration(stsd, b"hvcC"))
+    known, length_size = known_sets(stsd)
     order = HevcOrder(b"")
     with suppress(ValueError):  # parameter sets may be in band alone
         order = HevcOrder(parameter_sets(stsd).annex_b)
 
     def classify(packet: memoryview) -> PacketKind:
         units = split_packet(packet, length_size)
+        knows_all, tells = known.take(units)
         for unit in units:
             if len(unit) < 2:
                 break
@@ -327,8 +360,8 @@ def classifier(stsd: bytes) -> Classifier:
             layer = (unit[0] & 1) << 5 | unit[1] >> 3
             if kind in _VCL and layer == 0:
                 return PacketKind(
-                    random_access=kind in _RANDOM_ACCESS,
-                    disposable=kind in _SUB_LAYER_NON_REFERENCE,
+                    random_access=kind in _RANDOM_ACCESS and knows_all,
+                    disposable=kind in _SUB_LAYER_NON_REFERENCE and not tells,
                     skipped_leading=kind in _RASL,
                     temporal_id=max((unit[1] & 7) - 1, 0),
                     order=order.next_rank(units),

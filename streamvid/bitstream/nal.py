@@ -244,6 +244,49 @@ def head_of_packet(head: bytes, length_size: int) -> bytes:
     return head[:position]
 
 
+class KnownSets:
+    """The parameter sets that a decoder knows, and whether one that begins at a packet would know the same.
+
+    A set in band counts until another of its type and number comes. So a random access packet behind it that does not
+    repeat it is no start: a decoder would take the sample description's set, and give other pictures.
+
+    Args:
+        syntax: the codec's.
+        sets: the parameter sets of the sample description, in Annex B.
+        number: the number (id) of a parameter set, a NAL unit; raises ValueError if it ends early.
+    """
+
+    def __init__(self, syntax: NalSyntax, sets: bytes, number: Callable[[bytes], int]) -> None:
+        self._syntax, self._number = syntax, number
+        self._stated = dict(self._named(unit) for unit in sets.split(START_CODE) if unit)
+        self.changed: dict[tuple[int, int | bytes], bytes] = {}
+        """By type and number, those in band so far that are not the sample description's."""
+
+    def take(self, units: list[memoryview]) -> tuple[bool, bool]:
+        """Take in the next packet in decode order.
+
+        Args:
+            units: its NAL units, without their lengths.
+
+        Returns:
+            whether a decoder that begins here knows the same sets; whether the packet has sets that others may need.
+        """
+        kinds = self._syntax.parameter_sets
+        own = dict(self._named(bytes(unit)) for unit in units if self._syntax.unit_type(unit[0]) in kinds)
+        same, before = self.changed.keys() <= own.keys(), {**self._stated, **self.changed}
+        for name, unit in own.items():
+            self.changed.pop(name, None)
+            if self._stated.get(name) != unit:
+                self.changed[name] = unit
+        return same, any(before.get(name) != unit for name, unit in own.items())
+
+    def _named(self, unit: bytes) -> tuple[tuple[int, int | bytes], bytes]:
+        unit, kind = unit.rstrip(b"\0"), self._syntax.unit_type(unit[0])
+        with suppress(ValueError):
+            return (kind, self._number(unit)), unit
+        return (kind, unit), unit
+
+
 class OutputOrder(ABC):
     """The order in which a decoder outputs the pictures of one track, by their picture order counts.
 

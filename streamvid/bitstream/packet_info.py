@@ -14,6 +14,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream import av1, h264, hevc, image, jpeg, mpeg4, vpx
+from streamvid.bitstream.nal import split_packet
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 
 _WITH_STATE: Final[dict[str, Callable[[bytes], Classifier]]] = {
@@ -47,6 +48,23 @@ def classifier(codec: str, stsd: bytes) -> Classifier:
     if codec not in _WITHOUT_STATE:
         raise ValueError(f"unknown codec {codec!r}")
     return _WITHOUT_STATE[codec]
+
+
+def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:
+    """A function of packets of a track: whether those so far leave a decoder with other parameter sets than those of
+    the sample description. For codecs without parameter sets, False."""
+    if codec not in ("h264", "hevc"):
+        return lambda packet: False
+    try:
+        known, length_size = (h264 if codec == "h264" else hevc).known_sets(stsd)
+    except ValueError:  # without a box, packets are in Annex B, and hold their sets
+        return lambda packet: True
+
+    def tells(packet: memoryview) -> bool:
+        known.take(split_packet(packet, length_size))
+        return bool(known.changed)
+
+    return tells
 
 
 def classify(codec: str, stsd: bytes, packets: Sequence[memoryview]) -> list[PacketKind]:

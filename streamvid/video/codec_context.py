@@ -20,6 +20,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream.image import is_image_entry
+from streamvid.bitstream.packet_info import tells_sets
 from streamvid.color.picture import Picture
 from streamvid.mp4.sample_entry import coded_size, visual_sample_description, without_bit_rate, without_sequence_header
 from streamvid.mp4.writer import composition_offsets, slice_header
@@ -63,7 +64,7 @@ class ReusableCodecContext(threading.local):
     def __init__(self, *, strict: bool = False, taken: Callable[[], object] = lambda: None) -> None:
         self._strict, self._taken = strict, taken
         self._kept: _Kept | None = None
-        self._damaged = False
+        self._damaged = self._told = False
 
     def decode(
         self, stsd: bytes, packets: Iterable[tuple[bytes, int]], *, reorder: int, pixels: int = _MAX_INTRA_PIXELS
@@ -88,7 +89,14 @@ class ReusableCodecContext(threading.local):
             return
         with self._held(stsd, reorder, pixels, native=False) as context:
             assert not isinstance(context, NativeDecoder)
-            for frame in _decode(context, packets, self._taken):
+            tells = tells_sets(context.codec.canonical_name, stsd)
+
+            def looked_at() -> Iterator[tuple[bytes, int]]:
+                for data, rank in packets:
+                    self._told |= tells(memoryview(data))
+                    yield data, rank
+
+            for frame in _decode(context, looked_at(), self._taken):
                 self._damaged |= frame.is_corrupt
                 yield frame
 
@@ -96,6 +104,8 @@ class ReusableCodecContext(threading.local):
         """The wanted pictures of a stream, decoded by the native part: see `NativeDecoder.pictures`."""
         with self._held(stsd, reorder, pixels, native=True) as context:
             assert isinstance(context, NativeDecoder)
+            tells = tells_sets(context.name, stsd)
+            self._told = any(map(tells, run.each_packet()))
             yield from context.pictures(run)
 
     @contextmanager
@@ -104,7 +114,7 @@ class ReusableCodecContext(threading.local):
     ) -> Iterator[VideoCodecContext | NativeDecoder]:
         # Taken out while in use, so that a context that failed is not kept.
         kept, self._kept, same = self._kept, None, without_bit_rate(stsd)
-        self._damaged = False
+        self._damaged = self._told = False
         if (
             kept is None
             or (kept.stsd, kept.pixels, isinstance(kept.context, NativeDecoder)) != (same, pixels, native)
@@ -115,7 +125,7 @@ class ReusableCodecContext(threading.local):
         # generator that is garbage after an error is closed, too, and its decoder may have been finalized before.
         with suppress(*(() if native else (GeneratorExit,))):
             yield kept.context
-        if not (self._damaged or _has_history(kept)):
+        if not (self._damaged or self._told or _has_history(kept)):
             kept.context.flush_buffers()
             self._kept = kept
 

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -83,6 +84,7 @@ class NativeRun(ctypes.Structure):
         marks[list(self._rows)] = 1
         # Kept, as C reads and writes them.
         self._kept = data, sizes, ranks, taken = *map(np.ascontiguousarray, (data, sizes, ranks)), taken
+        self._stream = data, sizes
         self._find, self._size = targets, size
         self._memory: object = None
         self._aimed: tuple[_Like, Targets | None] | None = None
@@ -90,6 +92,12 @@ class NativeRun(ctypes.Structure):
             data.ctypes.data, sizes.ctypes.data, ranks.ctypes.data, marks.ctypes.data, shown.ctypes.data,
             ctypes.addressof(taken), len(sizes), first, len(marks), made=-1,
         )  # fmt: skip
+
+    def each_packet(self) -> Iterator[memoryview]:
+        """The run's packets, one after another."""
+        data, ends = self._stream[0].data, np.cumsum(self._stream[1]).tolist()
+        for begin, end in pairwise([0, *ends]):
+            yield data[begin:end]
 
     def has_shown(self, rank: int) -> bool:
         """Whether FFmpeg has output the picture of this rank so far."""

@@ -178,7 +178,7 @@ def test_hevc_unit_headers() -> None:
         return packet_info.classify("hevc", stsd, packets)
 
     for kind in range(32):
-        (got,) = of(units(hevc_unit(32), hevc_unit(39), hevc_unit(kind)))
+        (got,) = of(units(hevc_unit(35), hevc_unit(39), hevc_unit(kind)))
         assert got.random_access == (16 <= kind <= 21)
         assert got.disposable == (kind in (0, 2, 4, 6, 8, 10, 12, 14))
         assert got.skipped_leading == (kind in (8, 9))

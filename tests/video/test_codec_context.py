@@ -9,12 +9,15 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
 import pytest
 from PIL import Image
 
+from streamvid.bitstream.annexb import parameter_sets
+from streamvid.bitstream.nal import START_CODE
 from streamvid.color.picture import picture_of
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.slice_frames import decode_frames, decode_pictures
@@ -245,3 +248,38 @@ def _digests(encoded: EncodedSlice, context: ReusableCodecContext) -> list[str]:
     return [
         hashlib.sha256(frame.to_ndarray().tobytes()).hexdigest() for _, frame in decode_frames(encoded, context=context)
     ]
+
+
+@pytest.mark.parametrize(
+    ("codec", "change"), [("h264", (("chroma-qp-offset", "6"),)), ("hevc", (("cbqpoffs", "6"), ("crqpoffs", "-6")))]
+)
+def test_sets_in_band_that_key_frames_do_not_repeat(codec: Any, change: Any, tmp_path: Path) -> None:
+    """Two recordings as one track: the second's parameter sets come once, with its first key frame."""
+    recipe = Recipe(codec=codec, width=96, height=64, frames=8, gop=4, b_frames=0)
+    first, second = (
+        write(one, tmp_path / f"{n}.mp4") for n, one in enumerate([recipe, replace(recipe, seed=1, params=change)])
+    )
+    (tmp_path / "folder").mkdir()
+    clip = store_clip(second, tmp_path / "folder")
+    sets = parameter_sets(codec, clip.stsd).annex_b.split(START_CODE)[1:]
+    joined = tmp_path / "joined.mkv"
+    with av.open(str(first)) as one, av.open(str(second)) as other, av.open(str(joined), "w") as output:
+        track = output.add_stream_from_template(one.streams.video[0], opaque=True)
+        packets = [bytes(packet) for source in (one, other) for packet in source.demux(video=0) if packet.size]
+        packets[8] = b"".join(len(unit).to_bytes(4, "big") + unit for unit in sets) + packets[8]
+        for n, data in enumerate(packets):
+            packet = av.Packet(data)
+            packet.pts = packet.dts = 40 * n
+            packet.time_base, packet.stream, packet.is_keyframe = Fraction(1, 1000), track, n % 4 == 0
+            output.mux(packet)
+    clip = store_clip(joined, tmp_path)
+    assert clip.index.starts.tolist() == [0, 4, 8]
+    check_every_frame(clip)
+    # Nor does a decoder that is kept take them to the next clip of the same sample description.
+    context = ReusableCodecContext()
+    pictures = [
+        hashlib.md5(picture.planes[1].tobytes()).digest()
+        for frames in ([0], [15], [0])
+        for _, picture in decode_pictures(slice_of(clip, frames), None, context=context, taken=ctypes.c_int64())
+    ]
+    assert pictures[0] == pictures[2] != pictures[1]
