@@ -13,6 +13,7 @@ from typing import Final
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import (
+    START_CODE,
     DpbRequirement,
     KnownSets,
     NalSyntax,
@@ -76,7 +77,7 @@ def known_sets(stsd: bytes) -> tuple[KnownSets, int]:
     stated, length_size = b"", _length_size(codec_configuration(stsd, b"avcC"))
     with suppress(ValueError):  # parameter sets may be in band alone
         stated = parameter_sets(stsd).annex_b
-    return KnownSets(SYNTAX, stated, _set_number), length_size
+    return KnownSets(SYNTAX, stated.split(START_CODE), _set_number), length_size
 
 
 def _set_number(unit: bytes) -> int:

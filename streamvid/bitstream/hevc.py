@@ -41,7 +41,8 @@ _NOT_PREVIOUS: Final = _SUB_LAYER_NON_REFERENCE.union(range(6, 10))
 """Types of pictures that are never prevTid0Pic (8.3.1): sub-layer non-reference, RADL and RASL pictures."""
 _SPS: Final = 33
 _PPS: Final = 34
-_END_OF_SEQUENCE: Final = 36
+_ENDS: Final = (36, 37)
+"""Types that end a coded video sequence: end of sequence, end of bitstream."""
 _PARAMETER_SETS: Final = (32, _SPS, _PPS)
 SYNTAX: Final = NalSyntax(2, 1, 63, _VCL, _IDR, _SPS, _PARAMETER_SETS)
 
@@ -109,7 +110,7 @@ def known_sets(stsd: bytes) -> tuple[KnownSets, int]:
     stated, length_size = b"", _length_size(codec_configuration(stsd, b"hvcC"))
     with suppress(ValueError):  # parameter sets may be in band alone
         stated = parameter_sets(stsd).annex_b
-    return KnownSets(SYNTAX, stated, _set_number), length_size
+    return KnownSets(SYNTAX, stated.split(START_CODE), _set_number), length_size
 
 
 def _set_number(unit: bytes) -> int:
@@ -303,7 +304,7 @@ class HevcOrder(OutputOrder):
                 continue
             self._read_parameter_set(unit)
             kind = unit[0] >> 1 & 63
-            if kind == _END_OF_SEQUENCE:
+            if kind in _ENDS:
                 self._starts_sequence = True
             elif kind in _VCL and len(unit) > 2 and unit[2] >> 7:  # first_slice_segment_in_pic_flag
                 count = self._of_slice(unit, kind, is_lowest_layer=unit[1] & 7 == 1)
@@ -348,9 +349,13 @@ def classifier(stsd: bytes) -> Classifier:
     with suppress(ValueError):  # parameter sets may be in band alone
         order = HevcOrder(parameter_sets(stsd).annex_b)
 
+    skips_leading = ended = False
+
     def classify(packet: memoryview) -> PacketKind:
+        nonlocal skips_leading, ended
         units = split_packet(packet, length_size)
         knows_all, tells = known.take(units)
+        found = None
         for unit in units:
             if len(unit) < 2:
                 break
@@ -358,19 +363,25 @@ def classifier(stsd: bytes) -> Classifier:
             # second, nuh_layer_id between them.
             kind = (unit[0] >> 1) & 63
             layer = (unit[0] & 1) << 5 | unit[1] >> 3
-            if kind in _VCL and layer == 0:
-                return PacketKind(
-                    random_access=kind in _RANDOM_ACCESS and knows_all,
-                    disposable=kind in _SUB_LAYER_NON_REFERENCE and not tells,
-                    skipped_leading=kind in _RASL,
-                    temporal_id=max((unit[1] & 7) - 1, 0),
-                    order=order.next_rank(units),
-                    broken=is_broken(packet, units, length_size),
-                    colors=next(
-                        (stated_colors(bytes(unit), 2, skip_to_vui) for unit in units if unit[0] >> 1 & 63 == _SPS),
-                        None,
-                    ),
-                )
-        return PacketKind(order=None, broken=is_broken(packet, units, length_size))
+            if kind in _ENDS:
+                ended = True
+            if found is not None or kind not in _VCL or layer != 0:
+                continue
+            if kind in _IRAP:
+                # NoRaslOutputFlag (8.1.3) of a picture in the middle: its RASL pictures are not output.
+                skips_leading, ended = kind != _CRA or ended, False
+            found = PacketKind(
+                random_access=kind in _RANDOM_ACCESS and knows_all,
+                disposable=kind in _SUB_LAYER_NON_REFERENCE and not tells,
+                skipped_leading=kind in _RASL,
+                temporal_id=max((unit[1] & 7) - 1, 0),
+                hidden=kind in _RASL and skips_leading,
+                order=order.next_rank(units),
+                broken=is_broken(packet, units, length_size),
+                colors=next(
+                    (stated_colors(bytes(unit), 2, skip_to_vui) for unit in units if unit[0] >> 1 & 63 == _SPS), None
+                ),
+            )
+        return found or PacketKind(order=None, broken=is_broken(packet, units, length_size))
 
     return classify

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.nal import KnownSets, NalSyntax
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.mp4.sample_entry import decoder_specific_info
 
@@ -19,6 +20,10 @@ _START: Final = b"\x00\x00\x01"
 _VOP_START_CODE: Final = b"\x00\x00\x01\xb6"
 _VOL, _GOV, _VOP = range(0x20, 0x30), 0xB3, 0xB6
 _I_VOP, _B_VOP = 0, 2
+_USER_DATA: Final = 0xB2
+_SETS: Final = NalSyntax(1, 0, 255, range(_VOP, _VOP + 1), (), _VOL[0], (*_VOL, _USER_DATA))
+_ENCODERS: Final = (b"DivX", b"Lavc", b"FFmpe", b"ffmpeg", b"XviD")
+"""Names in user data by which FFmpeg decodes as the encoder meant it: an IDCT, for instance."""
 _HEADER_BYTES: Final = 64
 
 
@@ -35,7 +40,7 @@ def vop_classifier(headers: bytes) -> Classifier:
     vop_start_code (0 I, 1 P, 2 B, 3 S), and vop_coded. A VOP that is not coded shows the picture before it once more,
     so that decoders output none; it still counts for the times of B-VOPs. A packet of several VOPs ("packed bitstream")
     is broken: FFmpeg takes it apart in AVIs alone."""
-    clock = VopClock()
+    clock, known = VopClock(), KnownSets(_SETS, _sections(headers), lambda unit: 0)
     with suppress(ValueError):
         clock.read_headers(headers)
 
@@ -44,17 +49,26 @@ def vop_classifier(headers: bytes) -> Classifier:
         with suppress(ValueError):
             clock.read_headers(data)
         at = data.find(_VOP_START_CODE)
+        knows_all, tells = known.take(_sections(data[: max(at, 0)]))
         if at < 0 or at + 4 >= len(data):
             return PacketKind()
         coding_type, coded = data[at + 4] >> 6, clock.is_coded(data[at + 4 : at + 4 + _HEADER_BYTES])
         return PacketKind(
-            random_access=coded and coding_type == _I_VOP,
-            disposable=coding_type == _B_VOP,
+            random_access=coded and coding_type == _I_VOP and knows_all,
+            disposable=coding_type == _B_VOP and not tells,
             hidden=not coded,
             broken=data.find(_VOP_START_CODE, at + 4) >= 0,
         )
 
     return classify
+
+
+def _sections(headers: bytes) -> list[bytes]:
+    """VideoObjectLayers and names of encoders, each from behind its start code prefix."""
+    found = headers.split(_START)[1:]
+    return [
+        one for one in found if one and (one[0] in _VOL or (one[0] == _USER_DATA and one[1:].startswith(_ENCODERS)))
+    ]
 
 
 def output_order(is_b: Sequence[bool]) -> list[int]:

@@ -7,7 +7,7 @@ NVDEC takes Annex B of ITU-T H.264 and H.265: start codes in place of the length
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -252,17 +252,17 @@ class KnownSets:
 
     Args:
         syntax: the codec's.
-        sets: the parameter sets of the sample description, in Annex B.
+        sets: the parameter sets of the sample description.
         number: the number (id) of a parameter set, a NAL unit; raises ValueError if it ends early.
     """
 
-    def __init__(self, syntax: NalSyntax, sets: bytes, number: Callable[[bytes], int]) -> None:
+    def __init__(self, syntax: NalSyntax, sets: Sequence[bytes], number: Callable[[bytes], int]) -> None:
         self._syntax, self._number = syntax, number
-        self._stated = dict(self._named(unit) for unit in sets.split(START_CODE) if unit)
+        self._stated = dict(self._named(unit) for unit in sets if unit)
         self.changed: dict[tuple[int, int | bytes], bytes] = {}
         """By type and number, those in band so far that are not the sample description's."""
 
-    def take(self, units: list[memoryview]) -> tuple[bool, bool]:
+    def take(self, units: Sequence[memoryview | bytes]) -> tuple[bool, bool]:
         """Take in the next packet in decode order.
 
         Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import struct
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -71,8 +72,7 @@ class StreamInfo:
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """The format of the first decoded frame; the container's headers may contradict it. The fields are columns of
-    docs/format.md, but for `interlaced`."""
+    """The format of the first decoded frame, which headers may contradict: columns of docs/format.md, `interlaced`."""
 
     width: int
     height: int
@@ -187,8 +187,8 @@ def tracks_left_out(source: VideoFile) -> tuple[str, ...]:
         ValueError: as of `video_stream`.
     """
     with source.open() as (container, _):
-        several = len(video_streams(container)) > 1
-        return (*([AUDIO] if container.streams.audio else []), *([OTHER_TRACKS] if several else []))
+        audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
+        return (AUDIO,) * audio + (OTHER_TRACKS,) * several
 
 
 def read_stream_info(source: VideoFile) -> StreamInfo:
@@ -292,8 +292,7 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
     return replace(found, rotation=track.rotation or own), context.profile or ""
 
 
-_DECODERS: Final = {"av1": "libdav1d"}
-"""FFmpeg's own AV1 decoder needs hardware."""
+_DECODERS: Final = {"av1": "libdav1d"}  # FFmpeg's own needs hardware
 
 
 def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> FrameFormat:
@@ -315,8 +314,7 @@ def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> Frame
     )
 
 
-# FFmpeg's AVColorRange.
-_COLOR_RANGES: Final = {1: "tv", 2: "pc"}
+_COLOR_RANGES: Final = {1: "tv", 2: "pc"}  # FFmpeg's AVColorRange
 
 
 def frame_rotation(frame: VideoFrame, source: Path | None = None) -> int:
@@ -366,6 +364,7 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
     """The track's packets from the first key frame on, without empty ones.
 
     A key frame is what the container calls one, or the bitstream: some muxers leave the flag out where an edit begins.
+    Pictures behind a recovery point of H.264 may show what came before it, so that then earlier packets count, too.
 
     Args:
         container: as `open_video` gives it.
@@ -384,12 +383,18 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
         # packet, a superframe, and FFmpeg's muxer would make it.
         unpack = av.BitStreamFilterContext("vp9_superframe", stream)
     started, classify = False, _classifier(stream, codec)
+    framed = codec == "h264" and (stream.codec_context.extradata or b"")[:1] == b"\1"  # its parameter sets are known
+    held: deque[Packet[VideoStream]] = deque(maxlen=1000 if framed else 0)
     for packet in container.demux(stream):
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
         if packet.is_corrupt:
             raise ValueError("a packet in it is damaged or cut off")
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
-            started = started or unpacked.is_keyframe or classify(memoryview(bytes(unpacked))).random_access
+            if not started:
+                begins = classify(memoryview(bytes(unpacked))).random_access
+                started = unpacked.is_keyframe or begins
+                yield from held if started and not begins else ()
+                held.append(unpacked)
             if unpacked.size and started:
                 yield unpacked

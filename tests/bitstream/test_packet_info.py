@@ -201,6 +201,14 @@ def av1_unit(*parts: tuple[int, str]) -> memoryview:
     return memoryview(data)
 
 
+def test_leading_pictures_of_a_new_sequence_are_not_output() -> None:
+    stsd = _stsd(b"hvcC", bytes([255] * 30))
+    eos, cra, bla, rasl = (hevc_unit(kind) for kind in (36, 21, 16, 8))
+    packets = [units(cra), units(rasl, eos), units(cra), units(rasl), units(cra), units(rasl), units(bla), units(rasl)]
+    kinds = packet_info.classify("hevc", stsd, packets)
+    assert [kind.hidden for kind in kinds] == [False, False, False, True, False, False, False, True]
+
+
 def test_av1_headers() -> None:
     """What SVT-AV1 does not write, by sections 5.5 and 5.9 of the AV1 specification."""
     # No options, 16x16, no order hints, no screen content tools.

@@ -23,6 +23,7 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.slice_frames import decode_frames, decode_pictures
 from streamvid.errors import VideoError
 from streamvid.loader.clip_dataset import ClipDataset
+from streamvid.mp4.sample_entry import decoder_specific_info
 from streamvid.packing.pack import pack
 from streamvid.video import codec_context
 from streamvid.video.codec_context import ReusableCodecContext, open_context, reorder_depth
@@ -251,22 +252,31 @@ def _digests(encoded: EncodedSlice, context: ReusableCodecContext) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("codec", "change"), [("h264", (("chroma-qp-offset", "6"),)), ("hevc", (("cbqpoffs", "6"), ("crqpoffs", "-6")))]
+    ("codec", "change"),
+    [
+        ("h264", {"params": (("chroma-qp-offset", "6"),)}),
+        ("hevc", {"params": (("cbqpoffs", "6"), ("crqpoffs", "-6"))}),
+        ("mpeg4", {"options": (("mpeg_quant", "1"),)}),
+    ],
 )
 def test_sets_in_band_that_key_frames_do_not_repeat(codec: Any, change: Any, tmp_path: Path) -> None:
     """Two recordings as one track: the second's parameter sets come once, with its first key frame."""
     recipe = Recipe(codec=codec, width=96, height=64, frames=8, gop=4, b_frames=0)
     first, second = (
-        write(one, tmp_path / f"{n}.mp4") for n, one in enumerate([recipe, replace(recipe, seed=1, params=change)])
+        write(one, tmp_path / f"{n}.mp4") for n, one in enumerate([recipe, replace(recipe, seed=1, **change)])
     )
     (tmp_path / "folder").mkdir()
     clip = store_clip(second, tmp_path / "folder")
-    sets = parameter_sets(codec, clip.stsd).annex_b.split(START_CODE)[1:]
+    if codec == "mpeg4":
+        sets = decoder_specific_info(clip.stsd)
+    else:
+        units = parameter_sets(codec, clip.stsd).annex_b.split(START_CODE)[1:]
+        sets = b"".join(len(unit).to_bytes(4, "big") + unit for unit in units)
     joined = tmp_path / "joined.mkv"
     with av.open(str(first)) as one, av.open(str(second)) as other, av.open(str(joined), "w") as output:
         track = output.add_stream_from_template(one.streams.video[0], opaque=True)
         packets = [bytes(packet) for source in (one, other) for packet in source.demux(video=0) if packet.size]
-        packets[8] = b"".join(len(unit).to_bytes(4, "big") + unit for unit in sets) + packets[8]
+        packets[8] = sets + packets[8]
         for n, data in enumerate(packets):
             packet = av.Packet(data)
             packet.pts = packet.dts = 40 * n
@@ -283,3 +293,12 @@ def test_sets_in_band_that_key_frames_do_not_repeat(codec: Any, change: Any, tmp
         for _, picture in decode_pictures(slice_of(clip, frames), None, context=context, taken=ctypes.c_int64())
     ]
     assert pictures[0] == pictures[2] != pictures[1]
+
+
+def test_what_is_shown_before_a_recovery_point_counts(tmp_path: Path) -> None:
+    """A recording that begins within a wave of intra refresh: pictures behind the recovery point still show of it."""
+    recipe = Recipe(width=96, height=64, frames=40, gop=8, b_frames=0, container="mkv", from_key=1, drop=3)
+    recipe = replace(recipe, params=(("intra-refresh", "1"),))
+    clip = store_clip(write(recipe, tmp_path / "a.mkv"), tmp_path)
+    expected = sequential(tmp_path / "a.mkv")
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, range(len(expected)))), expected)
