@@ -112,7 +112,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
             ordered = in_output_order(source, about.codec, times)
         except (ValueError, av.error.FFmpegError):
             if len(np.unique(times.pts)) < len(times.pts):
-                raise ValueError("frames of it that a decoder reorders are shown at the same time") from None
+                raise CannotCopyError("frames of it that a decoder reorders are shown at the same time") from None
             return clip
         if np.array_equal(ordered.pts, times.pts):
             return clip

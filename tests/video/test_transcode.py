@@ -4,6 +4,7 @@ bytes."""
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -318,6 +319,22 @@ def test_what_cannot_be_stored_is_decoded_from_the_file(tmp_path: Path) -> None:
     clip = converted(path, tmp_path / "out", TranscodeOptions("h264"))
     assert numbers(clip, recipe) == list(range(20))
     assert times(clip) == [Fraction(n, 25) for n in range(20)]
+
+
+def test_an_edit_list_of_several_parts(tmp_path: Path) -> None:
+    """FFmpeg demuxes a part's packets from the key frame before it on, some of them again, at times of other parts."""
+    recipe = Recipe(fps=Fraction(25), frames=24, gop=8, delay=Fraction(1), width=160, height=96)
+    path = write(recipe, tmp_path / "a.mp4")
+    data = path.read_bytes()
+    at = data.index(b"elst") + 8
+    assert data[at : at + 4] == (2).to_bytes(4, "big")  # an empty edit, and one of the whole
+    edits = struct.pack(">IihhIihh", 160, 1024, 1, 0, 200, 1024 + 16 * 512, 1, 0)
+    path.write_bytes(data[: at + 4] + edits + data[at + 4 + len(edits) :])
+    with pytest.raises(CannotCopyError, match="shown at the same time"):
+        store_clip(path, tmp_path)
+    clip = converted(path, tmp_path / "out", TranscodeOptions("h264"))
+    assert numbers(clip, recipe) == [0, 1, 2, 3, 16, 17, 18, 19, 20]
+    assert times(clip) == [Fraction(n, 25) for n in range(9)]
 
 
 def test_damage_is_not_concealed(tmp_path: Path) -> None:
