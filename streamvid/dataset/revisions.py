@@ -2,7 +2,8 @@
 
 A change writes the files that it adds under names of their own, keeps the dataset.json of before as
 ``revisions/00000012.json``, and replaces dataset.json last and atomically. So whoever reads an older revision goes on,
-and a change that is killed, or finds the disk full, leaves the dataset as it was. Of two changes at once one succeeds.
+and a change that is killed, or finds the disk full, leaves the dataset as it was; the next change of a local one
+removes what it wrote. Of two changes at once one succeeds.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.revisions import change, changing
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.revise import RewrittenShards
+from streamvid.packing.revise import RewrittenShards, remove_leftovers
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.url import join
@@ -59,6 +59,7 @@ def publish_shards(path: str, manifest: Manifest, work: Path, clips: int) -> str
         with changing(path) as base, RewrittenShards(base) as new:
             if base.manifest != manifest:
                 raise InputError("the dataset was changed meanwhile")
+            remove_leftovers(base)
             for entry in manifest.shards:
                 if (folder := work / entry.name).is_dir():
                     packets, parquet = (folder / "new.packets").read_bytes(), (folder / "new.parquet").read_bytes()

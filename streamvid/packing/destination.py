@@ -7,6 +7,7 @@ holds the fingerprint of the pack that wrote dataset.json last, and the checksum
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
@@ -102,7 +103,7 @@ def read_state(destination: str) -> DestinationState:
     holder = read_claim(destination)
     if manifest is not None and FORMAT.encode() not in manifest:
         raise InputError(f"{shown} holds a {FILE_NAME} that is not streamvid's: choose another destination")
-    if manifest is None and holder is None and _shard_files(destination):
+    if manifest is None and holder is None and shard_files(destination):
         raise InputError(f"{shown} holds shards that streamvid did not write: choose another destination")
     report = None
     if manifest is not None:
@@ -174,6 +175,20 @@ def work_folder(destination: str) -> Iterator[Path]:
         yield Path(name)
 
 
+@contextmanager
+def disk_errors_named(destination: str, *, then: str) -> Iterator[None]:
+    """Name the destination in an OSError that names no file, as Arrow's do not, and of a full disk what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = f"{os.strerror(error.errno)}; free some, there or in {tempfile.gettempdir()}, and do the same again"
+            raise OSError(error.errno, f"{what}: {then}", error.filename or redact(destination)) from error
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, redact(destination)) from error
+
+
 def remove_temporaries(destination: str) -> None:
     """Remove the temporary files of killed processes at a local destination, where no process may be packing."""
     if not is_local(destination):
@@ -225,7 +240,7 @@ def publish(
         return
     if base is not None and hashlib.sha256(before).hexdigest() != base:
         raise InputError(f"the dataset at {redact(destination)} was changed meanwhile: run this again")
-    strays = [path for path in _shard_files(destination) if path.rpartition("/")[2] not in named]
+    strays = [path for path in shard_files(destination) if path.rpartition("/")[2] not in named]
     if strays:
         kept = {shard.name for one in kept_manifests(destination) for shard in one.shards}
         strays = [path for path in strays if path.rpartition("/")[2][:8] not in kept]
@@ -302,10 +317,11 @@ def _clear(destination: str, *, everything: bool) -> None:
         map_in_threads(filesystem.remove_file, [*kept_revisions(destination).values()])
     _remove_progress_files(destination)
     if everything:
-        map_in_threads(filesystem.remove_file, [*_shard_files(destination), *consolidated_files(destination)])
+        map_in_threads(filesystem.remove_file, [*shard_files(destination), *consolidated_files(destination)])
 
 
-def _shard_files(destination: str) -> list[str]:
+def shard_files(destination: str) -> list[str]:
+    """The files of shards that are there."""
     folder = join(destination, SHARD_FOLDER)
     names = sorted(filesystem.list_details(folder))
     return [join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]

@@ -5,11 +5,9 @@ A killed pack resumes when the same call is made again: see `streamvid.packing.j
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +27,7 @@ from streamvid.packing.destination import (
     DestinationState,
     abandon,
     claim,
+    disk_errors_named,
     publish,
     read_rejected,
     read_state,
@@ -199,7 +198,7 @@ def run_job(spec: JobSpec, run: JobRun) -> PackReport:
     destination = run.destination
     fingerprint = spec.job.fingerprint
     spec = replace(spec, job=replace(spec.job, retry=Retry.of(run.retry_for)))
-    with lock_folder(destination, make=True):
+    with lock_folder(destination, make=True), disk_errors_named(destination, then="it goes on"):
         base = None if spec.base is None else spec.base.sha256
         try:
             resumed = claim(destination, fingerprint, overwrite=run.overwrite, base=base)
@@ -211,11 +210,6 @@ def run_job(spec: JobSpec, run: JobRun) -> PackReport:
             if read_claim(destination) in (None, fingerprint):
                 remove_progress(destination, fingerprint)  # left by a killed run, or written after another published
             return was_there(spec, run)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            what = f"{os.strerror(error.errno)}; free some, there or in {tempfile.gettempdir()}, and do the same again"
-            raise OSError(error.errno, f"{what}: it goes on", error.filename or redact(destination)) from error
 
 
 def _pack_groups(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record], int]:

@@ -4,6 +4,7 @@ revision."""
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,14 +16,22 @@ import pyarrow.compute as pc
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.forgotten import read_table, write_forgotten
 from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, ShardEntry
-from streamvid.dataset.revisions import Base, changing, publish_revision, rewritten_numbers
+from streamvid.dataset.revisions import (
+    FIRST_REWRITTEN,
+    Base,
+    changing,
+    kept_manifests,
+    publish_revision,
+    rewritten_numbers,
+    table_files,
+)
 from streamvid.errors import InputError
-from streamvid.packing.destination import remove_temporaries
+from streamvid.packing.destination import consolidated_files, disk_errors_named, remove_temporaries, shard_files
 from streamvid.packing.tables import write_tables
 from streamvid.storage import filesystem
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.threads import map_in_threads
-from streamvid.storage.url import AnyPath, join, redact
+from streamvid.storage.url import AnyPath, is_local, join, redact
 
 
 @contextmanager
@@ -32,13 +41,39 @@ def opened_to_change(dataset: AnyPath, roots: Sequence[AnyPath]) -> Iterator[tup
     Raises:
         InputError: another process changes it, or has changed it meanwhile.
         DatasetError: it is damaged.
+        OSError: the disk is full.
     """
-    with changing(dataset) as base:
-        remove_temporaries(base.path)
+    with changing(dataset) as base, disk_errors_named(base.path, then="the dataset is as it was"):
+        remove_leftovers(base)
         opened = Dataset.open(base.path, retry_for=COMMAND_SECONDS, roots=roots)
         if opened.manifest != base.manifest:
             raise InputError(f"another process has changed {redact(base.path)} meanwhile: run this again")
         yield base, opened
+
+
+def remove_leftovers(base: Base) -> None:
+    """Remove what killed changes left of a local dataset that is locked; elsewhere it may be another writer's."""
+    if not is_local(base.path) or os.path.islink(join(base.path, SHARD_FOLDER)):
+        return
+    remove_temporaries(base.path)
+    kept, newest = kept_manifests(base.path), base.manifest
+    # A kept dataset.json that cannot be read names files that nobody knows of.
+    if {one.revision for one in kept}.issuperset(range(newest.oldest, newest.revision)):
+        named, root = named_files([newest, *kept]), join(base.path, "")
+        files = [root + name for name in table_files(base.path)] + consolidated_files(base.path)
+        left = [file for file in files if file.removeprefix(root) not in named]
+        for file in shard_files(base.path):
+            number = os.path.basename(file).partition(".")[0]
+            left += [file] * (int(number) >= FIRST_REWRITTEN and number not in named)
+        map_in_threads(filesystem.remove_file, left)
+
+
+def named_files(manifests: Sequence[Manifest]) -> set[str]:
+    """The names of the shards, and of the tables' files, that any of the manifests names."""
+    named = {overlay.file for one in manifests for overlay in one.overlays}
+    named |= {one.forgotten.file for one in manifests if one.forgotten is not None}
+    named |= {file for one in manifests for table in one.tables for file in table.files}
+    return named | {entry.name for one in manifests for entry in one.shards}
 
 
 def forgotten_clips(base: Base) -> pa.Table:

@@ -24,7 +24,7 @@ from streamvid.dataset.revisions import Base, change, kept_manifests, kept_revis
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.tables import usable
 from streamvid.packing.destination import REPORT_FILE, consolidated_files, work_folder
-from streamvid.packing.revise import RewrittenShards
+from streamvid.packing.revise import RewrittenShards, named_files
 from streamvid.revising.rewrite import rewrite_shard
 from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
@@ -130,11 +130,7 @@ def sweep(path: str, newest: Manifest, caches: Caches) -> None:
     """Remove all files of ended revisions, and what killed changes left; no file of anyone else."""
     older = kept_manifests(path)
     kept = [newest, *(one for one in older if one.revision >= newest.oldest)]
-    named = {overlay.file for one in kept for overlay in one.overlays}
-    named |= {one.forgotten.file for one in kept if one.forgotten is not None}
-    named |= {entry.name for one in kept for entry in one.shards} | {
-        file for one in kept for table in one.tables for file in table.files
-    }
+    named = named_files(kept)
     ended = [one for one in older if one.revision < newest.oldest]
     gone = [entry for one in ended for entry in one.shards if entry.name not in named]
     sums = {checksum for entry in gone for checksum in entry.checksums.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -235,10 +236,23 @@ def test_killed_anywhere(folder: Path, tmp_path: Path) -> None:
         assert code in (0, 9)
         sv.annotate(destination, table(a=[2] * 6))
         assert column(destination, "a") == [2] * 6
+        assert len(list(destination.glob("columns-*"))) == 1 + done
         assert not list(destination.rglob(".*"))
         if code == 0:
             return
     pytest.fail("it never finished")
+
+
+def test_a_full_disk_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+
+    before = digests(folder)
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(OSError, match=r"No space left on device; free some.*the dataset is as it was") as error:
+        sv.annotate(folder, table(a=[1] * 6))
+    assert error.value.filename == str(folder)
+    assert digests(folder) == before
 
 
 def test_on_s3(folder: Path, tmp_path: Path, s3_bucket: str) -> None:

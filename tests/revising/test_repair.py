@@ -10,6 +10,7 @@ import pytest
 
 import streamvid as sv
 from streamvid.cli.main import main
+from streamvid.dataset.manifest import SHARD_EXTENSIONS
 from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.options import FixedLength, PackOptions
@@ -184,6 +185,8 @@ def test_killed_anywhere(folder: Path, videos: Path, tmp_path: Path) -> None:
         if not done:
             call()
         assert found_bad(destination, tmp_path / f"r{at}") == set()
+        written = {path.name for path in destination.glob("shards/5*")}
+        assert written == {f"50000000.{kind}" for kind in SHARD_EXTENSIONS}, "what it wrote before is gone"
         if code == 0:
             return
     pytest.fail("it never finished")
