@@ -57,8 +57,8 @@ def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:
         return lambda packet: False
     try:
         known, length_size = (h264 if codec == "h264" else hevc).known_sets(stsd)
-    except ValueError:  # without a box, packets are in Annex B, and hold their sets
-        return lambda packet: True
+    except ValueError:  # without a box, packets are in Annex B, and each run begins with its sets
+        return lambda packet: False
 
     def tells(packet: memoryview) -> bool:
         known.take(split_packet(packet, length_size))

@@ -51,7 +51,7 @@ def test_pack_over_mutants(tmp_path: Path) -> None:
     (tmp_path / "sources").mkdir()
     files = pack_mutants.sources(tmp_path / "sources", None, names)
     assert len(files) == len(names)
-    found = pack_mutants.run(20, 6, files, tmp_path)
+    found = pack_mutants.run(20, 5, files, tmp_path)
     assert found.mutants == 20
     assert found.accepted > 0
     assert found.frames > 0
