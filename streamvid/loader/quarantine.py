@@ -6,6 +6,7 @@ on any number of ranks.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -212,7 +213,9 @@ def _append(file: Path, line: bytes) -> None:
         size = os.fstat(descriptor).st_size
         # End an unfinished line of a killed process first.
         torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
-        os.write(descriptor, b"\n" + line if torn else line)
+        line = b"\n" + line if torn else line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

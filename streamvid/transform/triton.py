@@ -22,6 +22,7 @@ from streamvid.checks import integer, one_of
 from streamvid.color.render import recolouring
 from streamvid.color.tags import Color, ColorOption
 from streamvid.errors import InputError
+from streamvid.storage import filesystem
 from streamvid.transform.dali_graph import by_constants, crop_resize, finish
 from streamvid.transform.params import followers, needed
 from streamvid.transform.sharing import largest, pair
@@ -71,6 +72,7 @@ def export(
 
     Raises:
         InputError: an option is invalid, or the transform is none that a server can have.
+        DatasetError: the folder cannot be written to.
     """
     if isinstance(transform, Mapping):
         transform = Views(transform)
@@ -114,12 +116,10 @@ def export(
         reason = str(error).splitlines()[0]
         raise InputError(f"a pipeline with this Transform(dali) cannot be serialized: {reason}") from error
     folder = Path(directory) / name
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    (folder / "1" / "model.dali").write_bytes(serialized)
-    (folder / "config.pbtxt").write_text(
-        _config(views, frames, name=name, device=device, batch_size=max_batch_size, num_threads=num_threads),
-        encoding="ascii",
-    )
+    config = _config(views, frames, name=name, device=device, batch_size=max_batch_size, num_threads=num_threads)
+    # Whole or not at all, as a server that polls its models may read at any moment.
+    filesystem.write_bytes(folder / "1" / "model.dali", serialized)
+    filesystem.write_bytes(folder / "config.pbtxt", config.encode("ascii"))
     return folder
 
 

@@ -31,7 +31,7 @@ from streamvid.decode import isolated
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
 from streamvid.inspection.verify import verify
-from streamvid.loader import rescue
+from streamvid.loader import quarantine, rescue
 from streamvid.loader.quarantine import OnError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -276,6 +276,15 @@ def test_the_folder_is_not_trusted(damaged: Path, tmp_path: Path, caplog: pytest
         # Only the clip of the line that was torn off was met again, and its line follows on one of its own.
         assert one.stats().bad_clips == 1
     assert json.loads(file.read_text().splitlines()[-1])["row"] == json.loads(good.splitlines()[-1])["row"]
+
+
+def test_a_line_that_a_full_disk_cuts_off_is_not_taken_for_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
+    with pytest.raises(OSError, match="No space left"):
+        quarantine._append(tmp_path / "0.jsonl", b"x" * 20 + b"\n")
 
 
 def test_a_folder_that_cannot_be_written(damaged: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
