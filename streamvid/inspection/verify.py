@@ -106,6 +106,7 @@ class ShardTask:
         threads: clips that are checked at the same time.
         roots, bounds: where clips outside of shards lie; see `streamvid.dataset.shard_files.ShardFiles`.
         fill: a folder for shards' files with the checksums that they lack; "": they are not added.
+        work: a folder for temporary files, which outlives a killed worker; None: the system's.
     """
 
     path: str
@@ -116,6 +117,7 @@ class ShardTask:
     roots: tuple[str, ...] = ()
     bounds: Bounds = field(default_factory=Bounds)
     fill: str = ""
+    work: str | None = None
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ def verify(
         futures = [
             pool.submit(
                 check_shard,
-                ShardTask(path, entry, None if drawn is None else drawn[s], decode, threads, resolved, bounds, fill),
+                ShardTask(path, entry, drawn[s] if drawn else None, decode, threads, resolved, bounds, fill, work),
             )
             for s, entry in enumerate(manifest.shards)
             if s in shards
@@ -339,7 +341,7 @@ def _read_local(path: Path, start: int, size: int) -> bytes:
 def _local_files(task: ShardTask) -> Iterator[dict[str, Path]]:
     """The files of a shard by extension, remote ones fetched; without missing files and tars that are only sampled."""
     entry = task.entry
-    with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
+    with tempfile.TemporaryDirectory(prefix="streamvid-verify-", dir=task.work) as folder:
         files: dict[str, Path] = {}
         for extension in entry.checksums:
             source = join(task.path, entry.file(extension))

@@ -398,6 +398,23 @@ def test_on_a_bucket(copy: Path, s3_bucket: str) -> None:
     assert "the idx has" in said(report)
 
 
+def test_a_worker_fetches_into_a_folder_of_its_parent_which_removes_it_when_the_worker_is_killed(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    from streamvid.storage import filesystem
+
+    fsspec.filesystem("memory").put(str(copy), "/verify/work", recursive=True)
+    held: list[Path] = []
+    get = filesystem.get_file
+    monkeypatch.setattr(filesystem, "get_file", lambda url, local: (held.append(local), get(url, local))[1])
+    entry = read_manifest("memory://verify/work").shards[0]
+    task = verify_module.ShardTask("memory://verify/work", entry, None, False, 1, work=str(tmp_path))
+    assert verify_module.check_shard(task).problems == []
+    assert {local.parent.parent for local in held} == {tmp_path}
+
+
 def test_of_a_bucket_a_sample_reads_only_its_own_bytes(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
