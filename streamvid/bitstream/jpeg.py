@@ -5,24 +5,64 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from dataclasses import replace
+from typing import Final, TypeVar
 
-from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.errors import VideoError
 
+Bytes = TypeVar("Bytes", bytes, memoryview)
 # ITU-T T.81, table B.1. FFmpeg's decoder takes baseline, extended and progressive Huffman coding.
 DECODED: Final = (0xC0, 0xC1, 0xC2)
 FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_SCAN, _EXIF = 0xDA, 0xE1
+_SCAN, _EXIF, _QUANTIZATION, _HUFFMAN = 0xDA, 0xE1, 0xDB, 0xC4
 _END: Final = b"\xff\xd9"
 _ORIENTATION: Final = 0x0112
 ROTATIONS: Final = {1: 0, 2: 360, 3: 180, 4: 540, 5: 630, 6: 90, 7: 450, 8: 270}
 """EXIF orientation → `streamvid.mp4.boxes.ROTATIONS`."""
 
 
-def classify(packet: memoryview) -> PacketKind:
-    """Every packet of Motion JPEG is a picture of its own."""
-    return PacketKind(random_access=True, disposable=True)
+def classifier(stsd: bytes) -> Classifier:
+    """See `streamvid.bitstream.packet_info.classifier`.
+
+    Every packet of Motion JPEG is a picture of its own, but may leave out tables that one before it has brought (B.2.4
+    of ITU-T T.81): then it is no start. `finalize` completes what it returns.
+    """
+    brought: set[tuple[int, int]] = set()
+
+    def classify(packet: memoryview) -> PacketKind:
+        own = set(_tables(packet))
+        start = brought <= own
+        brought.update(own)
+        return PacketKind(random_access=start, disposable=True)
+
+    return classify
+
+
+def finalize(kinds: list[PacketKind]) -> list[PacketKind]:
+    """Where a picture needs tables of earlier ones, no packet is disposable: which one brought them is not told."""
+    if all(kind.random_access for kind in kinds):
+        return kinds
+    return [replace(kind, disposable=False) for kind in kinds]
+
+
+def has_tables(data: bytes) -> bool:
+    """Whether a picture brings its own quantization and Huffman tables."""
+    return {_QUANTIZATION, _HUFFMAN} <= {marker for marker, _ in _tables(memoryview(data))}
+
+
+def _tables(packet: memoryview) -> Iterator[tuple[int, int]]:
+    """Marker and number of each table before the first scan; of a Huffman table its class, too (B.2.4.1, B.2.4.2)."""
+    for marker, payload in segments(packet):
+        at = 0
+        while marker in (_QUANTIZATION, _HUFFMAN) and at < len(payload):
+            number = payload[at]
+            if marker == _HUFFMAN:
+                yield marker, number
+                at += 17 + sum(payload[at + 1 : at + 17])
+            else:
+                yield marker, number & 15
+                at += 1 + 64 * (1 + (number >> 4))
 
 
 def check_jpeg(data: bytes, name: str) -> None:
@@ -78,7 +118,7 @@ def picture_height(data: bytes) -> int:
     return 0
 
 
-def segments(data: bytes) -> Iterator[tuple[int, bytes]]:
+def segments(data: Bytes) -> Iterator[tuple[int, Bytes]]:
     """Marker and payload of each segment up to the first scan."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:

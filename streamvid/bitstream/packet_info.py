@@ -22,9 +22,9 @@ _WITH_STATE: Final[dict[str, Callable[[bytes], Classifier]]] = {
     "hevc": hevc.classifier,
     "av1": av1.classifier,
     "mpeg4": mpeg4.classifier,
+    "mjpeg": jpeg.classifier,
 }
 _WITHOUT_STATE: Final[dict[str, Classifier]] = {
-    "mjpeg": jpeg.classify,
     "vp8": vpx.classify_vp8,
     "vp9": vpx.classify_vp9,
     **dict.fromkeys(image.CODECS, image.classify),
@@ -74,8 +74,8 @@ def classify(codec: str, stsd: bytes, packets: Sequence[memoryview]) -> list[Pac
 
 
 def finalize_disposable(codec: str, kinds: list[PacketKind]) -> list[PacketKind]:
-    """Complete `PacketKind.disposable`, which depends on other packets: on later ones in VP9 (see
-    `vpx.finalize_disposable`), on the highest sub-layer in HEVC.
+    """Complete `PacketKind.disposable`, which depends on other packets: on later ones in VP9 and Motion JPEG (see
+    `vpx.finalize_disposable`, `jpeg.finalize`), on the highest sub-layer in HEVC.
 
     A sub-layer non-reference picture of HEVC is not referred to within its own sub-layer, but may be by higher ones
     (ITU-T H.265, 7.4.2.2), so only those of the highest one present are certain to be disposable.
@@ -86,6 +86,8 @@ def finalize_disposable(codec: str, kinds: list[PacketKind]) -> list[PacketKind]
     """
     if codec == "vp9":
         return vpx.finalize_disposable(kinds)
+    if codec == "mjpeg":
+        return jpeg.finalize(kinds)
     highest = max((kind.temporal_id for kind in kinds), default=0)
     return [
         replace(kind, disposable=False) if kind.disposable and kind.temporal_id != highest else kind for kind in kinds

@@ -12,7 +12,7 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from itertools import count
+from itertools import chain, count, islice
 from operator import sub
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream.image import is_image_entry
+from streamvid.bitstream.jpeg import has_tables
 from streamvid.bitstream.packet_info import tells_sets
 from streamvid.color.picture import Picture
 from streamvid.mp4.sample_entry import coded_size, visual_sample_description, without_bit_rate, without_sequence_header
@@ -87,12 +88,16 @@ class ReusableCodecContext(threading.local):
         if is_image_entry(stsd):
             yield from decode_images(stsd, packets)
             return
+        packets = iter(packets)
+        head = list(islice(packets, 1))
+        if head and self._kept is not None and self._kept.context.name == "mjpeg" and not has_tables(head[0][0]):
+            self._kept = None  # a decoder would take those of the stream before for the standard's
         with self._held(stsd, reorder, pixels, native=False) as context:
             assert not isinstance(context, NativeDecoder)
             tells = tells_sets(context.codec.canonical_name, stsd)
 
             def looked_at() -> Iterator[tuple[bytes, int]]:
-                for data, rank in packets:
+                for data, rank in chain(head, packets):
                     self._told |= tells(memoryview(data))
                     yield data, rank
 

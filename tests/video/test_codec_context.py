@@ -27,6 +27,7 @@ from streamvid.mp4.sample_entry import decoder_specific_info
 from streamvid.packing.pack import pack
 from streamvid.video import codec_context
 from streamvid.video.codec_context import ReusableCodecContext, open_context, reorder_depth
+from streamvid.video.frame_index import RANDOM_ACCESS
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
@@ -302,3 +303,44 @@ def test_what_is_shown_before_a_recovery_point_counts(tmp_path: Path) -> None:
     clip = store_clip(write(recipe, tmp_path / "a.mkv"), tmp_path)
     expected = sequential(tmp_path / "a.mkv")
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, range(len(expected)))), expected)
+
+
+def test_pictures_without_quantization_tables_get_those_before_them(tmp_path: Path) -> None:
+    recipe = Recipe(codec="mjpeg", container="mkv", width=64, height=64, frames=6, gop=1, options=(("threads", "1"),))
+    path = tmp_path / "a.mkv"
+    with av.open(str(write(recipe, tmp_path / "whole.mkv"))) as whole, av.open(str(path), "w") as file:
+        stream = file.add_stream_from_template(whole.streams.video[0])
+        for n, packet in enumerate(whole.demux(video=0)):
+            data = bytes(packet)
+            at = data.find(b"\xff\xdb")
+            if n % 3 and at > 0:
+                data = data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4], "big") :]
+            if data:
+                made = av.Packet(data)
+                made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
+                made.stream, made.is_keyframe = stream, True
+                file.mux(made)
+    clip, expected = store_clip(path, tmp_path), sequential(path)
+    assert (clip.index.flags & RANDOM_ACCESS > 0).tolist() == [True, False, False] * 2
+    for wanted in ([1], [2, 5], [3, 4], range(6)):
+        np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, wanted)), [expected[n] for n in wanted])
+
+
+def test_pictures_without_huffman_tables_get_the_standards(tmp_path: Path) -> None:
+    """As of webcams, behind a video of the same sample description with tables of its own."""
+    slices, expected = [], []
+    for name, huffman in (("own", "optimal"), ("standard", "default")):
+        options = (("huffman", huffman), ("threads", "1"))
+        recipe = Recipe(codec="mjpeg", container="avi", width=64, height=64, frames=2, gop=1, options=options)
+        clip = store_clip(write(recipe, tmp_path / f"{name}.avi"), tmp_path)
+        one = slice_of(clip, [0])
+        expected += [frame.to_ndarray() for _, frame in decode_frames(one)]
+        data = one.data.tobytes()
+        if name == "standard":
+            at = data.index(b"\xff\xc4")
+            data = data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4], "big") :]
+        slices.append(replace(one, data=np.frombuffer(data, np.uint8), sizes=np.array([len(data)])))
+    context = ReusableCodecContext()
+    for one, right in zip(slices, expected, strict=True):
+        ((_, frame),) = decode_frames(replace(one, stsd=slices[0].stsd), context=context)
+        np.testing.assert_array_equal(frame.to_ndarray(), right)
