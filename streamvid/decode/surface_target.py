@@ -99,17 +99,22 @@ def full_size(
     import torch
 
     shapes = [(len(encoded.frames), form.height, form.width, 3) for encoded, form in zip(slices, forms, strict=True)]
-    flat = torch.empty(sum(map(prod, shapes)), dtype=torch.uint8, device=stream.device)
-    starts = [0, *accumulate(map(prod, shapes))]
-    frames = [flat[start : start + prod(shape)].view(shape) for start, shape in zip(starts, shapes, strict=False)]
+    sizes = [*map(prod, shapes)]
+    flat = torch.empty(sum(sizes), dtype=torch.uint8, device=stream.device)
+    starts = [flat.data_ptr() + at for at in accumulate(sizes, initial=0)]
+    # Each call of PyTorch lets go of the GIL, which may take milliseconds to get back.
+    if len(set(shapes)) == 1:
+        frames = list(flat.view(len(shapes), *shapes[0]).unbind())
+    else:
+        frames = [one.view(shape) for one, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
     writes, windows, params = [], [], []
-    for number, (encoded, form, made) in enumerate(zip(slices, forms, frames, strict=True)):
+    for number, (encoded, form, first) in enumerate(zip(slices, forms, starts, strict=False)):
         meaning, size = encoded.color.chosen(color), (form.height, form.width)
         strides = (1, 3 * form.width, 3)
         params.append(clip_params(form, meaning, start=(0, 0), end=size, size=size, strides=strides))
         full_range = meaning.as_dali and meaning.full_range
         kernel = Kernel("uint8", form.bits > 8, as_dali=meaning.as_dali, full_range=full_range)
         windows.append(Window(0, form.height, 0, form.width))
-        each, first = 3 * prod(size), made.data_ptr()
-        writes.append([Writes(kernel, size, number, first + each * np.arange(len(made))[:, None])])
+        pixels = first + 3 * prod(size) * np.arange(len(encoded.frames))[:, None]
+        writes.append([Writes(kernel, size, number, pixels)])
     return frames, make_targets(stream, writes, windows, params, [flat])
