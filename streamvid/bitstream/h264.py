@@ -13,7 +13,6 @@ from typing import Final
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import (
-    START_CODE,
     DpbRequirement,
     KnownSets,
     NalSyntax,
@@ -27,6 +26,7 @@ from streamvid.bitstream.nal import (
     stated_colors,
 )
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.bitstream.packets import START_CODE
 from streamvid.mp4.sample_entry import codec_configuration
 
 _IDR: Final = 5

@@ -1,7 +1,6 @@
-"""What H.264 and HEVC share: NAL units, their two framings, and output order by picture order count.
+"""What H.264 and HEVC share: NAL units, parameter sets, and output order by picture order count.
 
-MP4 files put a length before each NAL unit and keep the parameter sets in the sample description (ISO/IEC 14496-15).
-NVDEC takes Annex B of ITU-T H.264 and H.265: start codes in place of the lengths, and parameter sets in band.
+MP4 files keep the parameter sets in the sample description (ISO/IEC 14496-15), NVDEC takes them in band.
 """
 
 from __future__ import annotations
@@ -11,21 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from struct import Struct
 from typing import Final
 
-import numpy as np
-
-from streamvid.arrays import Int64, UInt8
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.packet_kind import StatedColors
-from streamvid.bitstream.packets import Packets
+from streamvid.bitstream.packets import START_CODE
 
 _LEAST_UNIT: Final = 4
 """FFmpeg ignores fewer bytes than these behind the last unit of a packet (h2645_parse.c)."""
-START_CODE: Final = b"\0\0\0\1"
-_LENGTH: Final = Struct(">I")
-_NOT_WITHIN: Final = "a NAL unit does not end within its packet"
 _PERIOD_BITS: Final = 40
 """Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
 _MIDDLE: Final = 1 << (_PERIOD_BITS - 1)
@@ -161,47 +153,6 @@ def read_units(box: bytes, at: int, count: int) -> tuple[bytes, int]:
         units += (START_CODE, box[at + 2 : at + 2 + size])
         at += 2 + size
     return b"".join(units), at
-
-
-def to_annex_b(data: UInt8, sizes: Int64, length_size: int) -> Packets:
-    """Convert packets as MP4 files hold them to Annex B: start codes in place of the lengths.
-
-    Args:
-        data: uint8 [bytes], packets one after another. Stays as it is.
-        sizes: int64 [packets], in bytes.
-        length_size: as in `ParameterSets`.
-
-    Raises:
-        ValueError: the packets are not as long as their sizes say, or a NAL unit's length leads out of its packet.
-    """
-    source = Packets.checked(data, sizes)
-    if length_size != len(START_CODE):
-        return Packets.of([_packet_to_annex_b(packet, length_size) for packet in source])
-    # A start code is as long as a length, and takes its place. NumPy would let go of the GIL, which may take
-    # milliseconds to get back.
-    made, at = bytearray(data), 0
-    for end in source.bounds[1:]:
-        while at < end:
-            start = following = at + length_size
-            if start < end:
-                following += _LENGTH.unpack_from(made, at)[0]
-            if not start < following <= end:
-                raise ValueError(_NOT_WITHIN)
-            made[at:start] = START_CODE
-            at = following
-    return Packets(np.frombuffer(made, dtype=np.uint8), sizes)
-
-
-def _packet_to_annex_b(packet: bytes, length_size: int) -> bytes:
-    units: list[bytes] = []
-    at = 0
-    while at < len(packet):
-        start = at + length_size
-        at = start + int.from_bytes(packet[at:start], "big")
-        if at > len(packet) or at == start:
-            raise ValueError(_NOT_WITHIN)
-        units += (START_CODE, packet[start:at])
-    return b"".join(units)
 
 
 def split_packet(packet: memoryview, length_size: int) -> list[memoryview]:

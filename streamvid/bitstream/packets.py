@@ -1,70 +1,107 @@
-"""Packets of a stream, one after another in one array."""
+"""Packets of a stream, one after another in one array, and as decoders take them.
+
+MP4 files put a length before each NAL unit of H.264 and HEVC (ISO/IEC 14496-15). NVDEC takes Annex B of ITU-T H.264 and
+H.265: start codes in place of the lengths.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
+from typing import Final
 
 import numpy as np
 
 from streamvid.arrays import Int64, UInt8
 
+START_CODE: Final = b"\0\0\0\1"
+
 
 @dataclass(frozen=True, eq=False)
 class Packets:
-    """Packets in decode order.
+    """Packets in decode order. As a sequence, they are as decoders take them: converted, the first behind the header.
 
     Attributes:
         data: uint8 [bytes], contiguous, as long as `sizes` say.
         sizes: int64 [packets], in bytes.
+        header: what a decoder needs before the first packet, as parameter sets in Annex B; may be empty.
+        length_size: bytes of the length before each NAL unit, in place of which decoders take a start code; 0 for
+            packets that decoders take as they are.
     """
 
     data: UInt8
     sizes: Int64
+    header: bytes = b""
+    length_size: int = 0
 
     @classmethod
     def of(cls, packets: Sequence[bytes]) -> Packets:
-        """Packets from one `bytes` each."""
+        """Packets from one `bytes` each, as decoders take them."""
         return cls(np.frombuffer(b"".join(packets), dtype=np.uint8), np.array([*map(len, packets)], dtype=np.int64))
 
     @classmethod
-    def checked(cls, data: UInt8, sizes: Int64) -> Packets:
+    def checked(cls, data: UInt8, sizes: Int64, *, length_size: int = 0) -> Packets:
         """Packets from arrays.
 
         Raises:
             ValueError: the sizes are not those of the data.
         """
-        made = cls(data, sizes)
-        # They never fall: a sum beyond 2⁶³ would, which wraps around.
-        if len(data) != made.bounds[-1] or made.bounds != sorted(made.bounds):
+        made = cls(data, sizes, length_size=length_size)
+        if len(data) != made.bounds[-1] or min(sizes.tolist(), default=0) < 0:
             raise ValueError("packets are not as long as their sizes say")
         return made
 
     @cached_property
     def bounds(self) -> list[int]:
         """Where each packet begins, and where the last one ends."""
-        return [0, *self.sizes.cumsum().tolist()]
+        # Without NumPy, whose sum would wrap around.
+        return [*accumulate(self.sizes.tolist(), initial=0)]
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def __getitem__(self, number: int) -> bytes:
-        return self.joined(number, number + 1)
+        """A packet.
+
+        Raises:
+            ValueError: a NAL unit's length leads out of the packet.
+        """
+        packet = self.data[self.bounds[number] : self.bounds[number + 1]].tobytes()
+        if self.length_size:
+            packet = to_annex_b(packet, self.length_size)
+        return packet if number else self.header + packet
 
     def __iter__(self) -> Iterator[bytes]:
         return (self[number] for number in range(len(self)))
 
     def joined(self, first: int, end: int) -> bytes:
         """The bytes of packets [first, end)."""
-        return self.data[self.bounds[first] : self.bounds[end]].tobytes()
+        return b"".join([self[number] for number in range(first, end)])
 
     def part(self, first: int, end: int, *, header: bytes = b"") -> Packets:
         """Packets [first, end), with a header before the first."""
-        data, sizes = self.data[self.bounds[first] : self.bounds[end]], self.sizes[first:end]
-        if not header:
-            return Packets(data, sizes)
-        sizes = sizes.copy()
-        sizes[0] += len(header)
-        # NumPy's concatenate would let go of the GIL, which may take milliseconds to get back.
-        return Packets(np.frombuffer(header + data.tobytes(), dtype=np.uint8), sizes)
+        data = self.data[self.bounds[first] : self.bounds[end]]
+        return Packets(data, self.sizes[first:end], header, self.length_size)
+
+
+def to_annex_b(packet: bytes, length_size: int) -> bytes:
+    """A packet with start codes in place of the lengths before its NAL units.
+
+    Args:
+        packet: as MP4 files hold it.
+        length_size: bytes of a length.
+
+    Raises:
+        ValueError: a unit's length leads out of the packet.
+    """
+    units: list[bytes] = []
+    at = 0
+    while at < len(packet):
+        start = at + length_size
+        at = start + int.from_bytes(packet[at:start], "big")
+        if at > len(packet) or at == start:
+            raise ValueError("a NAL unit does not end within its packet")
+        units += (START_CODE, packet[start:at])
+    return b"".join(units)

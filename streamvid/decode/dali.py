@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
-from streamvid.bitstream.nal import to_annex_b
 from streamvid.bitstream.packet_info import classifier
+from streamvid.bitstream.packets import Packets
 from streamvid.decode.dali_cache_guard import misses_cache
 from streamvid.errors import VideoError
 from streamvid.forks import abandon_pipeline, in_children
@@ -108,7 +108,8 @@ def check_packets(slices: Sequence[EncodedSlice]) -> None:
     for encoded in slices:
         try:
             if encoded.codec in NAL_SYNTAX:
-                to_annex_b(encoded.data, encoded.sizes, parameter_sets(encoded.codec, encoded.stsd).length_size)
+                length_size = parameter_sets(encoded.codec, encoded.stsd).length_size
+                list(Packets.checked(encoded.data, encoded.sizes, length_size=length_size))
                 continue
             kind_of = classifier(encoded.codec, encoded.stsd)
             begins = np.cumsum(encoded.sizes) - encoded.sizes

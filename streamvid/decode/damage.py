@@ -12,7 +12,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream import hevc
-from streamvid.bitstream.nal import to_annex_b
+from streamvid.bitstream.packets import Packets
 from streamvid.checksum import crc32c
 from streamvid.decode.slice_frames import DamagedClipError, decode_frames
 from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, in_band_description, reorder_depth
@@ -144,7 +144,7 @@ def _hidden_damage(encoded: EncodedSlice) -> str | None:
 
     try:
         sets = hevc.parameter_sets(encoded.stsd)
-        packets = to_annex_b(encoded.data, encoded.sizes, sets.length_size)
+        packets = list(Packets.checked(encoded.data, encoded.sizes, length_size=sets.length_size))
     except ValueError:  # bytes behind the last unit, which the decoder above has not minded
         return None
     stsd = in_band_description("hevc", width=encoded.width, height=encoded.height)

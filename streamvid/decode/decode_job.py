@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
-from streamvid.bitstream.nal import DpbRequirement, to_annex_b
+from streamvid.bitstream.nal import DpbRequirement
 from streamvid.bitstream.packet_info import classifier
 from streamvid.bitstream.packets import Packets
 from streamvid.bitstream.session_fault import has_headers, session_fault
@@ -154,7 +154,7 @@ class GopJob:
     Attributes:
         encoded: the slice of the packets.
         target: where the slice's frames go.
-        packets: in decode order, with all headers before the first; for H.264 and HEVC, access units in Annex B.
+        packets: with all headers before the first.
         starts_with_idr: False if the slice begins with a CRA picture or a recovery point: such a job decodes alone, but
             must not follow another job in the same session.
         display_order: int64 [packets], each packet's rank in presentation order, as `EncodedSlice.display_order`.
@@ -280,7 +280,7 @@ def split_at_idr(
     targets: Sequence[SurfaceTarget],
     *,
     native: bool = False,
-    group: JobGroup | None = None,
+    joined: JobGroup | None = None,
 ) -> list[GopJob]:
     """Split the slices of a batch at their IDR pictures, so that a few long slices keep all NVDEC engines busy, too.
 
@@ -288,7 +288,7 @@ def split_at_idr(
         slices: of one batch.
         targets: where each slice's frames go.
         native: whether the native module decodes them.
-        group: the group that the jobs join; default: a new one.
+        joined: the group that the jobs join; default: a new one.
 
     Returns:
         the jobs, in order.
@@ -296,58 +296,26 @@ def split_at_idr(
     Raises:
         VideoError: packets are not NAL units, or a wanted frame has no packet.
     """
-    split = [_closed_gops(encoded, native=native) for encoded in slices]
-    count = sum(map(len, split))
-    if group is None:
-        group = JobGroup(count)
-    else:
-        group.add(count)
-    jobs = []
-    for encoded, target, gops in zip(slices, targets, split, strict=True):
-        key, required = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
-        for gop in gops:
-            # In-band parameter sets replace those of the sample description.
-            syntax = NAL_SYNTAX.get(encoded.codec)
-            has_sps = syntax is not None and syntax.sequence_parameter_sets(gop.in_band)
-            need = dpb_requirement(encoded.codec, gop.in_band) if has_sps else required
-            jobs.append(
-                GopJob(
-                    encoded=encoded,
-                    target=target,
-                    packets=gop.packets,
-                    starts_with_idr=gop.starts_with_idr,
-                    display_order=gop.display_order,
-                    rows=gop.rows,
-                    key=key if need is required else replace(key, dpb_group=need.group),
-                    dpb_frames=need.frames,
-                    in_order=reorder_depth(gop.display_order) <= need.reorder,
-                    timed=gop.timed,
-                    group=group,
-                )
-            )
+    group = joined or JobGroup(1)
+    jobs = [
+        job
+        for encoded, target in zip(slices, targets, strict=True)
+        for job in _closed_gops(encoded, target, group, native=native)
+    ]
+    group.add(len(jobs))
+    if joined is None:
+        group.finish()
     return jobs
 
 
-class _ClosedGop(NamedTuple):
-    """Part of a slice: see `GopJob`. `in_band`: the latest in-band parameter sets up to this part."""
-
-    packets: Packets
-    starts_with_idr: bool
-    display_order: Int64
-    rows: Int32
-    timed: bool
-    in_band: bytes
-
-
-def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
-    syntax, starts = NAL_SYNTAX.get(encoded.codec), encoded.starts.tolist()
+def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, *, native: bool) -> list[GopJob]:
+    syntax, starts = NAL_SYNTAX.get(encoded.codec), {0, *encoded.starts.tolist()}
     hidden: set[int] = set()
     silent: set[int] = set()
     untimed: set[int] = set()
     try:
         if syntax is None:
-            header = stream_header(encoded.codec, encoded.stsd)
-            packets = Packets.checked(encoded.data, encoded.sizes)
+            header, packets = stream_header(encoded.codec, encoded.stsd), Packets.checked(encoded.data, encoded.sizes)
             kind_of = classifier(encoded.codec, encoded.stsd)
             kinds = [kind_of(memoryview(packet)) for packet in packets]
             hidden = {n for n, kind in enumerate(kinds) if kind.hidden}
@@ -357,31 +325,49 @@ def _closed_gops(encoded: EncodedSlice, *, native: bool) -> list[_ClosedGop]:
         else:
             settings = parameter_sets(encoded.codec, encoded.stsd)
             header = settings.annex_b
-            packets = to_annex_b(encoded.data, encoded.sizes, settings.length_size)
+            packets = Packets.checked(encoded.data, encoded.sizes, length_size=settings.length_size)
+        firsts = {n: packets[n] for n in starts}
     except (ValueError, IndexError) as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     # Lists, and not NumPy's searches, which let go of the GIL and may take milliseconds to get it back.
-    order, row_of = encoded.display_order, {rank: row for row, rank in enumerate(encoded.frames.tolist())}
-    found = [NOT_WANTED if n in hidden else row_of.get(rank, NOT_WANTED) for n, rank in enumerate(order.tolist())]
+    ranks, row_of = encoded.display_order.tolist(), {rank: row for row, rank in enumerate(encoded.frames.tolist())}
+    found = [NOT_WANTED if n in hidden else row_of.get(rank, NOT_WANTED) for n, rank in enumerate(ranks)]
     if missing := len(row_of) - len({*found} - {NOT_WANTED}):
         raise VideoError(
             f"clip {encoded.name} has no packet for {missing} of its frames: check it with `streamvid verify`"
         )
     rows = np.array([NOT_SHOWN if n in silent else row for n, row in enumerate(found)], dtype=np.int32)
     # No cut at a CRA picture: its leading pictures may refer to frames before it.
-    firsts = {n: packets[n] for n in {0, *starts}}
     idr = {n for n in starts if syntax is None or syntax.is_idr(firsts[n])}
     cuts = sorted({0} | idr)
-    in_band = b""
-    gops = []
+    stated, required = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
+    key, need, in_band = stated, required, b""
+    jobs = []
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
         first = firsts[start]
-        in_band = (syntax and syntax.in_band_parameter_sets(first)) or in_band
+        if sets := syntax and syntax.in_band_parameter_sets(first):
+            in_band = sets
+            # They replace those of the sample description.
+            has_sps = syntax is not None and syntax.sequence_parameter_sets(sets)
+            need = dpb_requirement(encoded.codec, sets) if has_sps else required
+            key = stated if need is required else replace(stated, dpb_group=need.group)
         headers = in_band or _headers(encoded, first)
-        if problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native):
+        if headers and (problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native)):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
         known = not syntax and has_headers(encoded.codec, headers)  # the packet has its own headers
-        part = packets.part(start, end, header=(b"" if known else header) + in_band)
-        timed = untimed.isdisjoint(range(start, end))
-        gops.append(_ClosedGop(part, start in idr, order[start:end], rows[start:end], timed, in_band))
-    return gops
+        jobs.append(
+            GopJob(
+                encoded=encoded,
+                target=target,
+                packets=packets.part(start, end, header=(b"" if known else header) + in_band),
+                starts_with_idr=start in idr,
+                display_order=encoded.display_order[start:end],
+                rows=rows[start:end],
+                key=key,
+                dpb_frames=need.frames,
+                in_order=reorder_depth(ranks[start:end]) <= need.reorder,
+                timed=untimed.isdisjoint(range(start, end)),
+                group=group,
+            )
+        )
+    return jobs

@@ -209,7 +209,7 @@ class NvdecSessionPool:
         try:
             for at in range(0, len(slices), _QUEUED):
                 part = slice(at, at + _QUEUED)
-                self._queue.put(split_at_idr(slices[part], targets[part], native=self.native, group=group))
+                self._queue.put(split_at_idr(slices[part], targets[part], native=self.native, joined=group))
         except VideoError as error:
             group.fail(error)
             group.wait()  # raises it

@@ -103,10 +103,13 @@ typedef struct {
     int32_t alone;               /* the decoder is drained first */
     int32_t lenient;             /* only wanted pictures have to come out; the decoder has no other job */
     int32_t untimed;             /* pictures are matched by their order, because the parser reassigns timestamps */
+    int32_t length_size;         /* bytes of the length before each NAL unit; 0: the parser takes packets as they are */
+    int32_t header_size;
+    const uint8_t *header;       /* what the parser takes before the first packet */
     const uint8_t *data;         /* the packets one after another */
-    const int64_t *sizes;        /* bytes of each packet */
-    const int32_t *rows;         /* row of each packet's picture in the output, NOT_WANTED or NOT_SHOWN */
-    const int32_t *order;        /* rank of each packet's picture in display order, from 0 */
+    const int64_t *table;        /* of all packets the sizes in bytes; then the rows of their pictures in the output,
+                                    NOT_WANTED or NOT_SHOWN; then the ranks of their pictures in display order, which
+                                    follow one another */
 } nvdec_job;
 
 typedef struct {
@@ -134,6 +137,8 @@ typedef struct {
     int64_t job;                  /* number of the last job */
     uint64_t fed;                 /* packets since the session was opened */
     picture waiting[WAITING];
+    uint8_t *packet;              /* memory of `capacity` bytes for a packet as the parser takes it */
+    int64_t capacity;
     CUdeviceptr memory;           /* staging memory: `slots` pictures of `slot` bytes */
     size_t slot;
     CUevent copied;               /* recorded after the last copy */
@@ -164,7 +169,7 @@ static int check(nvdec_session *s, const char *name, CUresult result) {
 
 /* Version of this interface: the caller refuses a module of another version. */
 API int nvdec_version(void) {
-    return 5;
+    return 6;
 }
 
 /* Open the driver's libraries, once per process. NULL, or an error message. */
@@ -423,6 +428,37 @@ static int drain(nvdec_session *s) {
     return 1;
 }
 
+/* A packet as the parser takes it, and its size: the first behind the header, NAL units behind start codes (Annex B of
+ * ITU-T H.264 and H.265) in place of their lengths (ISO/IEC 14496-15). NULL if a length leads out of the packet. */
+static const uint8_t *as_parsed(nvdec_session *s, const nvdec_job *job, int32_t n, const uint8_t *data, int64_t *size) {
+    int64_t header = n ? 0 : job->header_size, from = 0, to = header, length_size = job->length_size, end = *size;
+    if (!header && !length_size) return data;
+    int64_t most = header + 4 * end; /* a length has a byte at least, and a unit, too */
+    if (most > s->capacity) {
+        free(s->packet);
+        s->capacity = (s->packet = malloc((size_t)most)) ? most : 0;
+        if (!s->packet) return (void)fail(s, NVDEC_CALLER, "out of memory"), NULL;
+    }
+    if (header) memcpy(s->packet, job->header, (size_t)header);
+    while (from < end) {
+        int64_t unit = end;
+        if (length_size) {
+            unit = 0;
+            for (int64_t k = 0; k < length_size && from < end; k++) unit = unit << 8 | data[from++];
+            if (!unit || unit > end - from) {
+                fail(s, NVDEC_STREAM, "has a NAL unit that does not end within its packet");
+                return NULL;
+            }
+            memcpy(s->packet + to, (uint8_t[]){0, 0, 0, 1}, 4);
+            to += 4;
+        }
+        memcpy(s->packet + to, data + from, (size_t)unit);
+        to += unit, from += unit;
+    }
+    *size = to;
+    return s->packet;
+}
+
 static int feed(nvdec_session *s, const nvdec_job *job) {
     if ((job->alone || job->width != s->width || job->height != s->height) && !drain(s)) return 0;
     s->width = job->width;
@@ -433,18 +469,23 @@ static int feed(nvdec_session *s, const nvdec_job *job) {
     s->begin = s->end;
     s->end += (uint64_t)job->packets;
     const uint8_t *data = job->data;
+    const int64_t *sizes = job->table, *rows = sizes + job->packets, *ranks = rows + job->packets;
+    int64_t least = INT64_MAX;
+    for (int32_t n = 0; n < job->packets; n++) least = ranks[n] < least ? ranks[n] : least;
     for (int32_t n = 0; n < job->packets; n++) {
         if (atomic_load(&s->stop)) return fail(s, NVDEC_STOPPED, "the session was given up");
-        uint64_t number = s->begin + (uint64_t)job->order[n];
+        uint64_t number = s->begin + (uint64_t)(ranks[n] - least);
         if (number - s->oldest >= WAITING) return fail(s, NVDEC_PICTURES, "pictures do not come out of the decoder");
-        int32_t row = job->rows[n];
+        int32_t row = (int32_t)rows[n];
         int done = row == NOT_SHOWN || (row == NOT_WANTED && job->lenient);
         s->waiting[number % WAITING] = (picture){number, job->number, row, done};
         s->inside = 1;
         __atomic_store_n(&s->options.staging->packets, (int64_t)++s->fed, __ATOMIC_RELAXED);
         settle(s);
-        if (!parse(s, data, job->sizes[n], number)) return 0;
-        data += job->sizes[n];
+        int64_t size = sizes[n];
+        const uint8_t *packet = as_parsed(s, job, n, data, &size);
+        if (!packet || !parse(s, packet, size, number)) return 0;
+        data += sizes[n];
     }
     settle(s);
     return 1;
@@ -512,6 +553,7 @@ API int nvdec_close(nvdec_session *s) {
         if (current) leave(s);
         CALL(s, cuDevicePrimaryCtxRelease, s->device);
     }
+    free(s->packet);
     free(s);
     return 0;
 }

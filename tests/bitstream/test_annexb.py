@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
-from streamvid.bitstream.nal import START_CODE, DpbRequirement, to_annex_b
-from streamvid.bitstream.packets import Packets
+from streamvid.bitstream.nal import DpbRequirement
+from streamvid.bitstream.packets import START_CODE, Packets
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.reference import whole
@@ -40,7 +40,7 @@ def test_packets_are_those_that_ffmpeg_makes(name: str, tmp_path: Path) -> None:
     part = whole(clip)
     settings = parameter_sets(clip.codec, clip.stsd)
     assert settings.bit_depth == (10 if "10" in clip.pix_fmt else 8)
-    packets = list(to_annex_b(part.data, part.sizes, settings.length_size))
+    packets = list(Packets.checked(part.data, part.sizes, length_size=settings.length_size))
     packets[0] = settings.annex_b + packets[0]
     with closing(av.open(io.BytesIO(clip.mp4.read_bytes()), options={"ignore_editlist": "1"})) as container:
         stream = container.streams.video[0]
@@ -61,7 +61,7 @@ def test_lengths_of_any_size(length_size: int) -> None:
     bodies = [b"\x65abc", b"\x41" * 200, b"\x01"]
     data = b"".join(len(body).to_bytes(length_size, "big") + body for body in bodies)
     sizes = np.array([2 * length_size + 204, length_size + 1])
-    packets = list(to_annex_b(np.frombuffer(data, dtype=np.uint8), sizes, length_size))
+    packets = list(Packets.checked(np.frombuffer(data, dtype=np.uint8), sizes, length_size=length_size))
     assert packets == [START_CODE + bodies[0] + START_CODE + bodies[1], START_CODE + bodies[2]]
 
 
@@ -78,7 +78,7 @@ def test_packets_of_one_unit_among_others() -> None:
     for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [2], [0], [1, 3]):
         data = np.frombuffer(b"".join(packets[n] for n in order), dtype=np.uint8)
         before = data.copy()
-        made = list(to_annex_b(data, np.array([len(packets[n]) for n in order]), 4))
+        made = list(Packets.checked(data, np.array([len(packets[n]) for n in order]), length_size=4))
         assert made == [b"".join(START_CODE + unit for unit in units[n]) for n in order]
         assert np.array_equal(data, before)
 
@@ -86,7 +86,7 @@ def test_packets_of_one_unit_among_others() -> None:
 @pytest.mark.parametrize("data", [b"\0\0\0\5abcd", b"\0\0\0\0", b"\xff\xff\xff\xffabcd"])
 def test_lengths_that_lie_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="NAL unit"):
-        to_annex_b(np.frombuffer(data, dtype=np.uint8), np.array([len(data)]), 4)
+        list(Packets.checked(np.frombuffer(data, dtype=np.uint8), np.array([len(data)]), length_size=4))
 
 
 @pytest.mark.parametrize("sizes", [[5], [7], [-1, 7], [3, -1, 4], [1 << 62] * 4 + [6], []])

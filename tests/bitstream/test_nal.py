@@ -16,7 +16,7 @@ from streamvid.bitstream import packet_info
 from streamvid.bitstream.annexb import parameter_sets
 from streamvid.bitstream.h264 import H264Order
 from streamvid.bitstream.hevc import HevcOrder
-from streamvid.bitstream.nal import START_CODE
+from streamvid.bitstream.packets import START_CODE
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.damage import Damage, find_damage
 from streamvid.video.probe import VideoFile, read_stream_info

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamvid.bitstream.nal import START_CODE
+from streamvid.bitstream.packets import START_CODE
 from streamvid.decode.base import Pending
 from streamvid.decode.gpu import GpuDecoder, decode_support
 from streamvid.errors import VideoError

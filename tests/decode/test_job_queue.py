@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
-from streamvid.bitstream.nal import START_CODE
-from streamvid.bitstream.packets import Packets
+from streamvid.bitstream.packets import START_CODE, Packets
 from streamvid.decode.decode_job import NOT_WANTED, GopJob, JobGroup, SessionKey, session_key, split_at_idr
 from streamvid.decode.job_queue import _AGAIN, CPU_BACKLOG, CPU_MIN_PIXELS, ENOUGH, SESSION_OPEN_PACKETS, DecodeQueue
 from streamvid.errors import GpuLostError, VideoError

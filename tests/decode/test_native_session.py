@@ -464,7 +464,7 @@ def test_a_module_of_another_version_or_none_is_not_used(
     source = (
         (SOURCES / "nvdec.c")
         .read_text()
-        .replace("return 5;\n}\n\n/* Open the driver", "return 0;\n}\n\n/* Open the driver")
+        .replace("return 6;\n}\n\n/* Open the driver", "return 0;\n}\n\n/* Open the driver")
     )
     (tmp_path / "old.c").write_text(source)
     old = compile_c([tmp_path / "old.c"], tmp_path / "nvdec.so", "-shared", "-fPIC", f"-I{SOURCES}")

@@ -1,6 +1,6 @@
 /* Stands in for libcuda and libnvcuvid: host memory for the GPU's, made-up pictures for decoded ones, errors on demand.
  *
- * Packets are `standin_packet`s, whose pictures are a function of their seed; or, where a hook is set, whatever that
+ * Packets are `standin_packet`s, some behind a start code, whose pictures are a function of their seed; or, where a hook is set, whatever that
  * understands, which gives pictures back through `standin_picture`. The parser works as NVIDIA's does: it decodes a
  * picture when the next packet or the end comes, hands pictures out in the order of display, and holds some back; it
  * takes times that never fall from packet to packet for those of decoding, and gives them out in their own order. What
@@ -511,8 +511,11 @@ CUresult cuvidParseVideoData(CUvideoparser handle, CUVIDSOURCEDATAPACKET *packet
     }
     if (!decode_pending(p)) return UNKNOWN;
     if (!end) {
-        if (packet->payload_size != sizeof p->pending) return INVALID_VALUE;
-        memcpy(&p->pending, packet->payload, sizeof p->pending);
+        static const unsigned char before[] = {0, 0, 0, 1, 0x67, 0, 0, 0, 1}; /* a header and a start code, or less */
+        size_t more = packet->payload_size - sizeof p->pending;
+        if ((more && more != 4 && more != sizeof before) || memcmp(packet->payload, before + sizeof before - more, more))
+            return INVALID_VALUE;
+        memcpy(&p->pending, packet->payload + more, sizeof p->pending);
         p->pending_time = packet->timestamp;
         p->falls |= packet->timestamp < p->last_time;
         p->last_time = packet->timestamp;

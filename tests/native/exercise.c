@@ -9,7 +9,7 @@ typedef struct {
     uint8_t pad[2];
 } standin_packet;
 
-enum { PACKETS = 12, JOBS = 24, TOGETHER = 3, SLOTS_USED = 5 };
+enum { PACKETS = 12, JOBS = 24, TOGETHER = 3, SLOTS_USED = 5, LENGTH = 2 };
 
 static void (*standin_fail)(const char *, int, int);
 static void (*standin_counts)(int64_t *);
@@ -65,28 +65,34 @@ static void open_lane(lane *l, int delay) {
 }
 
 /* Groups of pictures with B-frames, of which every other is wanted, in one call. */
-static int decode_some(lane *l, int64_t first, int count) {
+static int decode_some(lane *l, int64_t first, int count, int lies) {
     static const int32_t order[PACKETS] = {0, 3, 1, 2, 6, 4, 5, 9, 7, 8, 11, 10};
-    standin_packet packets[TOGETHER][PACKETS];
-    int64_t sizes[PACKETS];
-    int32_t rows[PACKETS];
+    static const uint8_t header[] = {0, 0, 0, 1, 0x67};
+    uint8_t packets[TOGETHER][PACKETS * (LENGTH + sizeof(standin_packet))];
+    int64_t tables[TOGETHER][3 * PACKETS];
     nvdec_job jobs[TOGETHER];
-    for (int n = 0; n < PACKETS; n++) {
-        sizes[n] = sizeof packets[0][n];
-        rows[n] = order[n] % 2 ? order[n] : NOT_WANTED;
-    }
     for (int i = 0; i < count; i++) {
         int64_t number = first + i;
         int lenient = number % 7 == 6;
         int32_t width = 32 + 16 * (int)(number % 4), height = (int)height_of(number);
-        for (int n = 0; n < PACKETS; n++)
-            packets[i][n] = (standin_packet){
+        /* Some have a length before each packet, and a header. */
+        int length_size = number % 3 ? LENGTH : 0, header_size = length_size ? (int)sizeof header : 0;
+        uint8_t *at = packets[i];
+        for (int n = 0; n < PACKETS; n++) {
+            standin_packet one = {
                 .seed = (uint32_t)(number * 100 + order[n]), .order = order[n], .width = (uint16_t)width,
                 .height = (uint16_t)height, .coded_width = (uint16_t)(width + 16),
                 .coded_height = (uint16_t)(height + 16), .left = 4, .top = 2, .depth = 8,
                 .surfaces = (uint8_t)(6 + number % 2), .reorder = 2, .key = n == 0, .shown = 1};
+            if (length_size) *at++ = 0, *at++ = sizeof one + (lies && n == 5);
+            memcpy(at, &one, sizeof one);
+            at += sizeof one;
+            tables[i][n] = length_size + (int64_t)sizeof one;
+            tables[i][PACKETS + n] = order[n] % 2 ? order[n] : NOT_WANTED;
+            tables[i][2 * PACKETS + n] = 1000 + order[n];
+        }
         jobs[i] = (nvdec_job){number, width, height, PACKETS, number % 2 || lenient, lenient,
-                              !lenient && number % 5 == 1, (const uint8_t *)packets[i], sizes, rows, order};
+                              !lenient && number % 5 == 1, length_size, header_size, header, packets[i], tables[i]};
     }
     return nvdec_decode(l->session, jobs, count);
 }
@@ -97,7 +103,7 @@ static int run(lane *l, int delay) {
     open_lane(l, delay);
     if (!l->session) return -1;
     int status = 0;
-    for (int64_t n = 0; n < JOBS && !status; n += TOGETHER) status = decode_some(l, n, TOGETHER);
+    for (int64_t n = 0; n < JOBS && !status; n += TOGETHER) status = decode_some(l, n, TOGETHER, 0);
     if (!status) status = nvdec_flush(l->session);
     if (!status) take();
     EXPECT(!l->wrong, "%ld samples are wrong", l->wrong);
@@ -117,7 +123,7 @@ static void *thread(void *argument) {
 static void *stopped(void *argument) {
     lane *l = here = argument;
     int status = 0;
-    for (int64_t n = 0; n < 100000 && !status; n++) status = decode_some(l, n, 1);
+    for (int64_t n = 0; n < 100000 && !status; n++) status = decode_some(l, n, 1, 0);
     EXPECT(status == NVDEC_STOPPED, "status %d", status);
     return NULL;
 }
@@ -152,6 +158,10 @@ int main(int count, char **arguments) {
     for (int n = 0; n < 7; n++) pthread_join(threads[n], NULL);
 
     here = &lanes[0];
+    open_lane(&lanes[0], 2);
+    EXPECT(decode_some(&lanes[0], 1, 1, 1) == NVDEC_STREAM, "a length that leads out of its packet is taken");
+    EXPECT(!nvdec_close(lanes[0].session), "a session that failed cannot be closed");
+
     open_lane(&lanes[0], 2);
     pthread_create(&threads[0], NULL, stopped, &lanes[0]);
     nvdec_stop(lanes[0].session);

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from streamvid.bitstream.annexb import parameter_sets
-from streamvid.bitstream.nal import START_CODE
+from streamvid.bitstream.packets import START_CODE
 from streamvid.color.picture import picture_of
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.slice_frames import decode_frames, decode_pictures

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 import streamvid as sv
 from streamvid.bitstream import annexb, image, jpeg, mpeg4, packet_info
-from streamvid.bitstream.nal import ParameterSets, to_annex_b
+from streamvid.bitstream.nal import ParameterSets
+from streamvid.bitstream.packets import Packets
 from streamvid.checksum import crc32c
 from streamvid.dataset.consolidated import read_rows, write_rows
 from streamvid.dataset.frame_indexes import parse_index
@@ -131,7 +132,11 @@ def _bitstream(codec: str, data: bytes) -> None:
         annexb.dpb_requirement(codec, sets.annex_b)
         packed = np.frombuffer(b"".join(packets), dtype=np.uint8)
         with contextlib.suppress(ValueError):
-            to_annex_b(packed, np.array([len(one) for one in packets], dtype=np.int64), sets.length_size)
+            list(
+                Packets.checked(
+                    packed, np.array([len(one) for one in packets], dtype=np.int64), length_size=sets.length_size
+                )
+            )
     clock = mpeg4.VopClock()
     for packet in packets:
         with contextlib.suppress(ValueError):
