@@ -128,7 +128,7 @@ class EngineThreads:
 
     def _replace(self, name: str, engine: _Engine, problem: str) -> None:
         jobs = [] if engine.worker is None else engine.worker.abandon()
-        if engine.worker is None and (job := self._queue.take(current=None, opened=(), block=False)) is not None:
+        if engine.worker is None and (job := self._queue.take(current=None, opened=(), wait_s=0)) is not None:
             # The worker failed to start: fail a queued job instead, which no other worker may be left to decode.
             self._queue.session_closed(job.key)
             jobs = [job]

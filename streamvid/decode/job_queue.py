@@ -7,11 +7,13 @@ prefers jobs that its open sessions can decode.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from time import monotonic
 from typing import Final
 
 from streamvid.bitstream.annexb import NAL_SYNTAX
@@ -58,8 +60,8 @@ class DecodeQueue:
     def __init__(self, *, engines: int) -> None:
         self._engines = engines
         lock = threading.RLock()
-        # Cores wait apart: waking them for jobs that they may not take would cost the engines the GIL.
-        self._changed, self._for_cores = threading.Condition(lock), threading.Condition(lock)
+        # Cores and spare threads wait apart: waking them for jobs that they may not take costs the engines the GIL.
+        self._changed, self._for_cores, self._for_spares = (threading.Condition(lock) for _ in range(3))
         # Per batch and configuration, longest job first, so that the last ones taken are short: longest processing
         # time first (Graham 1969).
         self._batches: deque[dict[SessionKey, deque[GopJob]]] = deque()
@@ -87,7 +89,7 @@ class DecodeQueue:
                 self._batches.append(
                     {k: deque(sorted(v, key=lambda job: -len(job.packets))) for k, v in by_key.items()}
                 )
-            self._changed.notify_all()
+            self._wake()
             if not self._engines or any(map(_suits_cores, by_key)):
                 self._for_cores.notify_all()
 
@@ -97,12 +99,12 @@ class DecodeQueue:
         with self._changed:
             if job.retry_of is None and self._engines and not self._closed and not job.group.abandoned:
                 self._retries.append(replace(job, retry_of=error))
-                self._changed.notify_all()
+                self._wake()
                 return
         job.group.fail(error)
 
     def take(
-        self, *, current: SessionKey | None, opened: Container[SessionKey], block: bool, spare: bool = False
+        self, *, current: SessionKey | None, opened: Container[SessionKey], wait_s: float | None, spare: bool = False
     ) -> GopJob | None:
         """The next job for an engine. Retries come first, then the oldest batch; within a batch a job for the current
         session, then one for another open session, then one that is worth opening a session for.
@@ -111,27 +113,30 @@ class DecodeQueue:
             current: configuration of the session in use.
             opened: configurations of all the engine's open sessions. If the job's is not among them, it counts as
                 opened from now until `session_closed`.
-            block: wait for a job.
+            wait_s: seconds to wait for a job; None: no limit.
             spare: only while spare threads help.
 
         Returns:
-            the job; None if there is none, or, with `block`, if the queue is closed and empty.
+            the job; None if there is none after `wait_s`, or if the queue is closed and empty.
         """
-        may_wait = True
+        may_wait, until = True, None if wait_s is None else monotonic() + wait_s
         with self._changed:
             while True:
                 thrifty, job = may_wait and not self._closed, None
-                if not spare or self._closed or self._spares_help():
+                if helps := not spare or self._closed or self._spares_help():
                     job = self._retries.popleft() if self._retries else self._choose(current, opened, thrifty=thrifty)
                 if job is not None:
                     if job.key not in opened:
                         self._holders[job.key] += 1
                     self._since[job.key] += 1
                     return job
-                if not block or (self._closed and not self._batches):
+                left = math.inf if until is None else until - monotonic()
+                if left <= 0 or (self._closed and not self._batches):
                     return None
                 # Engines with sessions for the queued jobs may stay busy: after the delay, open a session here.
-                may_wait = self._changed.wait(_OPEN_DELAY if self._batches else None)
+                changed, delays = self._for_spares if spare else self._changed, bool(self._batches) and helps
+                wait = min(left, _OPEN_DELAY if delays else math.inf)
+                may_wait = changed.wait(None if wait == math.inf else wait) or wait < _OPEN_DELAY
 
     def take_more(self, job: GopJob) -> list[GopJob]:
         """Jobs for the same call of a decoder as a job that was taken: of its batch and configuration."""
@@ -193,14 +198,19 @@ class DecodeQueue:
         """Record that an engine closed its session of this configuration."""
         with self._changed:
             self._holders[key] = max(0, self._holders[key] - 1)
-            self._changed.notify_all()
+            self._wake()
 
     def close(self) -> None:
         """Accept no more batches; queued jobs are still decoded."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._wake()
             self._for_cores.notify_all()
+
+    def _wake(self) -> None:
+        self._changed.notify_all()
+        if self._closed or self._spares_help():
+            self._for_spares.notify_all()
 
     def _spares_help(self) -> bool:
         """Whether frames are large, or sessions have to be drained between queued jobs."""

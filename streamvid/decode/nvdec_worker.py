@@ -28,6 +28,9 @@ _SURFACES: Final = 32
 """Surfaces for which a PyNvVideoCodec session allocates memory; 25 to 33 were measured."""
 _NATIVE_SURFACES: Final = 26
 """The same for a session of the native module; 9 to 22 were measured with four fewer."""
+_LINGER: Final = 2e-3
+"""Seconds for which a worker waits for the next job before it drains its decoder, which decodes its last packets
+meanwhile: a drained engine stands still, and its next job makes more calls that need the GIL."""
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +184,7 @@ class NvdecWorker:
         if self._abandoned:
             return ()
         take = partial(self._queue.take, opened=self, spare=self._spare)
-        job = take(current=self._current, block=False)
+        job = take(current=self._current, wait_s=_LINGER if self._jobs else 0)
         if job is None:
             # No job continues the stream: flush the frames that are still in the decoder.
             self._flush()
@@ -190,7 +193,7 @@ class NvdecWorker:
             self.doing = ()
             if self._abandoned:
                 return ()
-            job = take(current=self._current, block=True)
+            job = take(current=self._current, wait_s=None)
         if job is None:
             return ()
         return job, *(() if self._library is None else self._queue.take_more(job))

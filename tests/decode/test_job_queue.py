@@ -63,8 +63,8 @@ class Worker(threading.Thread):
         if self.cpu:
             return self.queue.take_for_cpu()
         current = self.opened[-1] if self.opened else None
-        taken = self.queue.take(current=current, opened=self.opened, block=False)
-        taken = taken or self.queue.take(current=current, opened=self.opened, block=True)
+        taken = self.queue.take(current=current, opened=self.opened, wait_s=0)
+        taken = taken or self.queue.take(current=current, opened=self.opened, wait_s=None)
         return [taken, *self.queue.take_more(taken)] if taken else []
 
     def run(self) -> None:
@@ -111,7 +111,7 @@ def test_batches_come_in_order_and_the_longest_first() -> None:
     first, second = jobs((0, 3), (0, 9), (0, 5)), jobs((0, 100))
     queue.put(first)
     queue.put(second)
-    order = [queue.take(current=key(0), opened=[key(0)], block=False) for _ in range(5)]
+    order = [queue.take(current=key(0), opened=[key(0)], wait_s=0) for _ in range(5)]
     assert order == [first[1], first[2], first[0], second[0], None]
 
 
@@ -122,7 +122,7 @@ def test_short_jobs_of_a_batch_are_taken_together_while_many_wait() -> None:
     queue.put([*first[:2], lone, *first[3:]])
     queue.put(second)
     calls = []
-    while (taken := queue.take(current=key(0), opened=[key(0)], block=False)) is not None:
+    while (taken := queue.take(current=key(0), opened=[key(0)], wait_s=0)) is not None:
         calls.append([taken, *queue.take_more(taken)])
     assert [one for call in calls for one in call] == [*first[:2], lone, *first[3:], *second]
     assert [len(call) for call in calls[:4]] == [2, 1, 4, 4]
@@ -135,11 +135,11 @@ def test_a_spare_thread_takes_jobs_of_large_frames_or_while_sessions_are_drained
         queue = DecodeQueue(engines=1)
         queue.put(batch)
         found = 0
-        while queue.take(current=None, opened=[one.key for one in batch], block=False, spare=True) is not None:
+        while queue.take(current=None, opened=[one.key for one in batch], wait_s=0, spare=True) is not None:
             found += 1
         queue.close()
         left = 0
-        while queue.take(current=None, opened=[], block=True, spare=True) is not None:
+        while queue.take(current=None, opened=[], wait_s=None, spare=True) is not None:
             left += 1
         assert found + left == len(batch)
         return found
@@ -156,7 +156,7 @@ def test_an_engine_prefers_jobs_for_its_open_sessions() -> None:
     queue = DecodeQueue(engines=2)
     mixed = jobs((0, 5), (1, 5), (2, 5), (1, 5))
     queue.put(mixed)
-    taken = [queue.take(current=key(1), opened=[key(0), key(1)], block=False) for _ in range(4)]
+    taken = [queue.take(current=key(1), opened=[key(0), key(1)], wait_s=0) for _ in range(4)]
     assert taken == [mixed[1], mixed[3], mixed[0], mixed[2]]
 
 
@@ -164,13 +164,13 @@ def test_a_second_session_is_opened_where_it_pays() -> None:
     queue = DecodeQueue(engines=3)
     few = jobs((0, SESSION_OPEN_PACKETS // 2), (0, SESSION_OPEN_PACKETS // 2))
     queue.put(few)
-    assert queue.take(current=None, opened=[], block=False) is few[0]
+    assert queue.take(current=None, opened=[], wait_s=0) is few[0]
     # Another engine has a session for it, and a second one does not pay.
-    assert queue.take(current=None, opened=[], block=False) is None
+    assert queue.take(current=None, opened=[], wait_s=0) is None
     many = jobs((0, 3 * SESSION_OPEN_PACKETS), (0, 3 * SESSION_OPEN_PACKETS))
     queue.put(many)
-    assert queue.take(current=None, opened=[], block=False) is few[1]
-    assert queue.take(current=None, opened=[], block=False) in many
+    assert queue.take(current=None, opened=[], wait_s=0) is few[1]
+    assert queue.take(current=None, opened=[], wait_s=0) in many
 
 
 def test_an_engine_opens_a_session_after_the_delay() -> None:
@@ -178,8 +178,8 @@ def test_an_engine_opens_a_session_after_the_delay() -> None:
     queue = DecodeQueue(engines=2)
     few = jobs((0, 1), (0, 1))
     queue.put(few)
-    assert queue.take(current=None, opened=[], block=True) is few[0]
-    assert queue.take(current=None, opened=[], block=True) is few[1]
+    assert queue.take(current=None, opened=[], wait_s=None) is few[0]
+    assert queue.take(current=None, opened=[], wait_s=None) is few[1]
 
 
 def test_cores_leave_the_last_jobs_to_the_engines() -> None:
@@ -194,7 +194,7 @@ def test_cores_leave_the_last_jobs_to_the_engines() -> None:
     time.sleep(0.05)
     assert len(core.taken) == 20 - kept
     queue.close()
-    left = [queue.take(current=None, opened=[key(0)], block=True) for _ in range(kept + 1)]
+    left = [queue.take(current=None, opened=[key(0)], wait_s=None) for _ in range(kept + 1)]
     assert None not in left[:kept]
     assert left[kept] is None
 
@@ -242,7 +242,7 @@ def test_cores_that_are_slower_leave_more_to_the_engines_and_try_again() -> None
     queue.close()
     assert not queue.take_for_cpu()
     for _ in range(_AGAIN):
-        queue.take(current=key(0), opened=[key(0)], block=False)
+        queue.take(current=key(0), opened=[key(0)], wait_s=0)
     assert queue.take_for_cpu()
     assert not queue.take_for_cpu()
 
@@ -251,10 +251,10 @@ def test_a_job_is_tried_twice() -> None:
     queue = DecodeQueue(engines=1)
     bad, good = jobs((0, 1), (0, 2))
     queue.put([bad, good])
-    assert queue.take(current=None, opened=[], block=False) is good
-    assert queue.take(current=None, opened=[key(0)], block=False) is bad
+    assert queue.take(current=None, opened=[], wait_s=0) is good
+    assert queue.take(current=None, opened=[key(0)], wait_s=0) is bad
     queue.retry(bad, VideoError("no"))
-    again = queue.take(current=key(0), opened=[key(0)], block=False)
+    again = queue.take(current=key(0), opened=[key(0)], wait_s=0)
     assert again is not None
     assert again.retry_of
     assert replace(again, retry_of=None).packets is bad.packets
@@ -290,6 +290,15 @@ def test_a_group_waits_for_all_jobs_even_if_one_fails() -> None:
     thread.join()
     assert seen == ["written"]
     JobGroup(0).wait()
+
+
+def test_a_worker_waits_for_the_next_job_as_long_as_it_says() -> None:
+    queue, (first,) = DecodeQueue(engines=1), jobs((0, 4))
+    assert queue.take(current=None, opened=[], wait_s=0.01) is None
+    thread = threading.Timer(0.05, queue.put, [[first]])
+    thread.start()
+    assert queue.take(current=None, opened=[], wait_s=60) is first
+    thread.join()
 
 
 def test_slices_are_split_at_idr_pictures(tmp_path: Any) -> None:
@@ -373,7 +382,7 @@ def test_cores_take_short_jobs_together() -> None:
     assert queue.take_for_cpu() == [batch[n] for n in (3, 4)]
     # 100 of 100 packets are too many: the engine has them done sooner than a core would.
     assert queue.take_for_cpu() == []
-    assert queue.take(current=None, opened=[], block=True) is batch[0]
+    assert queue.take(current=None, opened=[], wait_s=None) is batch[0]
 
 
 @pytest.mark.parametrize(("longest", "taken"), [(43, 0), (44, 1)])
@@ -436,7 +445,7 @@ def test_a_group_that_is_abandoned_waits_for_nobody() -> None:
     # Whoever still works on it may end as it likes; nothing of it is tried again.
     second.group.finish()
     queue.retry(third, VideoError("late"))
-    assert queue.take(current=None, opened=(), block=False) is None
+    assert queue.take(current=None, opened=(), wait_s=0) is None
     group.abandon(GpuLostError("again"))
     with pytest.raises(VideoError, match="stuck"):
         group.wait()
