@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
+import os
+import re
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from streamvid.cli.output import FAILED, Commands, add_command, call, common, console, open_dataset, print_some
 from streamvid.errors import InputError
@@ -14,6 +17,10 @@ from streamvid.text import format_bytes, format_count, format_duration, printabl
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def add_parser(commands: Commands) -> None:
@@ -27,7 +34,7 @@ def add_parser(commands: Commands) -> None:
     }, description="List the clips of a dataset, a line each, with tabs between the columns.")  # fmt: skip
     what = "write clips as MP4 files, with their metadata as JSON beside them"
     add_command(commands, "extract", _extract, what, chosen | {
-        "folder FOLDER": "for KEY.mp4 and KEY.json",
+        "folder FOLDER": "for KEY.mp4 and KEY.json; FOLDER/ if it is new and all clips are extracted",
         "key KEY": "of a clip; default: all clips",
         "--overwrite": "replace files of these names",
         "--workers N": "clips read at the same time; default 8",
@@ -46,10 +53,13 @@ def _ls(arguments: argparse.Namespace) -> int:
     columns = None if arguments.columns is None else [name.strip() for name in arguments.columns.split(",")]
     dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
     tables = call(list_clips, arguments, dataset=dataset, columns=columns)
+    number = -1
     for number, table in enumerate(tables):
         if not number and not arguments.json and sys.stdout.isatty():
             print("\t".join(map(printable, table.column_names)))
         print("\n".join(_json_lines(table) if arguments.json else _tab_lines(table)), flush=True)
+    if number < 0:
+        log.warning("no clip is listed: widen --where or --keys")
     return 0
 
 
@@ -92,6 +102,12 @@ def _extract(arguments: argparse.Namespace) -> int:
 
     if arguments.key and arguments.keys is not None:
         raise InputError("keys are given one by one, or in a file: leave out --keys, or KEY")
+    chosen = arguments.key or arguments.keys is not None or arguments.where is not None
+    if not chosen and _KEY.fullmatch(arguments.folder) and not os.path.isdir(arguments.folder):
+        raise InputError(
+            f"{arguments.folder} may be a key or a new folder: write FOLDER {arguments.folder} for one clip, or "
+            f"{arguments.folder}/ to make this folder for all clips"
+        )
     dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
     report = call(extract, arguments, dataset=dataset, keys=arguments.key or arguments.keys)
     out = console()

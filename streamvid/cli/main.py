@@ -164,7 +164,7 @@ def _stoppable() -> Iterator[None]:
     )
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
     # Not if the shell has made a background job ignore it.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if callable(signal.getsignal(signal.SIGINT)):
         before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
     try:
         yield

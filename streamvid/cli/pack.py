@@ -149,6 +149,8 @@ def print_summary(report: PackReport, done: str) -> None:
     )
     if report.was_there:
         out.print(f"nothing to do: {shown} has these videos already: {whole}")
+    elif not report.clips:
+        out.print(f"nothing to add: {shown} has {whole}")
     elif manifest.revision:
         out.print(
             f"added {format_count(report.clips, 'clip')}, {format_bytes(report.bytes)}, in "

@@ -120,11 +120,11 @@ class ClipSource:
 
     def keys_meant(self, name: str) -> list[str]:
         """Keys of clips that someone may mean by a name that is no key: of the video's file or path, with or without
-        its extension, or, in a concatenated dataset, without the part's name before it."""
+        its extension, without the digits behind it, or, of datasets together, without the part's name before it."""
         stem = posixpath.splitext(name)[0]
         likely = pa.array([stem, posixpath.basename(stem), posixpath.basename(name)], pa.string())
         keys, sources = self.clips.key.array, self.clips.source.array
-        mask = pc.is_in(pc.cast(keys, pa.string()), value_set=likely)
+        mask = pc.or_(pc.is_in(pc.cast(keys, pa.string()), value_set=likely), pc.starts_with(keys, pattern=f"{stem}-"))
         for column in (keys, sources):
             mask = pc.or_(mask, pc.or_(pc.equal(column, name), pc.ends_with(column, pattern=f"/{name}")))
         return [str(key) for key in keys.filter(mask).to_pylist()]

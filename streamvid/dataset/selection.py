@@ -166,7 +166,7 @@ def unknown_keys(dataset: ClipSource, unknown: Sequence[str], what: str) -> Inpu
     # In a concatenated dataset, a key that two parts have has the part's name before it.
     meant = dataset.keys_meant(unknown[0])
     remedy = f"write {' or '.join(map(repr, meant[:3]))}" if meant else "correct them or drop them"
-    return InputError(f"{len(unknown)} of the {what} are not in the dataset: {some}; {remedy}")
+    return InputError(f"{len(unknown)} of the {what} are not in the dataset: {some}; {remedy}; streamvid ls lists all")
 
 
 def _read_keys(path: str) -> list[str]:
@@ -190,7 +190,8 @@ def _read_keys(path: str) -> list[str]:
             lines = (line.strip() for line in data.decode("utf-8-sig").splitlines())
             return [line for line in lines if line]
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise InputError(f"cannot read the keys in {shown}: {first_line(error)}") from error
+        form = "give text with a key per line, or a .csv or .parquet with a column key"
+        raise InputError(f"cannot read the keys in {shown}: {first_line(error)}; {form}") from error
     if table.schema.names.count("key") != 1:
         raise InputError(f"{shown} has no single column 'key' but {', '.join(table.schema.names) or 'none'}")
     keys = table["key"]

@@ -190,7 +190,7 @@ def verify(
     drawn = None if sample is None else sampled(manifest, sample, seed)
     shards: Sequence[int] = range(len(manifest.shards))
     if quarantine is not None:
-        decode, drawn = True, quarantined(manifest, Path(quarantine))
+        decode, drawn = True, quarantined(manifest, quarantine)
         shards = [s for s in shards if drawn[s]]
     problems: list[Problem] = []
     keys: Counter[str] = Counter()

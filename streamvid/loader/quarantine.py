@@ -240,12 +240,12 @@ def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
         yield from ((row, str(entry.get("time"))) for row in _rows(entry, dataset, shards))
 
 
-def quarantined(manifest: Manifest, file: Path) -> list[tuple[int, ...]]:
+def quarantined(manifest: Manifest, given: str | os.PathLike[str]) -> list[tuple[int, ...]]:
     """The clips of a dataset that a quarantine file names.
 
     Args:
         manifest: the dataset's.
-        file: a file, or a quarantine folder with several.
+        given: a file, or a quarantine folder with several.
 
     Returns:
         for each shard the clips' numbers in it, rising.
@@ -253,8 +253,12 @@ def quarantined(manifest: Manifest, file: Path) -> list[tuple[int, ...]]:
     Raises:
         InputError: there is no such file, or it names no clip of the dataset.
     """
+    file = Path(local_path(given_path(given, "quarantine")))
     if not file.exists():
-        raise InputError(f"there is no {file}: name a file of a run's quarantine, such as quarantine/0.jsonl")
+        raise InputError(
+            f"there is no {file}: name a run's quarantine, the folder or a file in it, such as quarantine/0.jsonl; it "
+            "lies where the run was started, if that found a bad clip"
+        )
     named: dict[str, list[dict[str, Any]]] = {}
     for one in sorted(file.glob("*.jsonl")) if file.is_dir() else [file]:
         for line in _entries(one):
@@ -265,7 +269,10 @@ def quarantined(manifest: Manifest, file: Path) -> list[tuple[int, ...]]:
         lines = (line for line in named.get(shard.packets_sha256, ()) if _of_shard(line, shard))
         rows.append(tuple(sorted({line["number"] for line in lines if 0 <= line["number"] < shard.clips})))
     if not any(rows):
-        raise InputError(f"{file} names no clip of this dataset: name the quarantine of a run over it")
+        raise InputError(
+            f"{file} names no clip of this dataset: name the quarantine of a run over it, the folder or a file in it; "
+            "clips that were repaired since do not count"
+        )
     return rows
 
 

@@ -15,9 +15,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -49,12 +50,14 @@ from streamvid.packing.journal import (
     unfinished_text,
     upload_id,
 )
+from streamvid.packing.places import path_parts
 from streamvid.storage import filesystem
 from streamvid.storage.client import in_s3
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.upload import abort_upload
-from streamvid.storage.url import is_local, join, local_path, redact
+from streamvid.storage.url import is_local, is_within, join, local_path, redact
+from streamvid.video.containers import VIDEO_EXTENSIONS
 
 REJECTED_FILE: Final = "rejected.parquet"
 REPORT_FILE: Final = "pack-report.json"
@@ -68,6 +71,8 @@ _OUR_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.tmp")
 """Temporary files of `streamvid.storage.filesystem.write_bytes`."""
 _WORK_PREFIX: Final = ".packing-"
 _OUR_SHARD_FILE: Final = re.compile(rf"[0-9]{{8}}\.({'|'.join(SHARD_EXTENSIONS)})")
+_OUR_TAR: Final = re.compile(rf"(.+)/{SHARD_FOLDER}/[0-9]{{8}}\.tar")
+_FILES_SEEN: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,40 @@ def read_state(destination: str) -> DestinationState:
             if isinstance(document, dict) and document.get("dataset_sha256") == hashlib.sha256(manifest).hexdigest():
                 report = document
     return DestinationState(manifest, holder, report)
+
+
+def check_not_swapped(paths: Iterable[str], destination: str) -> None:
+    """Refuse shards of another dataset as sources, and a folder of other videos as the destination: then arguments
+    are in the wrong order, or one is missing.
+
+    Args:
+        paths: of the videos, or of the tars that they lie in.
+
+    Raises:
+        InputError: as above.
+    """
+    sources = set(paths)
+    for folder in {match[1] for path in sources if (match := _OUR_TAR.fullmatch(path))}:
+        if path_parts(folder) != path_parts(destination) and _holds_dataset(folder):
+            raise InputError(
+                f"{redact(folder)} is a dataset, whose clips are packed already: give videos first and the dataset "
+                "last, or make a dataset of datasets by streamvid merge or reshard"
+            )
+    if not is_local(destination) or not os.path.isdir(folder := os.path.realpath(local_path(destination))):
+        return
+    files = islice(((root, name) for root, _, names in os.walk(folder) for name in names), _FILES_SEEN)
+    videos = sorted(os.path.join(*file) for file in files if file[1].lower().endswith(VIDEO_EXTENSIONS))
+    if not videos or any(os.path.exists(os.path.join(folder, name)) for name in (FILE_NAME, UNFINISHED_FILE)):
+        return
+    if not any(is_within(os.path.realpath(local_path(path)), folder) for path in sources if is_local(path)):
+        raise InputError(
+            f"{redact(destination)} holds videos, such as {videos[0]}, and no dataset: the last path is where the "
+            "dataset is to be; give a folder of its own"
+        )
+
+
+def _holds_dataset(folder: str) -> bool:
+    return FORMAT.encode() in (read_if_there(join(folder, FILE_NAME)) or b"")
 
 
 def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | None = None) -> bool:
@@ -282,6 +321,13 @@ def remove_progress(destination: str, fingerprint: str) -> None:
 def base_name(path: str) -> str:
     """The last component of a path or URL."""
     return os.path.basename(os.path.abspath(local_path(path)) if is_local(path) else path.rstrip("/"))
+
+
+def given_name(name: object, default: str) -> str:
+    """The name of a dataset as given; `default` for None. Raises InputError if it is none."""
+    if name is not None and not (isinstance(name, str) and name.strip()):
+        raise InputError(f"name must be a text that is not empty; it is {name!r}; leave it out for the folder's")
+    return default if name is None else name
 
 
 def read_rejected(destination: str) -> list[Rejected]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from streamvid.packing.append import BaseDataset, changed_sources, extend_classes, new_sources
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
-from streamvid.packing.destination import base_name
+from streamvid.packing.destination import base_name, check_not_swapped, given_name
 from streamvid.packing.fingerprints import MISSING, NO_MARK, fingerprint, source_details, sources_digest, versions
 from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
@@ -145,6 +145,7 @@ def plan_job(
     check_cutting(options, listed=cuts is not None)
     lists = MetadataLists()
     sources = find_sources(inputs, lists, places=places, images=images)
+    check_not_swapped((source.path for source in sources), destination)
     if options.in_place:
         check_destination((source.path for source in sources), destination)
     check_rate((source.path for source in sources), options.fps)
@@ -182,8 +183,7 @@ def plan_job(
         sources = with_details(sources, places)
     sizes = [_INDEXED if options.in_place else source.size for source in sources]
     groups = partition(sizes, shard_size, first=0 if base is None else base.next_number)
-    if name is None:
-        name = base_name(destination) if base is None else base.manifest.name
+    name = given_name(name, base_name(destination) if base is None else base.manifest.name)
     settings: dict[str, object] = {"name": name, "shard_size": shard_size, **vars(options)}
     settings |= {"after": after} if after else {}
     known = () if base is None else base.manifest.roots

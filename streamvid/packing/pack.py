@@ -24,6 +24,7 @@ from streamvid.errors import InputError
 from streamvid.packing.append import read_base
 from streamvid.packing.destination import (
     DATASET_EXISTS,
+    REJECTED_FILE,
     DestinationState,
     abandon,
     claim,
@@ -56,7 +57,7 @@ from streamvid.progress import PackProgress
 from streamvid.storage.client import asked
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import AnyPath, given_path, given_paths, redact
+from streamvid.storage.url import AnyPath, given_path, given_paths, join, redact
 from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
@@ -266,7 +267,8 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
         asked(destination, partial(abandon, destination, fingerprint, listed), spec.job.retry)
         if base is None:
             raise InputError(
-                f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}"
+                f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}; "
+                f"all are listed in {redact(join(destination, REJECTED_FILE))}"
             )
         return _report(spec, run, base.manifest, rejected)
     seconds = round(math.fsum(record.seconds for record in records), 6)

@@ -27,7 +27,7 @@ from streamvid.dataset.meta_columns import as_stored
 from streamvid.dataset.roots import grant
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.clip_rows import place_of_clip
-from streamvid.packing.destination import base_name
+from streamvid.packing.destination import base_name, check_not_swapped, given_name
 from streamvid.packing.fingerprints import fingerprint, source_details, versions
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import GroupTask, JobSpec, PackJob
@@ -230,7 +230,7 @@ def plan_rewrite(
     sources = [
         SourceVideo(**run_of(start, size)) for start, size in zip(rewrite.starts[:-1].tolist(), sizes, strict=True)
     ]
-    name = base_name(destination) if name is None else name
+    name = given_name(name, base_name(destination))
     whole: dict[str, object] = {"name": name, "shard_size": shard_size, "copy": rewrite.copy, **settings}
     mark = fingerprint(rewrite.digest(), settings=whole, versions=versions(), base="")
     options = PackOptions("any", in_place=None if rewrite.copy else "packets")
@@ -266,6 +266,7 @@ def _plain(root: str) -> str:
 
 def _check_destination(rewrite: Rewrite, destination: str) -> None:
     shown = redact(destination)
+    check_not_swapped((), destination)
     read = {place for files in rewrite.source.shard_files for place in (files.dataset, *files.roots)}
     for place in read:
         if is_local(place) and is_local(destination):

@@ -126,7 +126,8 @@ def _read(table: object) -> tuple[str, pa.Table]:
                 found = read_parquet(local_path(path))
                 found.validate(full=True)
             except (pa.ArrowException, OSError, ValueError) as error:
-                raise InputError(f"cannot read the table {shown}: {first_line(error)}") from error
+                why = first_line(error) if os.path.isfile(local_path(path)) else "there is no such file"
+                raise InputError(f"cannot read the table {shown}: {why}; give a .parquet, .csv or .jsonl") from error
             if len(set(found.column_names)) < found.num_columns:
                 raise InputError(f"{shown} has two columns of one name: rename one")
         else:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _DEPTH: Final = 8
+_GIVE: Final = "give the file in which a run saved its loader's state_dict(), as JSON or by torch.save"
 
 
 @dataclass(frozen=True)
@@ -182,12 +183,12 @@ def _read(run: object) -> Mapping[str, Any]:
 
             document = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
+        raise InputError(f"cannot read {path}: {error.strerror}; {_GIVE}") from error
     except Exception as error:
-        raise InputError(f"{path} is neither JSON nor a checkpoint of torch.save with plain values") from error
+        raise InputError(f"{path} is neither JSON nor a checkpoint of plain values: {_GIVE}") from error
     found = _state_in(document, _DEPTH)
     if found is None:
-        raise InputError(f"{path} holds no state of a StreamLoader: save what its state_dict() returns")
+        raise InputError(f"{path} holds no state of a StreamLoader: {_GIVE}")
     return found
 
 

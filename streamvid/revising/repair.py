@@ -83,7 +83,7 @@ def repair(
     paths = given_paths(sources, "sources")
     with opened_to_change(dataset, roots) as (base, opened):
         gone = set(opened.forgotten.tolist())
-        named = quarantined(base.manifest, Path(quarantine))
+        named = quarantined(base.manifest, quarantine)
         rows = [opened.rows(s).start + n for s, numbers in enumerate(named) for n in numbers]
         rows = [row for row in rows if row not in gone]
         with RewrittenShards(base) as new, work_folder(base.path) as work:

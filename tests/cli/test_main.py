@@ -231,6 +231,25 @@ def test_a_signal_is_not_lost(stop: signal.Signals, code: int, where: str) -> No
     assert "Traceback" not in said
 
 
+_EARLY = """
+import os, signal, sys
+from streamvid.__main__ import run
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == "streamvid.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.exit(run())
+"""
+
+
+def test_ctrl_c_while_modules_are_imported() -> None:
+    ended = subprocess.run([sys.executable, "-c", _EARLY], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, "streamvid: interrupted\n")
+
+
 def test_usage() -> None:
     assert run("--help").returncode == 0
     assert run("pack", "--help").stdout.startswith("usage: streamvid pack")

@@ -83,6 +83,19 @@ def test_what_does_not_go(options: list[str], text: str, tmp_path: Path, capsys:
     assert not (tmp_path / "ds").exists()
 
 
+def test_arguments_in_the_wrong_order(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset, others = tmp_path / "ds", tmp_path / "others"
+    others.mkdir()
+    write(Recipe(width=64, height=64, frames=2), others / "b.mp4")
+    assert main(["pack", str(videos), str(others)]) == 2
+    assert "holds videos, such as " in capsys.readouterr().err
+    assert main(["pack", str(videos), str(dataset), "--workers", "1"]) == 0
+    for command in ("pack", "index"):
+        assert main([command, str(dataset), str(tmp_path / "new")]) == 2
+        assert "is a dataset, whose clips are packed already" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ds", "in", "others"]
+
+
 def test_images_without_a_rate_end_the_pack_with_a_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from tests.packing.test_images import write_jpegs
 

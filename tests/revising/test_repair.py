@@ -133,7 +133,7 @@ def test_what_cannot_be_repaired(
     assert "1 clip repaired in 1 shard; revision 1" in out
     assert "clip2: its video is not among the sources" in out
     assert "clip0: " in out
-    with pytest.raises(InputError, match="name a file of a run's quarantine"):
+    with pytest.raises(InputError, match="name a run's quarantine"):
         sv.repair(folder, sources, quarantine=tmp_path / "nothing", progress=False)
     with pytest.raises(InputError, match="no video"):
         sv.repair(folder, tmp_path / "q", quarantine=tmp_path / "q", progress=False)
