@@ -6,6 +6,7 @@ import itertools
 import logging
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -50,8 +51,12 @@ def logging_of_its_own() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What an earlier run has cached, perhaps of another version, is neither used nor in the way."""
+    """What an earlier run has cached, perhaps of another version, is neither used nor in the way; temporary files of
+    processes that a test kills go with those of the test."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_TMPDIR", tempfile.gettempdir())  # the paths of its sockets must be short
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
+        patch.setattr(tempfile, "tempdir", None)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
 

@@ -98,7 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(str(error), UNUSABLE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return fail(f"{where}{error.strerror or error}", UNUSABLE)
+        remedy = "; check who owns it and its mode" if isinstance(error, PermissionError) else ""
+        return fail(f"{where}{error.strerror or error}{remedy}", UNUSABLE)
     except MemoryError:
         return fail("out of memory: use fewer workers or smaller videos", UNUSABLE)
     except Exception as error:

@@ -109,7 +109,7 @@ def test_errors_are_one_sentence(
     ("error", "code", "said"),
     [
         (OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), 2, "streamvid: /tmp/x: No space left on device\n"),
-        (PermissionError(errno.EACCES, "Permission denied", "/root/x"), 2, "streamvid: /root/x: Permission denied\n"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "streamvid: /x: Permission denied; check who"),
         (MemoryError(), 2, "streamvid: out of memory: use fewer workers or smaller videos\n"),
         (KeyboardInterrupt(), 130, "streamvid: interrupted\n"),
         (ZeroDivisionError("x"), 2, "streamvid: unexpected ZeroDivisionError: x (this is a defect of streamvid"),
