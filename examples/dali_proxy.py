@@ -106,6 +106,10 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options = parser.parse_args()
+    if torch.version.cuda is None:
+        parser.error("DALI Proxy needs a build of PyTorch for CUDA, with --device cpu, too")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("torch sees no GPU: give --device cpu")
 
     clips = sv.ClipDataset(
         options.dataset,

@@ -148,6 +148,8 @@ def main() -> int:
     parser.add_argument("--cache-dir", help="fast disk of the node, for datasets on S3")
     parser.add_argument("--seen", type=Path, help="write the clips that rank R was given to SEEN.R")
     arguments = parser.parse_args()
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("start it by torchrun, of one rank, too: torchrun --nproc-per-node 1 examples/resume.py …")
     arguments.threads = arguments.threads or max(1, len(os.sched_getaffinity(0)) // int(os.environ["LOCAL_WORLD_SIZE"]))
 
     gpu = torch.cuda.is_available()

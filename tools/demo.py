@@ -102,6 +102,8 @@ def main() -> int:
         help="pack to this prefix; without it, to a Ceph of its own",
     )
     arguments = parser.parse_args()
+    if arguments.s3 and "://" not in arguments.s3:
+        parser.error(f"--s3 {arguments.s3} is no URL: give s3://BUCKET/PREFIX, or leave it out")
     console = Console()
     if arguments.videos is not None and not arguments.videos.is_dir():
         console.print(f"There is no folder {arguments.videos}: give --videos a folder that holds videos.", style="red")

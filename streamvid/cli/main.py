@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 from streamvid import __version__
 from streamvid.checks import did_you_mean
 from streamvid.cli import clips, export, info, pack, reshape, revising, verify
-from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, fail
+from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, check_needs, fail
 from streamvid.errors import InputError, StreamvidError
 
 _AGAIN_SECONDS: Final = 0.05
@@ -85,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _stoppable():
             if (workers := getattr(arguments, "workers", None)) is not None and workers < 1:
                 raise InputError(f"--workers {workers}: give 1 or more, or leave it out")
+            check_needs(arguments, sys.argv[1:] if argv is None else argv)
             code: int = arguments.run(arguments)
             sys.stdout.flush()
         return code

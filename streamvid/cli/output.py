@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from rich.console import Console
 
+from streamvid.errors import InputError
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.text import printable
 
@@ -100,11 +101,12 @@ def add_command(
     details: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     *,
     description: str = "",
+    needs: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Add a subcommand: what it does in few words, and for its own help at more length. Its arguments as of
-    `add_options`."""
+    `add_options`; `needs` are options that do nothing without another one, each with that."""
     command = commands.add_parser(name, help=what, description=description or f"{what[0].upper()}{what[1:]}.")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, needs=needs)
     add_options(command, options, details)
 
 
@@ -137,6 +139,14 @@ def add_options(
         if default:
             more["default"] = default
         command.add_argument(name, help=text, **more | dict(details.get(name.lstrip("-").replace("-", "_"), {})))
+
+
+def check_needs(arguments: argparse.Namespace, given: Sequence[str]) -> None:
+    """Raise InputError for an option in the command line that does nothing without another one, which is not there."""
+    for option, other in getattr(arguments, "needs", {}).items():
+        used = any(one.partition("=")[0] == option for one in given)
+        if used and not getattr(arguments, other.lstrip("-").replace("-", "_")):
+            raise InputError(f"{option} does nothing without {other}: give that, too, or leave out {option}")
 
 
 def call(function: Callable[..., T], arguments: argparse.Namespace, **others: object) -> T:

@@ -30,7 +30,7 @@ def add_parser(commands: Commands) -> None:
         "--name NAME": "name of the dataset; default: its folder's",
         **copied,
         **shared,
-    }, {"datasets": {"nargs": "+"}})  # fmt: skip
+    }, {"datasets": {"nargs": "+"}}, needs={"--shard-size": "--copy"})  # fmt: skip
     what = "make several datasets of one, whose videos stay where they are"
     add_command(commands, "split", _split, what, common("dataset revision") | {
         "one of": {
@@ -45,7 +45,8 @@ def add_parser(commands: Commands) -> None:
             "by share: clips with one value of it come into one part; default source, the video; key for none",
         **copied,
         **shared,
-    }, {"shares": {"metavar": "NAME=SHARE,…"}, "keys": {"metavar": "NAME=FILE", "default": None}})  # fmt: skip
+    }, {"shares": {"metavar": "NAME=SHARE,…"}, "keys": {"metavar": "NAME=FILE", "default": None}},
+    needs={"--shard-size": "--copy", "--seed": "--shares", "--group": "--shares"})  # fmt: skip
     what = "copy a dataset into shards of another size, or one in place into shards"
     add_command(commands, "reshard", _reshard, what, common("dataset revision") | to | {
         "--shuffle": "put the clips into another order, by --seed",
@@ -53,7 +54,7 @@ def add_parser(commands: Commands) -> None:
         "--name NAME": "name of the dataset; default: the one that it has",
         **size,
         **shared,
-    })  # fmt: skip
+    }, needs={"--seed": "--shuffle"})  # fmt: skip
 
 
 def _merge(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ def add_parser(commands: Commands) -> None:
     add_command(commands, "forget", _forget, what, common("dataset keys roots") | {
         "--purge": "remove their bytes, too; without --keys those of all that are forgotten; ends older revisions",
         "--cache-dir FOLDER": "where loaders on this machine keep shards, if not in theirs",
-    })  # fmt: skip
+    }, needs={"--cache-dir": "--purge"})  # fmt: skip
     table = {"table TABLE": ".parquet, .csv or .jsonl with a column key, and others"}
     what = "add columns to a dataset, or replace their values, by key"
     add_command(commands, "annotate", _annotate, what, common("dataset roots") | table)

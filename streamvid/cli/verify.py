@@ -29,7 +29,7 @@ def add_parser(commands: Commands) -> None:
         "--sample SHARE": "check a random share of the clips, such as 1%%",
         "--seed N=0": "of the random sample; default 0",
         "--quarantine FILE": "decode just the clips that a run has noted there",
-    }, {"sample": {"type": parse_share}}, description=description)  # fmt: skip
+    }, {"sample": {"type": parse_share}}, description=description, needs={"--seed": "--sample"})  # fmt: skip
     what = "look at what a training run needs of this machine"
     add_command(commands, "doctor", _doctor, what, {
         "dataset DATASET": "folder or URL to read as well",

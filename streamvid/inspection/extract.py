@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from streamvid.checks import integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.manifest import FILE_NAME
 from streamvid.dataset.selection import delivered
 from streamvid.errors import ClipError, InputError
 from streamvid.fetch.clip_file import ClipFile
@@ -94,6 +95,8 @@ def extract(
     opened = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
     rows = delivered(opened, where=where, keys=keys)
     to = Path(local_path(target))
+    if (to / FILE_NAME).exists():
+        raise InputError(f"{target} is a dataset, not a place for its clips: give another folder")
     names = _shared_names(opened)
     clips = size = there = 0
     bad: list[tuple[str, str]] = []

@@ -108,6 +108,7 @@ def test_duplicates(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["extract", "ds", "out", "nobody"], "not in the dataset: 'nobody'"),
         (["extract", "ds", "out", "slow", "--keys", "list.csv"], "leave out --keys"),
         (["extract", "ds", "list.csv"], "cannot make the folder"),
+        (["extract", "ds", "ds"], "ds is a dataset, not a place"),
         (["extract", "ds", "nobody"], "nobody may be a key or a new folder"),
         (["diff", "ds", "nowhere"], "no dataset at nowhere"),
         (["diff", "ds"], "two things are compared"),

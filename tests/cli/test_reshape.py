@@ -65,6 +65,8 @@ def test_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["split", "a", "out", "--shares", "x=2"], "the share of 'x' must be a number"),
         (["split", "a", "out", "--shares", "x=1", "--group", "sauce"], "did you mean 'source'"),
         (["split", "a", "out", "--keys", "x=nowhere.txt"], "cannot read the keys"),
+        (["split", "a", "out", "--column", "label", "--seed=1"], "--seed does nothing without --shares"),
+        (["merge", "a", "b", "out", "--shard-size", "1G"], "--shard-size does nothing without --copy"),
         (["split", "a", "out", "--column", "label"], "no clip has a value there"),
         (["split", "a", "out", "--shares", "x=1", "--seed", "-1"], "seed must be"),
         (["reshard", "a", "a", "--overwrite"], "choose another place"),
