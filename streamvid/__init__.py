@@ -8,6 +8,7 @@ DALI and PyTorch are imported with the first loader, not with this package.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -111,7 +112,7 @@ def __getattr__(name: str) -> object:
         return import_module("streamvid.dali")
     if name in _MODULE_OF:
         return getattr(import_module(f"streamvid.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module 'streamvid' has no attribute {name!r}")
+    raise AttributeError(f"module 'streamvid' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
-from streamvid.checks import decimal, is_real, suggesting
+from streamvid.checks import boolean, decimal, is_real, one_of, suggesting
 from streamvid.errors import InputError
 from streamvid.video.gpu_support import Purpose
 from streamvid.video.stored_clip import StoredClip
@@ -29,11 +29,18 @@ class FixedLength:
         length: length of a clip, in `unit`.
         unit: "seconds" or "frames".
         tail: for a last clip shorter than `length`: "keep" it, "drop" it, or "merge" it into the previous clip.
+
+    Raises:
+        InputError: another unit or tail.
     """
 
     length: float
     unit: CutUnit = "seconds"
     tail: TailPolicy = "keep"
+
+    def __post_init__(self) -> None:
+        one_of(self.unit, get_args(CutUnit), "FixedLength(unit)")
+        one_of(self.tail, get_args(TailPolicy), "FixedLength(tail)")
 
 
 @suggesting
@@ -90,7 +97,7 @@ class PackOptions:
         in_place: index videos in place, an MP4 or MOV by its "tables", or by looking at all "packets"; None: pack them.
 
     Raises:
-        InputError: an invalid frame rate or level of decoding.
+        InputError: an option that cannot be.
     """
 
     compatible_with: Purpose = "gpu"
@@ -103,6 +110,12 @@ class PackOptions:
     in_place: Literal["tables", "packets"] | None = None
 
     def __post_init__(self) -> None:
+        one_of(self.compatible_with, get_args(Purpose), "PackOptions(compatible_with)")
+        boolean(self.exact_cuts, "PackOptions(exact_cuts)")
+        for name, kind in (("cutting", FixedLength | Scenes | None), ("transcode", TranscodeOptions | None)):
+            if not isinstance(given := getattr(self, name), kind):
+                example = "FixedLength(10) or Scenes()" if name == "cutting" else "TranscodeOptions(codec='hevc')"
+                raise InputError(f"PackOptions({name}) must be {example}; it is {given!r}"[:300])
         if self.decode not in DECODE_LEVELS:
             raise InputError(f"cannot decode {self.decode!r} before packing: choose from {', '.join(DECODE_LEVELS)}")
         if self.fps is None:

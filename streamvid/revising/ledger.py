@@ -115,6 +115,8 @@ def _check(schedule: RunSchedule, state: Mapping[str, Any]) -> None:
 
 
 def _row(source: Source, key: str) -> int:
+    if not isinstance(key, str):
+        raise InputError(f"key must be the text of a clip's key; it is {key!r}")
     try:
         return source.dataset.row(key)
     except KeyError as error:

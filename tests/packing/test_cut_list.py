@@ -33,6 +33,7 @@ from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut, FixedLength, PackOptions, RejectedCut, Scenes, TailPolicy
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.stored_clip import StoredClip
+from streamvid.video.transcode import TranscodeOptions
 
 
 def clip(pts: list[int], duration: int, time_base: tuple[int, int] = (1, 1000)) -> StoredClip:
@@ -236,6 +237,24 @@ def test_options() -> None:
     ):
         with pytest.raises(InputError):
             check_cutting(options, listed=also_listed)
+
+
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (FixedLength, {"length": 500, "unit": "ms"}),
+        (FixedLength, {"length": 5, "tail": "cut"}),
+        (PackOptions, {"compatible_with": "cpu"}),
+        (PackOptions, {"cutting": 10}),
+        (PackOptions, {"exact_cuts": "no"}),
+        (PackOptions, {"transcode": "hevc"}),
+        (TranscodeOptions, {"short_side": "720"}),
+        (TranscodeOptions, {"max_fps": "30"}),
+    ],
+)
+def test_options_of_another_kind_are_refused(make: type, given: dict[str, object]) -> None:
+    with pytest.raises(InputError, match=f"{list(given)[-1]}\\) must be .* it is "):
+        make(**given)
 
 
 @pytest.mark.parametrize("rule", [FixedLength("10s"), FixedLength(-1), Scenes("1s"), Scenes(True)])  # type: ignore[arg-type]
