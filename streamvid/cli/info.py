@@ -160,7 +160,7 @@ def _render(info: Info, cost: SamplingCost | None, epoch: EpochCost | None, samp
         "packets per random access": _spread(info.gop),
         "non-displayed packets": f"{100 * info.hidden:.2g} %" if info.hidden else "none",
         "for the CPU in GPU runs": _notes(info.gpu.on_cpu),
-        "slow on GPUs": _notes(info.gpu.slow),
+        "slow where DALI decodes": _notes(info.gpu.slow),
     }
     if cost is not None:
         rows |= _cost(cost, sampling)
