@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
+import socket
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -27,6 +29,8 @@ from streamvid.text import first_line
 
 _AHEAD: Final = 2
 """Submitted tasks per CPU of the cluster: keeps it busy, and bounds the memory for any number of groups."""
+_CONNECT_SECONDS: Final = 10
+"""For which an address is tried before Ray gets it, which tries for minutes and is deaf to Ctrl-C meanwhile."""
 _RETRIES: Final = 20
 """Retries of a task that lost its node or worker. FFmpeg crashes do not count: FFmpeg runs in worker processes."""
 
@@ -111,8 +115,10 @@ def _connect(ray: Any, address: str | None) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     where = address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
+        if given := re.fullmatch(r"\[?([^/]+?)\]?:(\d+)", where):
+            socket.create_connection((given[1], int(given[2])), _CONNECT_SECONDS).close()
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (RuntimeError, ValueError, OSError, OverflowError) as error:
         raise InputError(
             f"no Ray cluster can be reached at {where!r} ({first_line(error)}): check --address"
         ) from error

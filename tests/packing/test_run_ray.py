@@ -118,6 +118,12 @@ def test_no_cluster(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "ds/dataset.json").exists()
 
 
+def test_an_address_without_a_cluster(videos: Path, tmp_path: Path) -> None:
+    """Ray would try for three minutes, and not see Ctrl-C."""
+    with pytest.raises(InputError, match=r"no Ray cluster can be reached at '127\.0\.0\.1:1'.*check --address"):
+        pack([videos], tmp_path / "ds", engine="ray", address="127.0.0.1:1")
+
+
 def test_options_for_one_engine_alone(videos: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no engine 'spark'"):
         pack([videos], tmp_path / "ds", engine="spark")  # type: ignore[arg-type]
