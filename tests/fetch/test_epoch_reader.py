@@ -179,7 +179,7 @@ def test_a_stalled_request_is_asked_again_and_holds_up_nobody_behind_it(
     """The first range of packets stalls for good: it comes by a second request, and meanwhile others are read, and
     their frame indexes by fewer requests than there are clips."""
     pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
-    monkeypatch.setattr(link, "_UNKNOWN_LATE", 30.0)  # longer than the test waits
+    monkeypatch.setattr(link, "_UNKNOWN_LATE", 5.0)  # sooner than a request is given up
     monkeypatch.setattr(epoch_reader, "_CHUNK_CLIPS", 8)
     with faulty_s3() as s3:
         s3.add_folder(packed, "bucket/set")
