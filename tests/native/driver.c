@@ -1,7 +1,7 @@
 /* Stands in for libcuda and libnvcuvid: host memory for the GPU's, made-up pictures for decoded ones, errors on demand.
  *
- * Packets are `standin_packet`s, some behind a start code, whose pictures are a function of their seed; or, where a hook is set, whatever that
- * understands, which gives pictures back through `standin_picture`. The parser works as NVIDIA's does: it decodes a
+ * Packets are `standin_packet`s, some behind a start code, whose pictures are a function of their seed; or, where a
+ * hook is set, whatever that understands, which gives pictures back through `standin_picture`. The parser works as NVIDIA's does: it decodes a
  * picture when the next packet or the end comes, hands pictures out in the order of display, and holds some back; it
  * takes times that never fall from packet to packet for those of decoding, and gives them out in their own order. What
  * the real one leaves undefined is an error here: calls without a context, more surfaces than were opened, decoders

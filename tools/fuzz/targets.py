@@ -130,13 +130,8 @@ def _bitstream(codec: str, data: bytes) -> None:
         with contextlib.suppress(ValueError):
             sets = annexb.parameter_sets(codec, stsd)
         annexb.dpb_requirement(codec, sets.annex_b)
-        packed = np.frombuffer(b"".join(packets), dtype=np.uint8)
         with contextlib.suppress(ValueError):
-            list(
-                Packets.checked(
-                    packed, np.array([len(one) for one in packets], dtype=np.int64), length_size=sets.length_size
-                )
-            )
+            list(replace(Packets.of(packets), length_size=sets.length_size))
     clock = mpeg4.VopClock()
     for packet in packets:
         with contextlib.suppress(ValueError):
