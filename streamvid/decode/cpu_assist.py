@@ -54,7 +54,7 @@ class CpuAssistWorker:
     def __init__(self, stream: torch.cuda.Stream, queue: DecodeQueue, pace: Pace, first: FirstLaunches) -> None:
         self._stream, self._queue, self._pace = stream, queue, pace
         self.doing: tuple[GopJob, ...] = ()
-        self.packets = 0
+        self.packets = self.unfed = 0
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
         self._key: SessionKey | None = None
@@ -173,7 +173,7 @@ class CpuAssistWorker:
         if not staged:
             return
         upload = self._uploads[0]
-        self._surfaces.copies.to_device(upload.surface, upload.address, upload.used)
+        self._surfaces.calls.to_device(upload.surface, upload.address, upload.used)
         for job, row, surface in staged:
             self._surfaces.add(job.target, np.array([row], dtype=np.int32), np.array([surface]))
         upload.reusable = self._surfaces.launch()

@@ -34,12 +34,16 @@ class Worker(Protocol):
     Attributes:
         doing: the jobs being decoded, a new tuple each time; () while the worker waits for jobs.
         packets: packets fed to its decoder so far.
+        unfed: packets that wait for its decoder.
     """
 
     doing: tuple[GopJob, ...]
 
     @property
     def packets(self) -> int: ...
+
+    @property
+    def unfed(self) -> int: ...
 
     def run(self) -> None:
         """Decode until the queue is closed and empty, or `abandon` is called."""
@@ -79,7 +83,7 @@ class _Engine:
         if self._deadline is None or doing is not self._seen():
             # A weak reference: a job keeps the memory of its batch alive.
             self._seen = (lambda: None) if doing is None else weakref.ref(doing)
-            packets = sum(len(job.packets) for job in jobs)
+            packets = sum(len(job.packets) for job in jobs) + (0 if self.worker is None else self.worker.unfed)
             limits = [pace.deadline(jobs[0].encoded, count) if jobs else pace.least_s for count in (packets, 1)]
             self._deadline = Deadline(f"self/task/{self.thread.native_id}", *limits)
         stuck = self._deadline.overdue(None if self.worker is None else self.worker.packets)

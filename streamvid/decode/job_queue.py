@@ -38,14 +38,8 @@ ENOUGH: Final = 2
 """With this many decoded batches waiting for the loop, cores leave all jobs to the engines: the engines keep up, and
 frames from a core have to be copied to the GPU."""
 _TOGETHER: Final = 48
-"""Most packets of the jobs that an engine takes at once, if there is more than one: its thread has to get the GIL back
-for each call, which takes milliseconds while other threads hold it."""
-_SHARE: Final = 4
-"""An engine takes several jobs at once only while the queue holds at least `_SHARE` × engines × their packets, so that
-a batch does not end up waiting for one engine."""
-_SPARE_PIXELS: Final = 500_000
-"""Spare threads help with frames of at least so many pixels. Jobs of smaller ones are so short that more threads only
-wait longer for the GIL: HEVC Main10 of 640×272 at batches of 16 came to 0.44 of the limit with them, 0.72 without."""
+"""Most packets of the jobs that an engine takes at once, if there is more than one: each call takes Python some tenths
+of a millisecond, in which no other engine can be given jobs."""
 _OPEN_DELAY: Final = 0.05
 """Seconds for which an engine leaves jobs to engines that have a matching session, before it opens a session itself."""
 
@@ -93,12 +87,14 @@ class DecodeQueue:
             if not self._engines or any(map(_suits_cores, by_key)):
                 self._for_cores.notify_all()
 
-    def retry(self, job: GopJob, error: VideoError) -> None:
+    def retry(self, job: GopJob, error: VideoError, *, begun: bool = True) -> None:
         """Return a failed job: an engine decodes it a second time, alone in its decoder. If that fails, or the queue
-        has no engines or is closed, its batch fails with `error`."""
+        has no engines or is closed, its batch fails with `error`. A job that was not begun is decoded as if it had not
+        been taken."""
         with self._changed:
-            if job.retry_of is None and self._engines and not self._closed and not job.group.abandoned:
-                self._retries.append(replace(job, retry_of=error))
+            able = self._engines and not self._closed and not job.group.abandoned
+            if able and (job.retry_of is None or not begun):
+                self._retries.append(replace(job, retry_of=error) if begun else job)
                 self._wake()
                 return
         job.group.fail(error)
@@ -139,14 +135,16 @@ class DecodeQueue:
                 may_wait = changed.wait(None if wait == math.inf else wait) or wait < _OPEN_DELAY
 
     def take_more(self, job: GopJob) -> list[GopJob]:
-        """Jobs for the same call of a decoder as a job that was taken: of its batch and configuration."""
+        """Jobs for the same call of a decoder as a job that was taken: of its batch and configuration, and with it at
+        most an engine's share of what is queued, so that a batch does not end up waiting for one engine (guided
+        self-scheduling: Polychronopoulos and Kuck 1987)."""
         with self._changed:
             found: list[GopJob] = []
             packets, key = len(job.packets), job.key
             batch = next((one for one in self._batches if key in one and one[key][0].group is job.group), {})
             while not job.alone and key in batch and not batch[key][0].alone:
                 packets += len(batch[key][0].packets)
-                if packets > _TOGETHER or self._packets < _SHARE * self._engines * packets:
+                if packets > _TOGETHER or self._packets < self._engines * packets:
                     break
                 found.append(self._pop(batch, key))
             self._since[key] += len(found)
@@ -213,12 +211,8 @@ class DecodeQueue:
             self._for_spares.notify_all()
 
     def _spares_help(self) -> bool:
-        """Whether frames are large, or sessions have to be drained between queued jobs."""
-        return any(
-            len(batch) > 1
-            or any(jobs[0].drains or key.width * key.height >= _SPARE_PIXELS for key, jobs in batch.items())
-            for batch in self._batches
-        )
+        """Whether sessions have to be drained between queued jobs."""
+        return any(len(batch) > 1 or any(jobs[0].drains for jobs in batch.values()) for batch in self._batches)
 
     def _choose(self, current: SessionKey | None, opened: Container[SessionKey], *, thrifty: bool) -> GopJob | None:
         for batch in self._batches:

@@ -1,168 +1,44 @@
 """Decode sessions of the native module (`streamvid/native/nvdec.c`): a call takes the packets of whole jobs.
 
-Python takes the GIL back once per call, and when the staging memory for copies of wanted pictures is full. A session is
-opened for the largest frame size and reconfigured for each other size: that takes NVDEC 0.3 ms, opening takes 40 to 58.
+Each session has a thread of its own that decodes the jobs, without the GIL. A session is opened for the largest frame
+size and reconfigured for each other size: that takes NVDEC 0.3 ms, opening takes 40 to 58.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from itertools import count, groupby
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from streamvid.decode.decode_job import GopJob, SessionKey
+from streamvid.decode.nvdec_library import CODECS, ERROR_BYTES, SLOTS, NativeJob, NvdecLibrary, SessionOptions, Staging
 from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 
-SLOTS: Final = 64
-"""Most pictures that are staged before they are handed over: `SLOTS` in nvdec.c."""
 _FEWEST_STAGED: Final = 4
 _STAGED_BYTES: Final = 64 << 20
 """Bytes of staging memory for large pictures, which holds at least `_FEWEST_STAGED` of them."""
-CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
-"""Values of `cudaVideoCodec`."""
 _RECONFIGURED: Final = frozenset({"h264", "hevc"})
 """Codecs whose sessions are reconfigured for other frame sizes. Other codecs decoded wrongly after that, so each of
 their sessions is for one size."""
-_VERSION: Final = 6
-"""The interface version that `nvdec_version` must return."""
 _EXTRA_SURFACES: Final = 6
 """Decode surfaces beyond the minimum of the stream."""
 _DELAY: Final = 8
 """Pictures that the parser delays before it displays them. Mapping a picture waits until it is decoded, so the engine
-needs later pictures to work on, also while the thread waits for the GIL between two calls."""
+needs later pictures to work on."""
+_AHEAD_PIXELS: Final = 12_000_000
+"""Packets × pixels per frame that may wait in a session when `decode` returns. Python may take milliseconds to come
+with the next jobs, and the engine decodes those meanwhile."""
+_AHEAD: Final = 8
+"""The same in packets at most, while the queue is short."""
 _STREAM: Final = 2
 """`NVDEC_STREAM` in nvdec.c."""
-_ERROR_BYTES: Final = 400
-
-log = logging.getLogger(__name__)
-
-
-class Staging(ctypes.Structure):
-    """Copies of pictures that wait to be handed over: `nvdec_staging`.
-
-    Attributes:
-        confirmed: the number below which all jobs have received all their pictures.
-        packets: packets fed to the decoder so far.
-        last: number of the last job of which packets were fed.
-        slots, count: capacity, and number of staged pictures.
-        jobs, rows: for each picture the number of its job, and its row in the job's target.
-        places, columns, chroma_at: for each picture its device address, its pitch in samples, and the bytes from its
-            luma to its chroma.
-    """
-
-    _fields_ = (
-        ("confirmed", ctypes.c_int64), ("packets", ctypes.c_int64), ("last", ctypes.c_int64),
-        ("slots", ctypes.c_int32), ("count", ctypes.c_int32),
-        ("jobs", ctypes.c_int64 * SLOTS), ("places", ctypes.c_uint64 * SLOTS),
-        ("chroma_at", ctypes.c_int64 * SLOTS), ("rows", ctypes.c_int32 * SLOTS), ("columns", ctypes.c_int32 * SLOTS),
-    )  # fmt: skip
-
-
-_FULL: Final = ctypes.CFUNCTYPE(ctypes.c_int32)
-
-
-class _Options(ctypes.Structure):
-    _fields_ = (
-        ("device", ctypes.c_int32), ("codec", ctypes.c_int32), ("bit_depth", ctypes.c_int32),
-        ("max_width", ctypes.c_int32), ("max_height", ctypes.c_int32), ("surfaces", ctypes.c_int32),
-        ("delay", ctypes.c_int32), ("flags", ctypes.c_int32), ("stream", ctypes.c_void_p),
-        ("staging", ctypes.POINTER(Staging)), ("full", _FULL),
-    )  # fmt: skip
-
-
-class _Job(ctypes.Structure):
-    _fields_ = (
-        ("number", ctypes.c_int64), ("width", ctypes.c_int32), ("height", ctypes.c_int32),
-        ("packets", ctypes.c_int32), ("alone", ctypes.c_int32), ("lenient", ctypes.c_int32),
-        ("untimed", ctypes.c_int32), ("length_size", ctypes.c_int32), ("header_size", ctypes.c_int32),
-        ("header", ctypes.c_char_p), ("data", ctypes.c_void_p), ("table", ctypes.c_char_p),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Caps:
-    """A chip's decoding capabilities for a codec, from `cuvidGetDecoderCaps`; sizes in pixels."""
-
-    supported: bool
-    engines: int
-    min_width: int
-    min_height: int
-    max_width: int
-    max_height: int
-
-
-class NvdecLibrary:
-    """The native module, bound to the driver's libraries.
-
-    Args:
-        path: the module's file.
-        cuda, nvcuvid: names or paths of the driver's libraries.
-
-    Raises:
-        OSError: the module or one of the libraries cannot be loaded.
-    """
-
-    def __init__(self, path: Path, cuda: str = "libcuda.so.1", nvcuvid: str = "libnvcuvid.so.1") -> None:
-        library = ctypes.CDLL(str(path))
-        if library.nvdec_version() != _VERSION:
-            raise OSError(f"{path} was built for another version: install streamvid again")
-        session, text = ctypes.c_void_p, ctypes.c_char_p
-        for name, result, arguments in (
-            ("load", text, (text, text)),
-            ("open", session, (ctypes.POINTER(_Options), text, ctypes.c_int32)),
-            ("decode", ctypes.c_int, (session, ctypes.POINTER(_Job), ctypes.c_int32)),
-            ("flush", ctypes.c_int, (session,)),
-            ("stop", None, (session,)),
-            ("close", ctypes.c_int, (session,)),
-            ("error", text, (session,)),
-            ("counts", None, (session, ctypes.POINTER(ctypes.c_int64))),
-            ("caps", ctypes.c_int, (*(ctypes.c_int32,) * 3, ctypes.POINTER(ctypes.c_int32), text, ctypes.c_int32)),
-        ):
-            function = getattr(library, f"nvdec_{name}")
-            function.restype, function.argtypes = result, arguments
-            setattr(self, f"_{name}", function)
-        self.calls = library
-        if error := library.nvdec_load(cuda.encode(), nvcuvid.encode()):
-            raise OSError(error.decode(errors="replace"))
-
-    def caps(self, device_id: int, codec: str, bit_depth: int = 8) -> Caps:
-        """A GPU's capabilities for a codec in 4:2:0.
-
-        Raises:
-            RuntimeError: the driver's query failed.
-        """
-        found, error = (ctypes.c_int32 * 6)(), ctypes.create_string_buffer(_ERROR_BYTES)
-        if self.calls.nvdec_caps(device_id, CODECS[codec], bit_depth, found, error, len(error)):
-            raise RuntimeError(error.value.decode(errors="replace"))
-        return Caps(bool(found[0]), *found[1:])
-
-
-def built_modules() -> list[Path]:
-    """Files of the native module; none if streamvid was installed without a C compiler."""
-    return sorted(Path(__file__).parents[1].glob("native/nvdec*.so"))
-
-
-@cache
-def native_library() -> NvdecLibrary | None:
-    """The native module, loaded once; None (and the reason in the log) if it was not built or finds no driver."""
-    reason = "streamvid was installed without a C compiler"
-    for path in built_modules():
-        try:
-            return NvdecLibrary(path)
-        except (OSError, AttributeError) as error:  # built for another machine or an older version
-            reason = str(error)
-    log.info("the native module of NVDEC is not used: %s", reason)
-    return None
 
 
 def largest(key: SessionKey, seen: Iterable[SessionKey]) -> SessionKey:
@@ -198,7 +74,8 @@ class NativeSession:
         key: codec and bit depth of all jobs, and the largest width and height.
         stream: CUDA stream on which `launch` queues its work.
         take: called for each staged picture when pictures are handed over.
-        launch: called after that. `decode` calls both, too, whenever `slots` pictures are staged.
+        launch: called after that. `decode` calls both, too, whenever more than half of the slots are taken.
+        ahead: packets that may wait when `decode` returns; default: `_AHEAD_PIXELS`.
         slots: capacity of the staging memory in pictures; default: `staged(key)`.
         extra_surfaces: decode surfaces beyond the minimum of the stream.
         delay: pictures that the parser delays before it displays them.
@@ -217,6 +94,7 @@ class NativeSession:
         stream: int,
         take: Take,
         launch: Callable[[], None],
+        ahead: int | None = None,
         slots: int | None = None,
         extra_surfaces: int = _EXTRA_SURFACES,
         delay: int = _DELAY,
@@ -230,24 +108,16 @@ class NativeSession:
         # Configuration and DPB frames of the jobs in the decoder.
         self._now, self._dpb_frames = key, 0
         self._lock = threading.Lock()
-        self._raised: Exception | None = None
-        # The names of the last call's clips, and the number of its first job.
-        self._names, self._first = [""], 0
-
-        def empty() -> int:
-            try:
-                self._hand_over()
-            except Exception as error:
-                self._raised = error
-                return 1
-            return 0
-
-        self._full = _FULL(empty)
-        options = _Options(
+        # By number: jobs that the session's thread may still read, with what points to their packets.
+        self._given: dict[int, tuple[GopJob, NativeJob]] = {}
+        self._spent = 0, 0
+        self._put = 0
+        self._ahead = _AHEAD_PIXELS // (key.width * key.height) if ahead is None else ahead
+        options = SessionOptions(
             device_id, CODECS[key.codec], key.bit_depth, key.width, key.height, extra_surfaces, delay, flags, stream,
-            ctypes.pointer(self._staging), self._full,
+            ctypes.pointer(self._staging),
         )  # fmt: skip
-        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        error = ctypes.create_string_buffer(ERROR_BYTES)
         self._session: int | None = self._calls.nvdec_open(ctypes.byref(options), error, len(error))
         if self._session is None:
             raise RuntimeError(error.value.decode(errors="replace"))
@@ -261,6 +131,20 @@ class NativeSession:
     def packets(self) -> int:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         return int(self._staging.packets)
+
+    @property
+    def unfed(self) -> int:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        return self._put - self.packets
+
+    def begun(self, number: int) -> bool:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        return bool(number <= self._staging.last)
+
+    def spent(self) -> tuple[int, float]:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
+        before, self._spent = self._spent, (self._staging.done, self._staging.nanoseconds)
+        return self._spent[0] - before[0], 1e-9 * (self._spent[1] - before[1])
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -282,14 +166,24 @@ class NativeSession:
 
     def decode(self, number: int, jobs: Sequence[GopJob]) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
-        self._names, self._first = [job.encoded.name for job in jobs], number
-        given = (_Job * len(jobs))(*map(self._given, count(number), jobs))
-        self._check(self._calls.nvdec_decode(self._session, given, len(jobs)))
-        # Here, where the GIL is held anyway, rather than in the middle of the next call.
-        if 2 * self._staging.count > self._staging.slots:
-            self.hand_over()
+        self._put += sum(len(job.packets) for job in jobs)
+        given = (NativeJob * len(jobs))(*map(self._native_job, count(number), jobs))
+        self._given |= {n: (job, one) for n, job, one in zip(count(number), jobs, given)}
+        # A single job is one of the last: engines that take others early would leave none to those that are free.
+        self._call(given, ahead=self._ahead if len(jobs) > 1 else min(self._ahead, _AHEAD))
 
-    def _given(self, number: int, job: GopJob) -> _Job:
+    def _call(self, given: ctypes.Array[NativeJob] | None = None, *, ahead: int = 0, draining: bool = False) -> None:
+        """Give jobs to the session's thread, and wait until few are left."""
+        staging, calls = self._staging, self._calls
+        self._check(calls.nvdec_decode(self._session, given, 0 if given is None else len(given), ahead, draining))
+        while 2 * staging.count > staging.slots or staging.pending:
+            self.hand_over()
+            if staging.pending:
+                self._check(calls.nvdec_decode(self._session, None, 0, ahead, False))
+        while self._given and (draining or next(iter(self._given)) < staging.last):
+            del self._given[next(iter(self._given))]
+
+    def _native_job(self, number: int, job: GopJob) -> NativeJob:
         """A job for the native module."""
         # Drained first if the decoder is to be reconfigured or opened anew with more surfaces. So is it before a CRA
         # picture, at which NVDEC does not reset: it would decode the leading pictures, wrongly.
@@ -301,25 +195,46 @@ class NativeSession:
             ranks = job.display_order.argsort().argsort().tolist()
         # `bytes`, whose address ctypes gets in a tenth of the time that an array's takes.
         table = struct.pack(f"{3 * len(ranks)}q", *packets.sizes.tolist(), *job.rows.tolist(), *ranks)
-        return _Job(
+        return NativeJob(
             number, key.width, key.height, len(ranks), alone, job.exact, not job.timed,
             packets.length_size, len(packets.header), packets.header, packets.data.ctypes.data, table,
         )  # fmt: skip
 
     def flush(self) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
-        self._check(self._calls.nvdec_flush(self._session))
+        self._call(draining=True)
         self.hand_over()
 
-    def waiting(self) -> list[int]:
+    @property
+    def oldest_waiting(self) -> int | None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
-        return list(self._staging.jobs[: self._staging.count])
+        return self._staging.jobs[self._staging.first] if self._staging.count else None
 
     def hand_over(self) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
-        if self._staging.count:
-            self._hand_over()
-            self._staging.count = 0
+        if not self._staging.count:
+            return
+        staged, first = self._staged(), 0
+        rows, surfaces = self._rows[staged], np.empty((len(staged), len(self._surfaces)), dtype=np.int64)
+        for column, values in enumerate(self._surfaces):
+            surfaces[:, column] = values[staged]
+        for number, same in groupby(self._numbers[staged].tolist()):
+            end = first + len(list(same))
+            self._take(number, rows[first:end], surfaces[first:end])
+            first = end
+        self._launch()
+        self._staging.count = 0
+
+    def salvage(self) -> None:
+        """See `streamvid.decode.nvdec_worker.DecodeSession`. What is staged was copied before the error."""
+        self._staging.count = int(np.count_nonzero(self._numbers[self._staged()] < self.confirmed))
+        self.hand_over()
+
+    def _staged(self) -> list[int]:
+        """Indices of the staged pictures."""
+        first, slots = self._staging.first, self._staging.slots
+        places = range(first, first + self._staging.count)
+        return [place % slots for place in places]
 
     def stop(self) -> None:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
@@ -334,26 +249,11 @@ class NativeSession:
             if session is not None:
                 self._calls.nvdec_close(session)
 
-    def _hand_over(self) -> None:
-        count = self._staging.count
-        surfaces = np.empty((count, len(self._surfaces)), dtype=np.int64)
-        for column, values in enumerate(self._surfaces):
-            surfaces[:, column] = values[:count]
-        first = 0
-        for number, same in groupby(self._numbers[:count].tolist()):
-            end = first + len(list(same))
-            self._take(number, self._rows[first:end].copy(), surfaces[first:end])
-            first = end
-        self._launch()
-
     def _check(self, status: int) -> None:
         if not status:
             return
-        raised, self._raised = self._raised, None
-        if raised is not None:
-            raise raised
         text = self._calls.nvdec_error(self._session).decode(errors="replace")
         if status == _STREAM:
-            last = self._staging.last - self._first
-            raise VideoError(f"clip {self._names[last if 0 <= last < len(self._names) else 0]} {text}: pack it again")
+            job, _ = self._given[self._staging.last]
+            raise VideoError(f"clip {job.encoded.name} {text}: pack it again")
         raise RuntimeError(text)

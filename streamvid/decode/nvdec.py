@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
@@ -22,11 +23,12 @@ from streamvid.color.surfaces import Kernel, Window, clip_params
 from streamvid.color.tags import Color, ColorOption
 from streamvid.decode.base import Pending
 from streamvid.decode.cpu_assist import CpuAssistWorker
+from streamvid.decode.cuda_calls import CudaCalls
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import JobGroup, SessionKey, split_at_idr, surface_form
 from streamvid.decode.engine_threads import EngineThreads, Worker
 from streamvid.decode.job_queue import DecodeQueue
-from streamvid.decode.native_session import Caps, NvdecLibrary, native_library
+from streamvid.decode.nvdec_library import Caps, NvdecLibrary, native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
 from streamvid.decode.surface_target import SurfaceTarget, Writes, full_size, make_targets
@@ -139,9 +141,8 @@ class NvdecSessionPool:
         device_id: the GPU's number.
         engines: NVDEC engines of the chip.
         cpu_workers: threads that decode on the CPU while the engines have a backlog.
-        library: the native module, for which each engine has a second, spare thread: while one waits for the GIL, or
-            drains its session to reconfigure it for another frame size, the engine decodes for the other. None:
-            PyNvVideoCodec decodes.
+        library: the native module, for which each engine has a second, spare thread: while one drains its session to
+            reconfigure it for another frame size, the engine decodes for the other. None: PyNvVideoCodec decodes.
 
     Attributes:
         native: whether the native module decodes.
@@ -159,7 +160,9 @@ class NvdecSessionPool:
     ) -> None:
         import torch
 
+        self._turn = nullcontext if library is None else library.turn
         self.native, self.stream = library is not None, loader_stream(device_id)
+        self._calls = CudaCalls(self.stream.cuda_stream)
         self._queue, self._first = DecodeQueue(engines=engines), FirstLaunches()
         memory = torch.cuda.get_device_properties(device_id).total_memory
         spares, pace = 0 if library is None else engines, Pace()
@@ -205,11 +208,12 @@ class NvdecSessionPool:
         Raises:
             VideoError: a slice is damaged. Jobs of the batch that were queued before are done then.
         """
-        group = JobGroup(1)  # a job that is done when all others are queued
+        group = JobGroup(1, reached=self._calls.reached)  # a job that is done when all others are queued
         try:
             for at in range(0, len(slices), _QUEUED):
                 part = slice(at, at + _QUEUED)
-                self._queue.put(split_at_idr(slices[part], targets[part], native=self.native, joined=group))
+                with self._turn():
+                    self._queue.put(split_at_idr(slices[part], targets[part], native=self.native, joined=group))
         except VideoError as error:
             group.fail(error)
             group.wait()  # raises it
@@ -229,7 +233,7 @@ class NvdecSessionPool:
         """
         import torch
 
-        with torch.cuda.stream(self.stream):
+        with self._turn(), torch.cuda.stream(self.stream):
             frames, targets = full_size(slices, [surface_form(one) for one in slices], color, self.stream)
         written = self.write(slices, targets)
 

@@ -7,8 +7,6 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
@@ -17,7 +15,8 @@ from streamvid.arrays import Int32, Int64
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.job_queue import DecodeQueue
-from streamvid.decode.native_session import NativeSession, NvdecLibrary, alike, largest, staged
+from streamvid.decode.native_session import NativeSession, alike, largest, staged
+from streamvid.decode.nvdec_library import NvdecLibrary
 from streamvid.decode.pynv_session import NvdecDecoder, PynvSession, open_decoder
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
 
@@ -38,7 +37,8 @@ log = logging.getLogger(__name__)
 class DecodeSession(Protocol):
     """A decoder that takes jobs one after another, and hands over their wanted frames in groups.
 
-    After any error it can only be closed. Not thread-safe, except for `stop` and `packets`.
+    After any error it can only be asked for its state, salvaged and closed. Not thread-safe, except for `stop` and
+    `packets`.
 
     Attributes:
         key: the largest configuration that it decodes.
@@ -54,6 +54,10 @@ class DecodeSession(Protocol):
     def packets(self) -> int:
         """Packets fed to the decoder so far."""
 
+    @property
+    def unfed(self) -> int:
+        """Packets of given jobs that wait for the decoder."""
+
     def takes(self, key: SessionKey, dpb_frames: int = 0) -> bool:
         """Whether the session can decode jobs of a configuration that need `dpb_frames` DPB frames."""
 
@@ -61,7 +65,7 @@ class DecodeSession(Protocol):
         """Whether the session can begin a job while frames of earlier jobs are still in the decoder."""
 
     def decode(self, number: int, jobs: Sequence[GopJob]) -> None:
-        """Decode jobs as the continuation of the previous jobs. Frames may stay in the decoder.
+        """Decode jobs as the continuation of the previous jobs. Frames may stay in the decoder, and packets may wait.
 
         Args:
             number: the first job's number, higher than those of previous jobs; the others count up from it.
@@ -73,11 +77,21 @@ class DecodeSession(Protocol):
             RuntimeError: the driver fails.
         """
 
-    def waiting(self) -> list[int]:
-        """The job number of each decoded frame that is not handed over yet."""
+    def begun(self, number: int) -> bool:
+        """Whether packets of a given job may have been fed."""
+
+    def spent(self) -> tuple[int, float]:
+        """Packets of whole jobs that were decoded since the last call, and the seconds that they took."""
+
+    @property
+    def oldest_waiting(self) -> int | None:
+        """The job number of the first decoded frame that is not handed over yet; None if there is none."""
 
     def hand_over(self) -> None:
         """Hand over the waiting frames, and launch the kernels that read them."""
+
+    def salvage(self) -> None:
+        """After an error, hand over what can be of jobs that are done."""
 
     def flush(self) -> None:
         """Drain the decoder, and hand over all frames.
@@ -143,6 +157,8 @@ class NvdecWorker:
         self._jobs: dict[int, GopJob] = {}
         self._frames_left: dict[int, int] = {}
         self._last_number = 0
+        # Whether frames of a batch before the last call's wait to be handed over.
+        self._late = False
         # Unconfirmed jobs whose kernels are all launched, each with the CUDA event after which its frames are written.
         self._unconfirmed: deque[tuple[int, torch.cuda.Event]] = deque()
         # The number of frames that wait for a launch, by job.
@@ -156,6 +172,11 @@ class NvdecWorker:
     def packets(self) -> int:
         """See `streamvid.decode.engine_threads.Worker`."""
         return 0 if (session := self._in) is None else session.packets
+
+    @property
+    def unfed(self) -> int:
+        """See `streamvid.decode.engine_threads.Worker`."""
+        return 0 if (session := self._in) is None else session.unfed
 
     def run(self) -> None:
         """See `streamvid.decode.engine_threads.Worker`."""
@@ -183,8 +204,12 @@ class NvdecWorker:
         """Jobs of one batch and configuration; () to end."""
         if self._abandoned:
             return ()
-        take = partial(self._queue.take, opened=self, spare=self._spare)
-        job = take(current=self._current, wait_s=_LINGER if self._jobs else 0)
+        job = self._take_job(0)
+        if job is None and self._jobs:
+            job = self._take_job(_LINGER)
+        while job is None and self._in is not None and self._in.unfed:
+            self._collect(self._in)
+            job = self._take_job(_LINGER)
         if job is None:
             # No job continues the stream: flush the frames that are still in the decoder.
             self._flush()
@@ -193,13 +218,18 @@ class NvdecWorker:
             self.doing = ()
             if self._abandoned:
                 return ()
-            job = take(current=self._current, wait_s=None)
+            job = self._take_job(None)
         if job is None:
             return ()
         return job, *(() if self._library is None else self._queue.take_more(job))
 
+    def _take_job(self, wait_s: float | None) -> GopJob | None:
+        if wait_s != 0 and self._library is not None:
+            self._library.end_turn()
+        return self._queue.take(current=self._current, opened=self, spare=self._spare, wait_s=wait_s)
+
     def _decode(self, jobs: tuple[GopJob, ...]) -> None:
-        began, job = perf_counter(), jobs[0]
+        job = jobs[0]
         if job.alone or self._in is None or not self._in.follows(job):
             self._flush()
         try:
@@ -217,16 +247,30 @@ class NvdecWorker:
             self._jobs[number], self._frames_left[number] = one, int(np.count_nonzero(one.rows >= 0))
         try:
             session.decode(first, jobs)
-            # Frames of an earlier batch must not wait for frames of this one.
-            if any(self._jobs[number].group is not job.group for number in dict.fromkeys(session.waiting())):
+            # Frames of an earlier batch wait for one call at most.
+            oldest = session.oldest_waiting
+            late = oldest is not None and self._jobs[oldest].group is not job.group
+            if late and self._late:
                 session.hand_over()
+            self._late = late and not self._late
             self._finish_confirmed(session.confirmed)
         except Exception as error:
             self._fail(error)
             return
         if job.alone:
             self._flush()
-        self._pace.add(job.encoded, sum(len(one.packets) for one in jobs), perf_counter() - began)
+        packets, seconds = session.spent()
+        if packets:
+            self._pace.add(job.encoded, packets, seconds)
+
+    def _collect(self, session: DecodeSession) -> None:
+        """Hand over the frames that are there, while packets wait for the decoder."""
+        try:
+            session.decode(self._last_number + 1, ())
+            session.hand_over()
+            self._finish_confirmed(session.confirmed)
+        except Exception as error:
+            self._fail(error)
 
     def _session(self, job: GopJob) -> DecodeSession:
         """The session for a job's configuration, opened or reopened if necessary; it becomes the current one."""
@@ -276,9 +320,9 @@ class NvdecWorker:
                 library, device_id=self._device_id, key=key, stream=self._stream.cuda_stream, take=self._take,
                 launch=self._launch,
             )  # fmt: skip
-        copies = self._surfaces.copies
+        calls = self._surfaces.calls
         return PynvSession(
-            self._open(key), key, dpb_frames, take=self._take, launch=self._launch, copies=copies, device=device
+            self._open(key), key, dpb_frames, take=self._take, launch=self._launch, calls=calls, device=device
         )
 
     def _open(self, key: SessionKey) -> NvdecDecoder:
@@ -337,12 +381,18 @@ class NvdecWorker:
         """Close a session that failed and retry every job in it: it may have held frames of each."""
         self._surfaces.clear()
         self._waiting = {}
-        self._unconfirmed.clear()
         failed, self._current, self._in = self._in, None, None
+        if failed is not None:
+            with suppress(Exception):  # the GPU may be lost
+                failed.salvage()
+                self._finish_confirmed(failed.confirmed)
+            self._surfaces.clear()
+            self._waiting = {}
+        self._unconfirmed.clear()
         for size in [size for size, opened in self._sessions.items() if opened.session is failed]:
             self._close(size)
         with suppress(RuntimeError):
             self._stream.synchronize()  # what is retried must not be written by what failed
         for number in list(self._jobs):
             job = self._forget(number)
-            self._queue.retry(job, job.as_video_error(error))
+            self._queue.retry(job, job.as_video_error(error), begun=failed is None or failed.begun(number))

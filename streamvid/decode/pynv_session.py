@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from streamvid.bitstream.annexb import NAL_SYNTAX
+from streamvid.decode.cuda_calls import CudaCalls
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.frame_matching import PACKETS_PER_CALL, FrameMatcher
-from streamvid.decode.surface_queue import CudaCopies, Take
+from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 
 if TYPE_CHECKING:
@@ -65,7 +67,7 @@ class PynvSession:
         decoder: PyNvVideoCodec's, for `key`.
         key, dpb_frames: configuration of its jobs, and the most DPB frames that a job may need.
         take, launch: as of `streamvid.decode.native_session.NativeSession`.
-        copies: on the decoder's CUDA stream.
+        calls: on the decoder's CUDA stream.
         device: the GPU.
     """
 
@@ -77,13 +79,14 @@ class PynvSession:
         *,
         take: Take,
         launch: Callable[[], None],
-        copies: CudaCopies,
+        calls: CudaCalls,
         device: torch.device,
     ) -> None:
         self._decoder: NvdecDecoder | None = decoder
         self.key, self._dpb_frames, self.packets = key, dpb_frames, 0
-        self._take, self._launch, self._copies, self._device = take, launch, copies, device
+        self._take, self._launch, self._calls, self._device = take, launch, calls, device
         self._packet = _PacketFactory()
+        self._spent = 0, 0.0
         self._matcher = FrameMatcher()
         # Number of the last job whose surface size was checked.
         self._checked = 0
@@ -95,6 +98,10 @@ class PynvSession:
     def confirmed(self) -> int:
         return self._matcher.confirmed
 
+    @property
+    def unfed(self) -> int:
+        return 0
+
     def takes(self, key: SessionKey, dpb_frames: int = 0) -> bool:
         return key == self.key and dpb_frames <= self._dpb_frames
 
@@ -103,8 +110,17 @@ class PynvSession:
         return job.key == self.key and job.starts_with_idr
 
     def decode(self, number: int, jobs: Sequence[GopJob]) -> None:
+        began = perf_counter()
         for n, job in enumerate(jobs, number):
             self._decode_job(n, job)
+        self._spent = sum(len(job.packets) for job in jobs), perf_counter() - began
+
+    def begun(self, number: int) -> bool:
+        return True
+
+    def spent(self) -> tuple[int, float]:
+        spent, self._spent = self._spent, (0, 0.0)
+        return spent
 
     def _decode_job(self, number: int, job: GopJob) -> None:
         # Only in Annex B can the parser find where one packet ends and the next begins.
@@ -128,12 +144,16 @@ class PynvSession:
         if missing := self._matcher.drain():
             raise RuntimeError(f"{missing} frames do not come out of the decoder")
 
-    def waiting(self) -> list[int]:
-        return []
+    @property
+    def oldest_waiting(self) -> int | None:
+        return None
 
     def hand_over(self) -> None:
         self._launch()
         self._staged = 0
+
+    def salvage(self) -> None:
+        pass
 
     def stop(self) -> None:
         pass
@@ -176,7 +196,7 @@ class PynvSession:
         if self._staging is None:
             self._staging = torch.empty((_STAGED, size), dtype=torch.uint8, device=self._device)
         copy = self._staging.data_ptr() + self._staged * size
-        self._copies.on_device(copy, surface, size)
+        self._calls.on_device(copy, surface, size)
         self._staged += 1
         return copy
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import numpy as np
 from streamvid.arrays import Int32, Int64
 from streamvid.color import surfaces
 from streamvid.color.surfaces import ROW, Kernel
+from streamvid.decode.cuda_calls import CudaCalls
 from streamvid.decode.surface_target import SurfaceTarget
 
 if TYPE_CHECKING:
@@ -75,12 +75,14 @@ class SurfaceQueue:
         import torch
 
         self._stream, self._first = stream, first
-        self.copies = CudaCopies(stream.cuda_stream)
+        stream.synchronize()  # has PyTorch make the device's context this thread's: the driver's calls do not
+        self.calls = CudaCalls(stream.cuda_stream)
         self._pinned: deque[_PinnedTable] = deque()
         self._table = torch.empty((_ROWS, ROW), dtype=torch.int64, device=stream.device)
         self._scratch: torch.Tensor | None = None
-        # By kernel: rows of the table, and the size of their pictures.
-        self._rows: dict[Kernel, list[tuple[Int64, tuple[int, int]]]] = {}
+        # By kernel: surfaces, their pictures and parameters; and the largest height and width of the pictures.
+        self._rows: dict[Kernel, list[tuple[Int64, Int64, int]]] = {}
+        self._sizes: dict[Kernel, tuple[int, int]] = {}
         self._targets: list[SurfaceTarget] = []
         self._ready: torch.cuda.Event | None = None
         # Targets to which queued kernels still write: their memory must not be freed before.
@@ -95,19 +97,17 @@ class SurfaceQueue:
             found: int64 [frames, 3], the surfaces as of `Take`: NV12 or P016. Only the target's window has to be valid.
         """
         if target not in self._targets:
-            # All targets of a batch share an event, so one wait is enough. A call of CUDA releases the GIL, which may
-            # take milliseconds to get back.
+            # All targets of a batch share an event, so one wait is enough.
             if target.ready is not self._ready:
-                self._stream.wait_event(target.ready)
+                self.calls.wait(target.ready)
                 self._ready = target.ready
             self._targets.append(target)
-        for kernel, size, params, pixels in target.writes:
+        for kernel, (height, width), params, pixels in target.writes:
+            some = self._rows.setdefault(kernel, [])
             for column in pixels.T:  # more than one only if a frame is shown several times
-                made = np.empty((len(rows), ROW), dtype=np.int64)
-                made[:, :3], made[:, 3], made[:, 4] = found, column[rows], params
-                if np.count_nonzero(made[:, 3]) < len(made):
-                    made = made[made[:, 3] != 0]
-                self._rows.setdefault(kernel, []).append((made, size))
+                some.append((found, column[rows], params))
+            highest, widest = self._sizes.get(kernel, (0, 0))
+            self._sizes[kernel] = max(height, highest), max(width, widest)
 
     def launch(self) -> torch.cuda.Event:
         """Queue the kernels for all added surfaces.
@@ -117,26 +117,33 @@ class SurfaceQueue:
         """
         import torch
 
-        rows, self._rows = self._rows, {}
+        rows, sizes, self._rows, self._sizes = self._rows, self._sizes, {}, {}
         written = None
         for kernel, some in rows.items():
             most = _DITHERED if kernel.as_dali and kernel.wide else _ROWS
-            table = np.concatenate([part for part, _ in some])
-            sizes = np.array([size for _, size in some])
+            table = np.empty((sum(len(pixels) for _, pixels, _ in some), ROW), dtype=np.int64)
+            start = 0
+            for found, pixels, params in some:
+                part = table[start : start + len(pixels)]
+                part[:, :3], part[:, 3], part[:, 4] = found, pixels, params
+                start += len(pixels)
+            if np.count_nonzero(table[:, 3]) < len(table):
+                table = table[table[:, 3] != 0]
             for start in range(0, len(table), most):
-                written = self._launch(kernel, table[start : start + most], sizes)
+                written = self._launch(kernel, table[start : start + most], sizes[kernel])
         if written is None:
             written = torch.cuda.Event()  # type: ignore[no-untyped-call]
             written.record(self._stream)
         self._writing.append((written, self._targets))
         self._targets = []
-        while self._writing and self._writing[0][0].query():  # type: ignore[no-untyped-call]
+        while self._writing and self.calls.reached(self._writing[0][0]):
             self._writing.popleft()
         return written
 
     def clear(self) -> None:
         """Drop the surfaces that were added and not launched."""
         self._rows.clear()
+        self._sizes.clear()
         self._targets = []
 
     def synchronize(self) -> None:
@@ -144,28 +151,30 @@ class SurfaceQueue:
         self._stream.synchronize()
         self._writing.clear()
 
-    def _launch(self, kernel: Kernel, rows: Int64, sizes: Int64) -> torch.cuda.Event:
+    def _launch(self, kernel: Kernel, rows: Int64, size: tuple[int, int]) -> torch.cuda.Event:
         import torch
 
-        if len(self._pinned) < _TABLES and not (self._pinned and self._pinned[0].is_free()):
+        if len(self._pinned) < _TABLES and not (self._pinned and self._is_free(self._pinned[0])):
             self._pinned.appendleft(_PinnedTable())
         pinned, count = self._pinned[0], len(rows)
-        if pinned.reusable is not None:
+        if pinned.reusable is not None and not self._is_free(pinned):
             pinned.reusable.synchronize()
         pinned.rows[:count] = rows
-        self.copies.to_device(self._table.data_ptr(), pinned.address, 8 * ROW * count)
-        height, width = sizes.max(axis=0).tolist()
+        self.calls.to_device(self._table.data_ptr(), pinned.address, 8 * ROW * count)
         scratch = None
         if kernel.as_dali and kernel.wide:
-            need = int(sizes.prod(axis=1).max()) * 3 // 2
-            if self._scratch is None or self._scratch.shape[1] != need:
+            need = size[0] * size[1] * 3 // 2
+            if self._scratch is None or self._scratch.shape[1] < need:
                 self._scratch = torch.empty((_DITHERED, need), dtype=torch.uint8, device=self._stream.device)
             scratch = self._scratch
-        self._first.launch(kernel, self._table, count, (height, width), scratch)
+        self._first.launch(kernel, self._table, count, size, scratch)
         written = pinned.reusable = torch.cuda.Event()  # type: ignore[no-untyped-call]
         written.record(self._stream)
         self._pinned.rotate(-1)
         return written
+
+    def _is_free(self, pinned: _PinnedTable) -> bool:
+        return pinned.reusable is None or self.calls.reached(pinned.reusable)
 
 
 class _PinnedTable:
@@ -183,36 +192,3 @@ class _PinnedTable:
         self._memory = torch.empty((_ROWS, ROW), dtype=torch.int64, pin_memory=True)
         self.rows, self.address = self._memory.numpy(), self._memory.data_ptr()
         self.reusable: torch.cuda.Event | None = None
-
-    def is_free(self) -> bool:
-        """Whether `rows` may be overwritten now."""
-        return self.reusable is None or bool(self.reusable.query())  # type: ignore[no-untyped-call]
-
-
-class CudaCopies:
-    """Asynchronous copies by the CUDA driver's own API, queued on a stream.
-
-    PyTorch's copy through DLPack takes ten times the Python time per frame. The calls only queue work, so they keep the
-    GIL (PyDLL): with many threads, releasing and reacquiring it costs more than the call.
-    """
-
-    def __init__(self, stream: int) -> None:
-        driver = ctypes.PyDLL("libcuda.so.1")
-        self._stream = stream
-        self._on_device, self._to_device = driver.cuMemcpyDtoDAsync_v2, driver.cuMemcpyHtoDAsync_v2
-        for call in (self._on_device, self._to_device):
-            call.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p]
-            call.restype = ctypes.c_int
-
-    def on_device(self, destination: int, source: int, size: int) -> None:
-        """Copy `size` bytes from one device address to another."""
-        _check(self._on_device(destination, source, size, self._stream))
-
-    def to_device(self, destination: int, source: int, size: int) -> None:
-        """Copy `size` bytes from an address in pinned host memory to a device address."""
-        _check(self._to_device(destination, source, size, self._stream))
-
-
-def _check(status: int) -> None:
-    if status:
-        raise RuntimeError(f"the CUDA driver cannot copy a frame: error {status}")

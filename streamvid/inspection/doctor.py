@@ -21,8 +21,8 @@ import numpy as np
 
 from streamvid.color import render
 from streamvid.dataset.revisions import dataset_path, read_manifest
-from streamvid.decode.native_session import CODECS, Caps, built_modules, native_library
 from streamvid.decode.nvdec import decoder_caps, load_nvdec, missing_packages, open_session_pool
+from streamvid.decode.nvdec_library import CODECS, Caps, built_modules, native_library
 from streamvid.errors import InputError, StreamvidError
 from streamvid.plan.world import find_cores
 from streamvid.storage.byte_range import ByteRange

@@ -19,8 +19,8 @@ from streamvid.decode.clip_groups import ClipGroup, group_clips, header_faults
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali_cache_guard import mixed_up
 from streamvid.decode.gpu import GpuDecoder, decode_support
-from streamvid.decode.native_session import built_modules
 from streamvid.decode.nvdec import load_nvdec
+from streamvid.decode.nvdec_library import built_modules
 from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import read_batches
 from streamvid.fetch.plan_samples import SampleSpec

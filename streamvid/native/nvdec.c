@@ -1,7 +1,8 @@
 /* NVDEC decode sessions: a call takes the packets of whole jobs and gives copies of the wanted pictures.
  *
- * streamvid/decode/native_session.py calls this through ctypes, which releases the GIL. The driver's libraries are
- * opened at run time. A session belongs to one thread at a time; only `nvdec_stop` may be called by another thread.
+ * streamvid/decode/nvdec_library.py loads it through ctypes, which releases the GIL in its calls. The driver's libraries
+ * are opened at run time. Each session has a thread that decodes jobs one after another, and goes on with those that
+ * wait while its caller has no GIL. A session belongs to one caller at a time; another may only call `nvdec_stop`.
  *
  * Each packet gets a unique timestamp, by which its picture is recognised: pictures are never confused, and a lost or
  * repeated picture is noticed. Timestamps follow presentation order, because NVIDIA's parser takes timestamps that rise
@@ -9,12 +10,14 @@
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "nvcuvid.h"
 
@@ -24,15 +27,20 @@ enum {
     NVDEC_DRIVER = 1, /* the driver refused a call */
     NVDEC_STREAM,     /* the stream contradicts its job */
     NVDEC_PICTURES,   /* pictures are lost or repeated */
-    NVDEC_STOPPED,    /* `nvdec_stop` was called, or `full` failed */
+    NVDEC_STOPPED,    /* `nvdec_stop` was called */
     NVDEC_CALLER,     /* invalid arguments */
 };
+enum { CUDA_ERROR_NOT_READY = 600 };
 enum {
     WAITING = 1 << 8, /* most pictures in a decoder at a time; a power of two */
     TIME_BITS = 16,   /* low bits of a timestamp: not 0 in those that the parser invents by adding milliseconds */
     NOT_WANTED = -1,
     NOT_SHOWN = -2,
-    SLOTS = 64,
+    SLOTS = 128,
+    TURN_NS = 10000000, /* longest turn */
+    GIVEN = 256,      /* most jobs that wait */
+    MOST_SURFACES = 32, /* that are surely enough for the chip, if the stream itself does not need more */
+    LOOKS = 100, /* at an event before a thread sleeps */
 };
 
 #define FUNCTIONS(X)                                                                                 \
@@ -49,6 +57,7 @@ enum {
     X(cuda, cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *, CUstream))                \
     X(cuda, cuEventCreate, "cuEventCreate", (CUevent *, unsigned))                                   \
     X(cuda, cuEventRecord, "cuEventRecord", (CUevent, CUstream))                                     \
+    X(cuda, cuEventQuery, "cuEventQuery", (CUevent))                                                 \
     X(cuda, cuEventSynchronize, "cuEventSynchronize", (CUevent))                                     \
     X(cuda, cuEventDestroy, "cuEventDestroy_v2", (CUevent))                                          \
     X(cuvid, cuvidGetDecoderCaps, "cuvidGetDecoderCaps", (CUVIDDECODECAPS *))                        \
@@ -71,13 +80,16 @@ static struct {
     FUNCTIONS(DECLARE)
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Copies of wanted pictures, and the progress of jobs. Owned by the caller, who may read it between calls and in
- * `full`. Who hands pictures over between calls sets `count` to 0. */
+/* Copies of wanted pictures, and the progress of jobs, as of the end of the last call. Owned by the caller, who may read
+ * it between calls. The arrays are rings of `slots` pictures. Who hands pictures over sets `count` to 0. */
 typedef struct {
-    int64_t confirmed;       /* all wanted pictures of jobs with a lower number are staged or were handed over */
-    int64_t packets;         /* fed so far; other threads may read it during a call */
-    int64_t last;            /* number of the last job of which packets were fed */
-    int32_t slots, count;    /* `full` is called when `slots` pictures are staged; pictures staged now */
+    int64_t confirmed;    /* all wanted pictures of jobs with a lower number are staged or were handed over */
+    int64_t packets;      /* fed so far; may be read during a call */
+    int64_t last;         /* number of the last job of which packets were fed: nothing of earlier ones is read again */
+    int64_t done, nanoseconds; /* packets of jobs that are fed completely, and the time that they took */
+    int32_t slots;        /* most pictures that are staged */
+    int32_t first, count; /* the pictures staged now */
+    int32_t pending;      /* what was given last is not yet done: hand pictures over, and wait again */
     int64_t jobs[SLOTS];      /* number of the picture's job */
     uint64_t places[SLOTS];   /* device address of the displayed area */
     int64_t chroma_at[SLOTS]; /* bytes from there to its chroma */
@@ -93,7 +105,6 @@ typedef struct {
     int32_t flags;                    /* CUVID_PKT_* flags added to each packet */
     CUstream stream;                  /* on which pictures are copied and read */
     nvdec_staging *staging;
-    int32_t (*full)(void); /* queues all work on the staged pictures on `stream`; 0 for success */
 } nvdec_options;
 
 typedef struct {
@@ -144,8 +155,21 @@ typedef struct {
     CUevent copied;               /* recorded after the last copy */
     int64_t opened, reconfigured; /* how often */
     atomic_int stop, busy;
-    int status;
+    int status;                   /* of the thread */
     char error[400];
+    pthread_mutex_t lock;         /* for all that follows, but what is atomic */
+    pthread_cond_t changed;
+    pthread_t thread;
+    int started, quit;
+    int failed;                   /* `status`, once the caller may know */
+    int draining;                 /* the decoder is to be drained behind the jobs */
+    int emptying;                 /* the thread waits until all staged pictures are handed over */
+    nvdec_job given[GIVEN];       /* a ring */
+    int64_t put, next;            /* jobs given and begun */
+    atomic_llong queued, ahead;   /* packets of given jobs that are not fed; so many may be when the call returns */
+    atomic_llong confirmed;
+    int64_t done, nanoseconds;    /* as of the caller's */
+    int64_t staged, told, taken;  /* pictures: staged, those of them that the caller knows, and those handed over */
 } nvdec_session;
 
 static int fail(nvdec_session *s, int status, const char *format, ...) {
@@ -169,7 +193,7 @@ static int check(nvdec_session *s, const char *name, CUresult result) {
 
 /* Version of this interface: the caller refuses a module of another version. */
 API int nvdec_version(void) {
-    return 6;
+    return 7;
 }
 
 /* Open the driver's libraries, once per process. NULL, or an error message. */
@@ -210,12 +234,19 @@ static int get_context(nvdec_session *s, int device) {
 
 /* ---- called by the parser ---- */
 
-/* Hand over the staged pictures. Their memory may be reused at once, in the order of the stream. */
-static int hand_over(nvdec_session *s) {
-    if (!s->options.staging->count) return 1;
-    if (s->options.full()) return fail(s, NVDEC_STOPPED, "decoded pictures could not be handed over");
-    s->options.staging->count = 0;
-    return 1;
+/* Wait until at most so many pictures are staged. The memory of those handed over may be reused at once, in the order of
+ * the stream. */
+static int wait_for_slots(nvdec_session *s, int64_t most) {
+    pthread_mutex_lock(&s->lock);
+    while (s->staged - s->taken > most && !atomic_load(&s->stop) && !s->quit) {
+        s->emptying = !most;
+        pthread_cond_broadcast(&s->changed);
+        pthread_cond_wait(&s->changed, &s->lock);
+    }
+    s->emptying = 0;
+    int enough = s->staged - s->taken <= most;
+    pthread_mutex_unlock(&s->lock);
+    return enough || fail(s, NVDEC_STOPPED, "the session was given up");
 }
 
 static void close_decoder(nvdec_session *s) {
@@ -312,7 +343,8 @@ static int on_sequence(void *user, CUVIDEOFORMAT *format) {
         shown->right > (int)format->coded_width || shown->bottom > (int)format->coded_height || shown->left % 2 ||
         shown->top % 2)
         return fail(s, NVDEC_STREAM, "decodes to %dx%d, its dataset says %dx%d", width, height, s->width, s->height);
-    int need = format->min_num_decode_surfaces + s->options.surfaces;
+    int least = format->min_num_decode_surfaces, need = least + s->options.surfaces;
+    if (need > MOST_SURFACES) need = larger(least, MOST_SURFACES);
     int fits = s->decoder && need <= s->surfaces && (int)format->coded_width <= s->max_width &&
                (int)format->coded_height <= s->max_height;
     int same = s->format.coded_width == format->coded_width && s->format.coded_height == format->coded_height &&
@@ -320,7 +352,7 @@ static int on_sequence(void *user, CUVIDEOFORMAT *format) {
     if (!fits || !same) {
         if (!s->empty) return fail(s, NVDEC_STREAM, "changes its format between two key frames");
         s->surfaces = larger(s->surfaces, need);
-        if (!fits && !hand_over(s)) return 0;
+        if (!fits && !wait_for_slots(s, 0)) return 0;
         finish_decoding(s);
         if (!(fits ? reconfigure(s, format) : open_decoder(s, format))) return 0;
     }
@@ -338,13 +370,24 @@ static int on_decode(void *user, CUVIDPICPARAMS *coded) {
     return CALL(s, cuvidDecodePicture, s->decoder, coded);
 }
 
+/* A small copy takes some microseconds; a thread that sleeps may take 0.2 ms to wake up, so it looks for a while. */
+static int wait_for_copy(nvdec_session *s) {
+    for (int n = 0; n < LOOKS; n++) {
+        CUresult result = driver.cuEventQuery(s->copied);
+        if (result != CUDA_ERROR_NOT_READY) return check(s, "cuEventQuery", result);
+        sched_yield();
+    }
+    return CALL(s, cuEventSynchronize, s->copied);
+}
+
 /* Copy a picture to the next slot: all coded lines, but only the displayed columns, because one copy of both planes
  * costs less than two copies with fewer lines. Then wait for the copy, before the picture is unmapped: the driver does
  * not decode the next picture into this memory in the order of the stream, as a busy GPU has shown. Pictures also came
  * out wrong when several stayed mapped while others were decoded. */
 static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const picture *wanted) {
     nvdec_staging *staging = s->options.staging;
-    int32_t n = staging->count;
+    if (!wait_for_slots(s, staging->slots - 1)) return 0;
+    int32_t n = (int32_t)(s->staged % staging->slots);
     size_t sample = s->options.bit_depth > 8 ? 2 : 1, columns = (size_t)even(s->width), line = columns * sample,
            lines = (size_t)even((int)s->format.coded_height), top = (size_t)s->format.display_area.top;
     CUdeviceptr place = s->memory + s->slot * (size_t)n;
@@ -371,21 +414,23 @@ static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const pictur
     };
     int copied = CALL(s, cuMemcpy2DAsync, &planes, s->options.stream) &&
                  (s->copied || CALL(s, cuEventCreate, &s->copied, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) &&
-                 CALL(s, cuEventRecord, s->copied, s->options.stream) && CALL(s, cuEventSynchronize, s->copied);
+                 CALL(s, cuEventRecord, s->copied, s->options.stream) && wait_for_copy(s);
     if (!CALL(s, cuvidUnmapVideoFrame, s->decoder, mapped) || !copied) return 0;
     staging->jobs[n] = wanted->job;
     staging->rows[n] = wanted->row;
     staging->places[n] = place + top * line;
     staging->chroma_at[n] = (int64_t)((lines - top + top / 2) * line);
     staging->columns[n] = (int32_t)columns;
-    staging->count++;
-    return staging->count < staging->slots || hand_over(s);
+    pthread_mutex_lock(&s->lock);
+    if (2 * (++s->staged - s->taken) > staging->slots) pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    return 1;
 }
 
 static void settle(nvdec_session *s) {
     const picture *one;
     while (one = &s->waiting[s->oldest % WAITING], one->number == s->oldest && one->done) s->oldest++;
-    s->options.staging->confirmed = s->oldest < s->begin ? one->job : s->job + (s->oldest == s->end);
+    atomic_store(&s->confirmed, s->oldest < s->begin ? one->job : s->job + (s->oldest == s->end));
 }
 
 static int on_display(void *user, CUVIDPARSERDISPINFO *shown) {
@@ -404,7 +449,7 @@ static int on_display(void *user, CUVIDPARSERDISPINFO *shown) {
     return 1;
 }
 
-/* ---- called by the caller ---- */
+/* ---- the thread ---- */
 
 static int parse(nvdec_session *s, const uint8_t *data, int64_t size, uint64_t number) {
     CUVIDSOURCEDATAPACKET packet = {
@@ -459,13 +504,21 @@ static const uint8_t *as_parsed(nvdec_session *s, const nvdec_job *job, int32_t 
     return s->packet;
 }
 
+/* Count a packet that was fed. */
+static void fed(nvdec_session *s) {
+    if (atomic_fetch_sub(&s->queued, 1) - 1 != atomic_load(&s->ahead)) return;
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
 static int feed(nvdec_session *s, const nvdec_job *job) {
     if ((job->alone || job->width != s->width || job->height != s->height) && !drain(s)) return 0;
     s->width = job->width;
     s->height = job->height;
     s->lenient = job->lenient;
     s->untimed = job->untimed;
-    s->job = s->options.staging->last = job->number;
+    s->job = job->number;
     s->begin = s->end;
     s->end += (uint64_t)job->packets;
     const uint8_t *data = job->data;
@@ -486,48 +539,157 @@ static int feed(nvdec_session *s, const nvdec_job *job) {
         const uint8_t *packet = as_parsed(s, job, n, data, &size);
         if (!packet || !parse(s, packet, size, number)) return 0;
         data += sizes[n];
+        if (n + 1 < job->packets) fed(s);
     }
     settle(s);
     return 1;
 }
 
-/* Enter a call: whether the session is idle and works. If so, call `end` after it. */
-static int begin(nvdec_session *s, int *status) {
-    if (atomic_exchange(&s->busy, 1)) {
-        *status = NVDEC_CALLER;
-        return 0;
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return 1000000000 * (int64_t)time.tv_sec + time.tv_nsec;
+}
+
+/* Decode jobs as they are given, until the session is closed or fails. */
+static void *run(void *session) {
+    nvdec_session *s = session;
+    int works = enter(s);
+    pthread_mutex_lock(&s->lock);
+    while (!s->quit && !s->status) {
+        int more = s->next < s->put;
+        if (!more && !s->draining) {
+            pthread_cond_wait(&s->changed, &s->lock);
+            continue;
+        }
+        const nvdec_job *job = &s->given[s->next % GIVEN];
+        int64_t packets = more ? job->packets : 0;
+        s->next += more;
+        pthread_mutex_unlock(&s->lock);
+        int64_t began = now();
+        if (!more)
+            drain(s);
+        else if (feed(s, job))
+            fed(s);
+        pthread_mutex_lock(&s->lock);
+        s->done += packets;
+        s->nanoseconds += now() - began;
+        if (!more) s->draining = 0;
+        pthread_cond_broadcast(&s->changed);
     }
-    int works = !s->status && enter(s);
-    *status = s->status;
-    if (!works) atomic_store(&s->busy, 0);
-    return works;
+    s->failed = s->status;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    if (works) leave(s);
+    return NULL;
 }
 
-static int end(nvdec_session *s) {
-    int status = leave(s);
+/* ---- called by the caller ---- */
+
+/* Threads that work in Python take turns, in the order in which they ask: of many that wait for the GIL, each would give
+ * it to another whenever a function lets go of it, and sleeping threads take long to wake up. */
+typedef struct turn {
+    struct turn *next;
+    int64_t number;
+    int begun;
+    pthread_cond_t begins;
+} turn;
+
+static struct {
+    pthread_mutex_t lock;
+    turn *first, *last;    /* that wait */
+    int64_t asked, number; /* numbers of the last turn, and of the current one; 0: there is none, and none waits */
+    int64_t end;           /* when the current turn is over in any case: its thread may be stuck */
+} turns = {.lock = PTHREAD_MUTEX_INITIALIZER};
+static __thread int64_t my_turn;
+
+static void next_turn(void) {
+    turn *first = turns.first;
+    turns.number = first ? first->number : 0;
+    turns.end = now() + TURN_NS;
+    if (!first) return;
+    turns.first = first->next;
+    first->begun = 1;
+    pthread_cond_signal(&first->begins);
+}
+
+/* End the calling thread's turn, if it has one. */
+API void nvdec_end_turn(void) {
+    pthread_mutex_lock(&turns.lock);
+    if (my_turn && turns.number == my_turn) next_turn();
+    my_turn = 0;
+    pthread_mutex_unlock(&turns.lock);
+}
+
+/* Wait for a turn of the calling thread. */
+API void nvdec_begin_turn(void) {
+    nvdec_end_turn();
+    pthread_mutex_lock(&turns.lock);
+    turn mine = {.number = my_turn = ++turns.asked};
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&mine.begins, &clock);
+    pthread_condattr_destroy(&clock);
+    turns.last = *(turns.first ? &turns.last->next : &turns.first) = &mine;
+    while (!mine.begun) {
+        struct timespec end = {.tv_sec = turns.end / 1000000000, .tv_nsec = turns.end % 1000000000};
+        if (!turns.number || turns.end <= now())
+            next_turn();
+        else
+            pthread_cond_timedwait(&mine.begins, &turns.lock, &end);
+    }
+    pthread_cond_destroy(&mine.begins);
+    pthread_mutex_unlock(&turns.lock);
+}
+
+/* Give jobs to decode as the continuation of the previous jobs; if `draining`, have the decoder drained behind them.
+ * Then wait: until at most `ahead` packets wait and no draining is left, unless pictures have to be handed over before;
+ * and for a turn of the calling thread, which ends with its next call.
+ * What jobs point to has to stay until `staging.last` is a later one, the decoder is drained, or the session is closed. */
+API int nvdec_decode(nvdec_session *s, const nvdec_job *jobs, int32_t count, int32_t ahead, int32_t draining) {
+    nvdec_staging *staging = s->options.staging;
+    nvdec_end_turn();
+    if (atomic_exchange(&s->busy, 1)) return NVDEC_CALLER;
+    pthread_mutex_lock(&s->lock);
+    if (!s->started) s->started = !pthread_create(&s->thread, NULL, run, s);
+    if (!s->started || s->put - s->next + count >= GIVEN) {
+        pthread_mutex_unlock(&s->lock);
+        atomic_store(&s->busy, 0);
+        return NVDEC_CALLER;
+    }
+    if (!staging->count) s->taken = s->told;
+    for (int n = 0; n < count; n++) {
+        s->given[s->put++ % GIVEN] = jobs[n];
+        atomic_fetch_add(&s->queued, jobs[n].packets);
+    }
+    s->draining |= draining;
+    atomic_store(&s->ahead, ahead);
+    pthread_cond_broadcast(&s->changed);
+    int64_t staged;
+    while (staged = s->staged - s->taken, staging->pending = s->draining || atomic_load(&s->queued) > ahead,
+           !s->failed && staging->pending && 2 * staged <= staging->slots && !(s->emptying && staged))
+        pthread_cond_wait(&s->changed, &s->lock);
+    staging->confirmed = atomic_load(&s->confirmed);
+    staging->done = s->done;
+    staging->nanoseconds = s->nanoseconds;
+    staging->last = s->next ? s->given[(s->next - 1) % GIVEN].number : 0;
+    staging->first = (int32_t)(s->taken % staging->slots);
+    staging->count = (int32_t)staged;
+    s->told = s->staged;
+    int status = s->failed;
+    pthread_mutex_unlock(&s->lock);
     atomic_store(&s->busy, 0);
+    nvdec_begin_turn();
     return status;
-}
-
-/* Decode jobs as the continuation of the previous jobs. Pictures may stay in the decoder. 0, or NVDEC_*. */
-API int nvdec_decode(nvdec_session *s, const nvdec_job *jobs, int32_t count) {
-    int status;
-    if (!begin(s, &status)) return status;
-    for (int32_t n = 0; n < count && feed(s, &jobs[n]); n++) {}
-    return end(s);
-}
-
-/* Drain the decoder: all pictures are staged or were handed over. 0, or NVDEC_*. */
-API int nvdec_flush(nvdec_session *s) {
-    int status;
-    if (!begin(s, &status)) return status;
-    drain(s);
-    return end(s);
 }
 
 /* Make the running call, or the next one, return at the next packet. Any thread may call it. */
 API void nvdec_stop(nvdec_session *s) {
     atomic_store(&s->stop, 1);
+    pthread_mutex_lock(&s->lock);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
 }
 
 /* The message of the session's error. */
@@ -544,6 +706,12 @@ API void nvdec_counts(const nvdec_session *s, int64_t counts[5]) {
 /* Free a session. 0, or NVDEC_CALLER during another call. */
 API int nvdec_close(nvdec_session *s) {
     if (atomic_exchange(&s->busy, 1)) return NVDEC_CALLER;
+    pthread_mutex_lock(&s->lock);
+    s->quit = 1;
+    atomic_store(&s->stop, 1);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+    if (s->started) pthread_join(s->thread, NULL);
     if (s->context) {
         int current = enter(s);
         if (s->parser) CALL(s, cuvidDestroyVideoParser, s->parser);
@@ -553,6 +721,8 @@ API int nvdec_close(nvdec_session *s) {
         if (current) leave(s);
         CALL(s, cuDevicePrimaryCtxRelease, s->device);
     }
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->changed);
     free(s->packet);
     free(s);
     return 0;
@@ -565,8 +735,10 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
         snprintf(error, (size_t)size, "out of memory");
         return NULL;
     }
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->changed, NULL);
     s->options = *options;
-    if (options->staging->slots < 1 || options->staging->slots > SLOTS) fail(s, NVDEC_CALLER, "there are 1 to 64 slots");
+    if (options->staging->slots < 1 || options->staging->slots > SLOTS) fail(s, NVDEC_CALLER, "there are 1 to 128 slots");
     s->empty = 1;
     s->last = -1;
     s->begin = s->end = s->oldest = 1;

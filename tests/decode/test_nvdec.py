@@ -26,8 +26,8 @@ from streamvid.decode import job_queue, nvdec, nvdec_worker
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import JobGroup
-from streamvid.decode.native_session import Caps, NvdecLibrary
 from streamvid.decode.nvdec import NvdecSessionPool
+from streamvid.decode.nvdec_library import Caps, NvdecLibrary
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -520,8 +520,8 @@ def test_a_damaged_slice_is_told_when_nothing_of_its_batch_is_under_way(
     groups: list[JobGroup] = []
 
     class Seen(JobGroup):
-        def __init__(self, jobs: int) -> None:
-            super().__init__(jobs)
+        def __init__(self, jobs: int, **more: Any) -> None:
+            super().__init__(jobs, **more)
             groups.append(self)
 
     monkeypatch.setattr(nvdec, "JobGroup", Seen)

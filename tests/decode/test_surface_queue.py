@@ -42,6 +42,8 @@ class Late:
 
     def wait_event(self, event: object) -> None: ...
 
+    def synchronize(self) -> None: ...
+
     def copy(self, destination: int, source: int, size: int) -> None:
         self.queued.append(lambda: ctypes.memmove(destination, source, size))
 
@@ -89,7 +91,8 @@ def test_pictures_are_written_by_the_event_and_of_their_own_surfaces(monkeypatch
     stream, empty, rng = Late(), torch.empty, np.random.default_rng(1)
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(surface_queue, "CudaCopies", lambda _: SimpleNamespace(to_device=stream.copy))
+    calls = SimpleNamespace(to_device=stream.copy, wait=stream.wait_event, reached=Event.query)
+    monkeypatch.setattr(surface_queue, "CudaCalls", lambda _: calls)
     monkeypatch.setattr(surfaces, "launch", stream.launch)
     given: Any = stream
     queue, under_way = SurfaceQueue(given, FirstLaunches()), []

@@ -12,8 +12,8 @@ import pytest
 
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import decode_support
-from streamvid.decode.native_session import native_library
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
+from streamvid.decode.nvdec_library import native_library
 from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip
 from tests.support import mpeg4

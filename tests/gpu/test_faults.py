@@ -23,7 +23,7 @@ import streamvid as sv
 from streamvid.decode import gpu, nvdec
 from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.deadline import Pace
-from streamvid.decode.native_session import native_library
+from streamvid.decode.nvdec_library import native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
 from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
 from tests.support.dali_route import leave_to_dali

@@ -14,7 +14,7 @@ import torch
 
 import streamvid as sv
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.decode.native_session import native_library
+from streamvid.decode.nvdec_library import native_library
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.remux import store_clip

@@ -14,9 +14,10 @@ import torch
 
 from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.packets import Packets
+from streamvid.decode.cuda_calls import CudaCalls
 from streamvid.decode.decode_job import SessionKey
-from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest, native_library
-from streamvid.decode.surface_queue import CudaCopies
+from streamvid.decode.native_session import NativeSession, largest
+from streamvid.decode.nvdec_library import NvdecLibrary, native_library
 
 Planes = list[npt.NDArray[np.integer[Any]]]
 FRAMES: Final = 40
@@ -73,7 +74,7 @@ class Lane:
         self.shown: dict[tuple[int, int], npt.NDArray[np.integer[Any]]] = {}
         self._read: dict[tuple[int, int], list[tuple[torch.Tensor, Any, int]]] = {}
         self._sizes: dict[int, tuple[int, int]] = {}
-        self._copies = CudaCopies(self._stream.cuda_stream)
+        self._calls = CudaCalls(self._stream.cuda_stream)
         self.session = NativeSession(
             library, device_id=0, key=largest(key, ()), stream=self._stream.cuda_stream, take=self._take,
             launch=lambda: None,
@@ -93,7 +94,7 @@ class Lane:
             torch.cuda._sleep(_LATE)  # type: ignore[no-untyped-call]
             for at, count in ((surface, lines), (surface + chroma_at, lines // 2)):
                 plane = torch.zeros(count, pitch * np.dtype(kind).itemsize, dtype=torch.uint8, device="cuda")
-                self._copies.on_device(plane.data_ptr(), at, line * (count - 1) + width * np.dtype(kind).itemsize)
+                self._calls.on_device(plane.data_ptr(), at, line * (count - 1) + width * np.dtype(kind).itemsize)
                 planes.append((plane, kind, width))
 
     def decode(self, number: int, key: SessionKey, packets: list[av.Packet[Any]]) -> None:

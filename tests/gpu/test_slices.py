@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from streamvid.decode.gpu import GpuDecoder, decode_support
-from streamvid.decode.native_session import native_library
+from streamvid.decode.nvdec_library import native_library
 from streamvid.video.gpu_support import Route, support
 from tests.support.packet_selection_cases import Case, cases
 from tests.support.reference import slice_of, to_arrays, whole

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import streamvid as sv
-from streamvid.decode.native_session import Caps
+from streamvid.decode.nvdec_library import Caps
 from streamvid.errors import InputError
 from streamvid.inspection import doctor
 from streamvid.inspection.doctor import TESTED, TESTED_PYTHONS, Finding, examine

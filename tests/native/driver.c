@@ -9,6 +9,7 @@
  * for ever). Mapping is queued until somebody waits for it: what a surface holds then is what comes out, and what is
  * unmapped before is lost.
  */
+#include <malloc.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 
 #include "../../streamvid/native/nvcuvid.h"
 
-enum { SURFACES = 64, INVALID_VALUE = 1, INVALID_CONTEXT = 201, UNKNOWN = 999 };
+enum { SURFACES = 64, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_READY = 600, UNKNOWN = 999 };
 
 typedef struct {
     uint32_t magic, seed;
@@ -73,18 +74,19 @@ static void (*entered)(const char *);
 static __thread int depth_of_contexts;
 static __thread int within_sequence;
 
-/* What is queued on a thread's stream, until it is waited for. */
+/* What is queued on the stream, which all sessions share, until it is waited for. */
 typedef struct {
     unsigned char *to;
     const unsigned char *from;
     size_t to_pitch, from_pitch, bytes, rows;
 } queued_copy;
 
-static __thread queued_copy queue[256];
-static __thread unsigned char *unmapped[256]; /* that the queue may still read */
-static __thread int queued, kept;
+static pthread_mutex_t stream = PTHREAD_MUTEX_INITIALIZER;
+static queued_copy queue[256];
+static unsigned char *unmapped[256]; /* that the queue may still read */
+static int queued, kept;
 
-void standin_synchronize(void) {
+static void work_off(void) {
     for (int n = 0; n < queued; n++)
         for (size_t row = 0; row < queue[n].rows; row++)
             memcpy(queue[n].to + row * queue[n].to_pitch, queue[n].from + row * queue[n].from_pitch, queue[n].bytes);
@@ -92,9 +94,17 @@ void standin_synchronize(void) {
     while (kept) free(unmapped[--kept]);
 }
 
+void standin_synchronize(void) {
+    pthread_mutex_lock(&stream);
+    work_off();
+    pthread_mutex_unlock(&stream);
+}
+
 static void enqueue(queued_copy copy) {
-    if (queued == 256) standin_synchronize();
+    pthread_mutex_lock(&stream);
+    if (queued == 256) work_off();
     queue[queued++] = copy;
+    pthread_mutex_unlock(&stream);
 }
 
 /* Queue a copy, as a kernel that reads a mapped picture. */
@@ -224,8 +234,13 @@ CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) {
 
 CUresult cuMemFree_v2(CUdeviceptr address) {
     int result = fails(__func__);
-    if (queued) result = INVALID_VALUE; /* it may still be read */
-    standin_synchronize();
+    const unsigned char *memory = (void *)(uintptr_t)address, *end = memory + malloc_usable_size((void *)memory);
+    pthread_mutex_lock(&stream);
+    for (int n = 0; n < queued; n++) /* it may still be read or written */
+        if ((queue[n].from >= memory && queue[n].from < end) || (queue[n].to >= memory && queue[n].to < end))
+            result = INVALID_VALUE;
+    work_off();
+    pthread_mutex_unlock(&stream);
     free((void *)(uintptr_t)address);
     count(-1);
     return result;
@@ -253,6 +268,16 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
     (void)event, (void)stream;
     MAY_FAIL(1);
     return 0;
+}
+
+/* What was recorded is not done before somebody waits for it. */
+CUresult cuEventQuery(CUevent event) {
+    (void)event;
+    MAY_FAIL(1);
+    pthread_mutex_lock(&stream);
+    int waits = queued;
+    pthread_mutex_unlock(&stream);
+    return waits ? NOT_READY : 0;
 }
 
 CUresult cuEventSynchronize(CUevent event) {
@@ -380,12 +405,14 @@ CUresult cuvidUnmapVideoFrame64(CUvideodecoder handle, unsigned long long addres
     int result = fails(__func__);
     for (int n = 0; n < SURFACES; n++)
         if (d->mapped[n] && (uintptr_t)d->mapped[n] == address) {
-            if (kept == 256) standin_synchronize();
+            pthread_mutex_lock(&stream);
+            if (kept == 256) work_off();
             /* Something else is made there at once. */
             for (int i = 0; i < queued; i++)
                 if (queue[i].to == d->mapped[n]) queue[i].rows = 0;
             memset(d->mapped[n], 0xDD, pitch_of(d) * d->info.ulTargetHeight * 3 / 2);
             unmapped[kept++] = d->mapped[n];
+            pthread_mutex_unlock(&stream);
             d->mapped[n] = NULL;
             count(-1);
             return result;

@@ -9,7 +9,7 @@ typedef struct {
     uint8_t pad[2];
 } standin_packet;
 
-enum { PACKETS = 12, JOBS = 24, TOGETHER = 3, SLOTS_USED = 5, LENGTH = 2 };
+enum { PACKETS = 12, JOBS = 24, TOGETHER = 3, SLOTS_USED = 5, LENGTH = 2, AHEAD = 40, KEPT = 16 };
 
 static void (*standin_fail)(const char *, int, int);
 static void (*standin_counts)(int64_t *);
@@ -27,49 +27,65 @@ static unsigned (*standin_sample)(uint32_t, uint32_t, uint32_t);
     } while (0)
 
 typedef struct {
+    uint8_t packets[PACKETS * (LENGTH + sizeof(standin_packet))];
+    int64_t table[3 * PACKETS];
+} given;
+
+typedef struct {
     nvdec_staging staging;
     nvdec_session *session;
     long taken, wrong;
+    int ahead;
+    given given[KEPT];
 } lane;
-
-static __thread lane *here;
 
 static size_t height_of(int64_t job) {
     return 48 + 8 * (size_t)(job % 3);
 }
 
 /* Of picture (job, row) the seed is job * 100 + row: compare some samples of each. */
-static int32_t take(void) {
+static void take(lane *l) {
     standin_synchronize();
-    for (int n = 0; n < here->staging.count; n++) {
-        uint32_t seed = (uint32_t)(here->staging.jobs[n] * 100 + here->staging.rows[n]);
-        size_t columns = (size_t)here->staging.columns[n], rows = height_of(here->staging.jobs[n]);
-        const uint8_t *luma = (const uint8_t *)(uintptr_t)here->staging.places[n];
-        const uint8_t *chroma = luma + here->staging.chroma_at[n] - rows * columns;
+    for (int k = 0; k < l->staging.count; k++) {
+        int n = (l->staging.first + k) % l->staging.slots;
+        uint32_t seed = (uint32_t)(l->staging.jobs[n] * 100 + l->staging.rows[n]);
+        size_t columns = (size_t)l->staging.columns[n], rows = height_of(l->staging.jobs[n]);
+        const uint8_t *luma = (const uint8_t *)(uintptr_t)l->staging.places[n];
+        const uint8_t *chroma = luma + l->staging.chroma_at[n] - rows * columns;
         for (uint32_t row = 0; row < rows * 3 / 2; row += 7)
             for (uint32_t x = 0; x < 32; x += 5) {
                 uint32_t coded_row = row < rows ? row + 2 : row - (uint32_t)rows + ((uint32_t)rows + 16) + 1;
-                here->wrong += (row < rows ? luma : chroma)[row * columns + x] != (uint8_t)standin_sample(seed, coded_row, x + 4);
+                l->wrong += (row < rows ? luma : chroma)[row * columns + x] != (uint8_t)standin_sample(seed, coded_row, x + 4);
             }
     }
-    here->taken += here->staging.count;
-    return 0;
+    l->taken += l->staging.count;
+    l->staging.count = 0;
 }
 
-static void open_lane(lane *l, int delay) {
+static void open_lane(lane *l, int delay, int ahead) {
     l->staging = (nvdec_staging){.slots = SLOTS_USED};
+    l->ahead = ahead;
     nvdec_options options = {.codec = 4, .bit_depth = 8, .max_width = 64, .max_height = 64, .delay = delay,
-                             .surfaces = 2, .staging = &l->staging, .full = take};
+                             .surfaces = 2, .staging = &l->staging};
     char error[400];
     l->session = nvdec_open(&options, error, sizeof error);
 }
 
-/* Groups of pictures with B-frames, of which every other is wanted, in one call. */
+/* Give jobs, and take pictures until the call is done. */
+static int decode(lane *l, const nvdec_job *jobs, int count, int draining) {
+    int status = nvdec_decode(l->session, jobs, count, l->ahead, draining);
+    while (!status && (l->staging.pending || l->staging.count > SLOTS_USED / 2)) {
+        take(l);
+        if (l->staging.pending) status = nvdec_decode(l->session, NULL, 0, l->ahead, 0);
+    }
+    return status;
+}
+
+/* Groups of pictures with B-frames, of which every other is wanted, in one call. What jobs point to belongs to the lane:
+ * it is read behind the call. */
 static int decode_some(lane *l, int64_t first, int count, int lies) {
     static const int32_t order[PACKETS] = {0, 3, 1, 2, 6, 4, 5, 9, 7, 8, 11, 10};
     static const uint8_t header[] = {0, 0, 0, 1, 0x67};
-    uint8_t packets[TOGETHER][PACKETS * (LENGTH + sizeof(standin_packet))];
-    int64_t tables[TOGETHER][3 * PACKETS];
     nvdec_job jobs[TOGETHER];
     for (int i = 0; i < count; i++) {
         int64_t number = first + i;
@@ -77,7 +93,9 @@ static int decode_some(lane *l, int64_t first, int count, int lies) {
         int32_t width = 32 + 16 * (int)(number % 4), height = (int)height_of(number);
         /* Some have a length before each packet, and a header. */
         int length_size = number % 3 ? LENGTH : 0, header_size = length_size ? (int)sizeof header : 0;
-        uint8_t *at = packets[i];
+        given *one_job = &l->given[number % KEPT];
+        uint8_t *at = one_job->packets;
+        int64_t *table = one_job->table;
         for (int n = 0; n < PACKETS; n++) {
             standin_packet one = {
                 .seed = (uint32_t)(number * 100 + order[n]), .order = order[n], .width = (uint16_t)width,
@@ -87,25 +105,24 @@ static int decode_some(lane *l, int64_t first, int count, int lies) {
             if (length_size) *at++ = 0, *at++ = sizeof one + (lies && n == 5);
             memcpy(at, &one, sizeof one);
             at += sizeof one;
-            tables[i][n] = length_size + (int64_t)sizeof one;
-            tables[i][PACKETS + n] = order[n] % 2 ? order[n] : NOT_WANTED;
-            tables[i][2 * PACKETS + n] = 1000 + order[n];
+            table[n] = length_size + (int64_t)sizeof one;
+            table[PACKETS + n] = order[n] % 2 ? order[n] : NOT_WANTED;
+            table[2 * PACKETS + n] = 1000 + order[n];
         }
         jobs[i] = (nvdec_job){number, width, height, PACKETS, number % 2 || lenient, lenient,
-                              !lenient && number % 5 == 1, length_size, header_size, header, packets[i], tables[i]};
+                              !lenient && number % 5 == 1, length_size, header_size, header, one_job->packets, table};
     }
-    return nvdec_decode(l->session, jobs, count);
+    return decode(l, jobs, count, 0);
 }
 
-static int run(lane *l, int delay) {
-    here = l;
+static int run_lane(lane *l, int delay, int ahead) {
     l->taken = 0;
-    open_lane(l, delay);
+    open_lane(l, delay, ahead);
     if (!l->session) return -1;
     int status = 0;
     for (int64_t n = 0; n < JOBS && !status; n += TOGETHER) status = decode_some(l, n, TOGETHER, 0);
-    if (!status) status = nvdec_flush(l->session);
-    if (!status) take();
+    if (!status) status = decode(l, NULL, 0, 1);
+    if (!status) take(l);
     EXPECT(!l->wrong, "%ld samples are wrong", l->wrong);
     EXPECT(status || l->taken == JOBS * PACKETS / 2, "%ld pictures", l->taken);
     EXPECT(status || l->staging.confirmed == JOBS, "%ld are confirmed", (long)l->staging.confirmed);
@@ -116,16 +133,35 @@ static int run(lane *l, int delay) {
 
 static void *thread(void *argument) {
     lane *l = argument;
-    for (int n = 0; n < 6; n++) EXPECT(!run(l, n % 5), "a session failed beside others");
+    for (int n = 0; n < 6; n++) EXPECT(!run_lane(l, n % 5, n % 2 * AHEAD), "a session failed beside others");
     return NULL;
 }
 
 static void *stopped(void *argument) {
-    lane *l = here = argument;
+    lane *l = argument;
     int status = 0;
     for (int64_t n = 0; n < 100000 && !status; n++) status = decode_some(l, n, 1, 0);
     EXPECT(status == NVDEC_STOPPED, "status %d", status);
     return NULL;
+}
+
+/* Turns that do not run out belong to one thread at a time, in the order in which they were asked for. */
+static void *turn_by_turn(void *unused) {
+    static int64_t last; /* written by many threads, one after another */
+    for (int n = 0; n < 500; n++) {
+        nvdec_begin_turn();
+        pthread_mutex_lock(&turns.lock);
+        int mine = turns.number == my_turn;
+        if (mine) turns.end = INT64_MAX;
+        pthread_mutex_unlock(&turns.lock);
+        if (mine) {
+            EXPECT(my_turn > last, "turn %ld is after %ld", (long)my_turn, (long)last);
+            last = my_turn;
+        }
+        if (n % 50) nvdec_end_turn(); /* or begin the next at once */
+    }
+    nvdec_end_turn();
+    return unused;
 }
 
 int main(int count, char **arguments) {
@@ -140,9 +176,10 @@ int main(int count, char **arguments) {
     *(void **)&standin_synchronize = dlsym(library, "standin_synchronize");
     *(void **)&standin_sample = dlsym(library, "standin_sample");
 
-    lane lanes[7] = {0};
+    static lane lanes[7];
     for (int delay = 0; delay < 5; delay++)
-        EXPECT(!run(&lanes[0], delay), "status with a delay of %d", delay);
+        for (int ahead = 0; ahead <= AHEAD; ahead += AHEAD / 2)
+            EXPECT(!run_lane(&lanes[0], delay, ahead), "status with a delay of %d, %d ahead", delay, ahead);
 
     /* Each call of the driver fails once, wherever it is; what was opened is closed all the same. */
 #define NAME(library, name, symbol, types) symbol,
@@ -150,19 +187,25 @@ int main(int count, char **arguments) {
     for (size_t n = 0; only_threads == 0 && n < sizeof names / sizeof *names; n++)
         for (int nth = 1; nth < 400; nth = nth * 3 / 2 + 1) {
             standin_fail(names[n], nth, 999);
-            run(&lanes[0], 2);
+            run_lane(&lanes[0], 2, nth % 2 * AHEAD);
             standin_fail("", 0, 0);
         }
     pthread_t threads[7];
     for (int n = 0; n < 7; n++) pthread_create(&threads[n], NULL, thread, &lanes[n]);
     for (int n = 0; n < 7; n++) pthread_join(threads[n], NULL);
 
-    here = &lanes[0];
-    open_lane(&lanes[0], 2);
+    for (int n = 0; n < 7; n++) pthread_create(&threads[n], NULL, turn_by_turn, NULL);
+    for (int n = 0; n < 7; n++) pthread_join(threads[n], NULL);
+
+    open_lane(&lanes[0], 2, 0);
     EXPECT(decode_some(&lanes[0], 1, 1, 1) == NVDEC_STREAM, "a length that leads out of its packet is taken");
     EXPECT(!nvdec_close(lanes[0].session), "a session that failed cannot be closed");
 
-    open_lane(&lanes[0], 2);
+    open_lane(&lanes[0], 2, AHEAD);
+    EXPECT(!decode_some(&lanes[0], 1, TOGETHER, 0), "what waits is refused");
+    EXPECT(!nvdec_close(lanes[0].session), "a session with jobs that wait cannot be closed");
+
+    open_lane(&lanes[0], 2, 0);
     pthread_create(&threads[0], NULL, stopped, &lanes[0]);
     nvdec_stop(lanes[0].session);
     pthread_join(threads[0], NULL);

@@ -17,7 +17,7 @@ import torch
 from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.color import surfaces
 from streamvid.color.picture import picture_of
-from streamvid.decode import surface_queue
+from streamvid.decode import nvdec, surface_queue
 from streamvid.video.codec_context import MAX_REORDER, in_band_description, open_context, padded_packet
 from tests.support.surfaces import launch
 
@@ -93,8 +93,13 @@ class Decoder:
         return self._spoil(self._handed_out)
 
 
-class Copies:
+class Calls:
     def __init__(self, stream: int) -> None: ...
+
+    def wait(self, event: Event) -> None: ...
+
+    def reached(self, event: Event) -> bool:
+        return event.query()
 
     def on_device(self, destination: int, source: int, size: int) -> None:
         ctypes.memmove(destination, source, size)
@@ -155,6 +160,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1 << 36))
-    monkeypatch.setattr(surface_queue, "CudaCopies", Copies)
+    for module in (surface_queue, nvdec):
+        monkeypatch.setattr(module, "CudaCalls", Calls)
     monkeypatch.setattr(surfaces, "launch", launch_in_order)
     return calls

@@ -19,7 +19,7 @@ import pytest
 
 import streamvid
 from streamvid.color.picture import picture_of
-from streamvid.decode.native_session import CODECS, NvdecLibrary
+from streamvid.decode.nvdec_library import CODECS, NvdecLibrary
 from tests.support.fake_gpu import BEFORE_LAUNCHES, Decoder, Surface
 
 SOURCES = Path(streamvid.__file__).parent / "native"

@@ -19,8 +19,8 @@ from streamvid.arrays import Bool
 from streamvid.decode import gpu
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.gpu import GpuDecoder
-from streamvid.decode.native_session import native_library
 from streamvid.decode.nvdec import NvdecSessionPool
+from streamvid.decode.nvdec_library import native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.cpu_crop_resize import Scratch

@@ -30,8 +30,8 @@ from streamvid.decode.base import Pending
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.gpu import GpuDecoder
-from streamvid.decode.native_session import native_library
 from streamvid.decode.nvdec import NvdecSessionPool
+from streamvid.decode.nvdec_library import native_library
 from streamvid.transform.in_order import AHEAD_PIXELS, MOST_BEGUN
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -49,7 +49,8 @@ WINDOW: Final = 16
 """Frames of a sample."""
 FRAMES: Final = 150
 PACKETS: Final = 10_000
-"""That are decoded at least for a figure, without a pause: the first and the last batch have no others beside them."""
+"""Of 720p, that are decoded at least for a figure, without a pause; of smaller frames more, which take as long. The
+first and the last batch have no others beside them."""
 _BATCHES: Final = 4
 _WITHIN_ONE: Final = 0.999
 _FAR: Final = 40
@@ -168,12 +169,14 @@ class Bench:
         key = case.kind, case.gop, case.stride
         if key not in self._limits:
             packets = np.cumsum([len(one.sizes) for one in work])
-            some = work[: int(np.searchsorted(packets, PACKETS)) + 1]
+            some = work[: int(np.searchsorted(packets, _enough(work[0]))) + 1]
             found = []
             for library in (None, native_library()):
                 try:
                     engines = Engines(library, some[0])
-                    engines.decode(some[: len(some) // 4 + 1])
+                    began = time.perf_counter()
+                    while time.perf_counter() - began < _WARM_UP:
+                        engines.decode(some)
                     found.append(_median(partial(engines.decode, some)))
                     engines.close()
                 except (ImportError, RuntimeError) as error:
@@ -320,12 +323,16 @@ def _area(work: Sequence[Batch]) -> int:
     return work[0][0].width * work[0][0].height
 
 
+def _enough(one: EncodedSlice) -> int:
+    return max(PACKETS, PACKETS * 1280 * 720 // (one.width * one.height))
+
+
 def random_batches(clips: Sequence[StoredClip], case: Case) -> list[Batch]:
-    """Windows at random places of random clips: four batches at least, with `PACKETS` packets."""
+    """Windows at random places of random clips: four batches at least, with `PACKETS` packets, or more."""
     window = np.arange(0, WINDOW * case.stride, case.stride)
     draw = np.random.default_rng(0)
     work: list[Batch] = []
-    while len(work) < _BATCHES or _packets(work) < PACKETS:
+    while len(work) < _BATCHES or _packets(work) < _enough(work[0][0]):
         chosen = [clips[n] for n in draw.integers(0, len(clips), case.batch)]
         work.append(
             [slice_of(one, draw.integers(0, len(one.index.visible) - int(window[-1])) + window) for one in chosen]

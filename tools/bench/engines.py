@@ -6,17 +6,21 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 
+from streamvid.decode.cuda_calls import CudaCalls
 from streamvid.decode.decode_job import NOT_WANTED, GopJob, split_at_idr
-from streamvid.decode.native_session import NativeSession, NvdecLibrary, largest
+from streamvid.decode.native_session import NativeSession, largest
+from streamvid.decode.nvdec_library import NvdecLibrary
 from streamvid.decode.pynv_session import PynvSession, open_decoder
-from streamvid.decode.surface_queue import CudaCopies
 from streamvid.video.packet_selection import EncodedSlice
 
 ENGINES: Final = 7
+_TOGETHER: Final = 4
+"""Jobs that a session is given at once."""
 
 
 class Engines:
@@ -39,7 +43,7 @@ class Engines:
             given: Any = {"take": lambda *_: None, "launch": lambda: None}
             if library is None:
                 decoder = open_decoder(key, device_id=0, stream=stream.cuda_stream)
-                given |= {"copies": CudaCopies(stream.cuda_stream), "device": stream.device}
+                given |= {"calls": CudaCalls(stream.cuda_stream), "device": stream.device}
                 self._sessions.append(PynvSession(decoder, key, 16, **given))
             else:
                 given |= {"device_id": 0, "key": largest(key, ()), "stream": stream.cuda_stream}
@@ -55,8 +59,8 @@ class Engines:
 
         def run(session: Any) -> None:
             with torch.cuda.device(0):
-                for number, job in left:  # who is free takes the next
-                    session.decode(number, [job])
+                while some := list(islice(left, _TOGETHER)):  # who is free takes the next
+                    session.decode(some[0][0], [job for _, job in some])
                 session.flush()
 
         began = time.perf_counter()

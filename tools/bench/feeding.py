@@ -30,7 +30,7 @@ import numpy.typing as npt
 import streamvid as sv
 from streamvid.color import surfaces
 from streamvid.decode import nvdec
-from streamvid.decode.native_session import NvdecLibrary
+from streamvid.decode.nvdec_library import NvdecLibrary
 from streamvid.loader import engine
 from streamvid.loader.preflight import ClipRoutes
 from tools.bench.decode_rows import FORMATS, LOOP_CLIPS, Case, clip_path, make_clips

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import streamvid as sv
-from streamvid.decode.native_session import native_library
+from streamvid.decode.nvdec_library import native_library
 from streamvid.video.packet_selection import EncodedSlice
 from tools.bench.engines import Engines
 from tools.bench.report import Check, Report, Row, arguments, finish, machine
