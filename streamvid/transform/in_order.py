@@ -19,7 +19,7 @@ from streamvid.fetch.epoch_reader import Rescue
 
 T = TypeVar("T")
 _POLL_S: Final = 0.001
-AHEAD_PIXELS: Final = 512 * 1280 * 720
+AHEAD_PIXELS: Final = 1024 * 1280 * 720
 """Pixels of wanted frames in the batches that are begun behind the one that is waited for: enough to keep a GPU's
 engines busy while Python hands that batch over and begins another."""
 MOST_BEGUN: Final = 8

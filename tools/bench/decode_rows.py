@@ -7,6 +7,7 @@ import dataclasses
 import faulthandler
 import gc
 import json
+import math
 import os
 import statistics
 import sys
@@ -285,7 +286,7 @@ def _submit(decoder: GpuDecoder, work: Batch) -> Pending[list[Any]]:
 def _decoded(decoder: GpuDecoder, work: Sequence[Batch]) -> Iterator[Any]:
     """Batches, as many begun ahead as a `StreamLoader` begins."""
     begun: deque[Pending[list[Any]]] = deque()
-    most = min(MOST_BEGUN, 2 + AHEAD_PIXELS // (len(work[0]) * WINDOW * _area(work)))
+    most = min(MOST_BEGUN, 1 + math.ceil(AHEAD_PIXELS / (len(work[0]) * WINDOW * _area(work))))
     for batch in work:
         begun.append(_submit(decoder, batch))
         if len(begun) == most:
