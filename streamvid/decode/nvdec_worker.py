@@ -143,6 +143,7 @@ class NvdecWorker:
     ) -> None:
         self._device_id, self._queue, self._pace, self._memory_limit = device_id, queue, pace, memory_limit
         self._library, self._spare = library, spare
+        self._end_turn = library.end_turn if library is not None else lambda: None  # before it waits for others
         self.doing: tuple[GopJob, ...] = ()
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
@@ -213,6 +214,7 @@ class NvdecWorker:
         if job is None:
             # No job continues the stream: flush the frames that are still in the decoder.
             self._flush()
+            self._end_turn()
             with suppress(RuntimeError):
                 self._surfaces.synchronize()
             self.doing = ()
@@ -224,8 +226,8 @@ class NvdecWorker:
         return job, *(() if self._library is None else self._queue.take_more(job))
 
     def _take_job(self, wait_s: float | None) -> GopJob | None:
-        if wait_s != 0 and self._library is not None:
-            self._library.end_turn()
+        if wait_s != 0:
+            self._end_turn()
         return self._queue.take(current=self._current, opened=self, spare=self._spare, wait_s=wait_s)
 
     def _decode(self, jobs: tuple[GopJob, ...]) -> None:

@@ -239,7 +239,6 @@ def test_pictures_are_handed_over_where_more_than_half_the_slots_are_taken(drive
     lane.decode(2, job(100))
     assert lane.launches
     assert set(np.diff([0, *lane.launches])) <= {1, 2, 3, 4}
-    assert lane.session.oldest_waiting in (2, None)
     lane.session.hand_over()
     assert lane.session.oldest_waiting is None
     assert len(lane.finish()) == 16
