@@ -644,8 +644,8 @@ API void nvdec_begin_turn(void) {
 }
 
 /* Give jobs to decode as the continuation of the previous jobs; if `draining`, have the decoder drained behind them.
- * Then wait: until at most `ahead` packets wait and no draining is left, unless pictures have to be handed over before;
- * and for a turn of the calling thread, which ends with its next call.
+ * Then wait: until at most `ahead` packets wait, and as many jobs as may be given again, and no draining is left, unless
+ * pictures have to be handed over before; and for a turn of the calling thread, which ends with its next call.
  * What jobs point to has to stay until `staging.last` is a later one, the decoder is drained, or the session is closed. */
 API int nvdec_decode(nvdec_session *s, const nvdec_job *jobs, int32_t count, int32_t ahead, int32_t draining) {
     nvdec_staging *staging = s->options.staging;
@@ -667,7 +667,8 @@ API int nvdec_decode(nvdec_session *s, const nvdec_job *jobs, int32_t count, int
     atomic_store(&s->ahead, ahead);
     pthread_cond_broadcast(&s->changed);
     int64_t staged;
-    while (staged = s->staged - s->taken, staging->pending = s->draining || atomic_load(&s->queued) > ahead,
+    while (staged = s->staged - s->taken,
+           staging->pending = s->draining || atomic_load(&s->queued) > ahead || 2 * (s->put - s->next) > GIVEN,
            !s->failed && staging->pending && 2 * staged <= staging->slots && !(s->emptying && staged))
         pthread_cond_wait(&s->changed, &s->lock);
     staging->confirmed = atomic_load(&s->confirmed);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -279,6 +280,20 @@ def test_a_turn_that_does_not_end_holds_up_nobody(driver: StandIn) -> None:
     with driver.library.turn(), driver.library.turn():
         lane.decode(1, job(0))
     assert len(lane.finish()) == 8
+
+
+def test_any_number_of_jobs_of_a_picture_can_be_given_while_the_driver_is_slow(driver: StandIn) -> None:
+    slow, entered = threading.Event(), ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+    wait = entered(lambda name: slow.wait(60) and None if name == b"cuvidDecodePicture" else None)
+    driver.calls.standin_entered(wait)
+    threading.Timer(0.2, slow.set).start()
+    lane = Lane(driver, ahead=10_000)
+    for first in range(0, 1000, 50):
+        jobs = [job(n, order=[0], wanted=[]) for n in range(first, first + 50)]
+        lane.session.decode(first + 1, jobs)
+    lane.session.flush()
+    lane.session.close()
+    assert lane.session.spent()[0] == 1000
 
 
 def test_a_session_that_is_closed_midway_leaves_nothing_open(driver: StandIn) -> None:
