@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from streamvid.checks import boolean, integer, one_of
+from streamvid.checks import boolean, integer, one_of, suggest_keywords
 from streamvid.dali_engine.chunk_pipeline import ClipKinds, Inputs, clip_inputs, clip_nodes, graph_inputs
 from streamvid.dali_engine.engine import chunk_batch, source_in_shard
 from streamvid.dali_engine.pictures import are_images
@@ -166,6 +166,7 @@ def pipeline(
     return in_children(made, abandon_pipeline)
 
 
+@suggest_keywords
 def iterator(
     pipelines: Pipeline | Sequence[Pipeline],
     names: Sequence[str] | None = None,
@@ -185,11 +186,17 @@ def iterator(
         size, reader_name, last_batch_policy, last_batch_padded, auto_reset, prepare_first_batch: as of
             DALIGenericIterator. With neither `size` nor `reader_name`, the pipelines' own readers count. Policies may
             be named as in `StreamLoader(last_batch)`; default: FILL, as there.
+
+    Raises:
+        InputError: these are no pipelines.
     """
+    from nvidia.dali import Pipeline
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     pipelines = list(pipelines) if isinstance(pipelines, list | tuple) else [pipelines]
+    if not pipelines or not all(isinstance(one, Pipeline) for one in pipelines):
+        raise InputError("iterator takes DALI pipelines, one for each GPU: iterator(dali.pipeline(dataset, …))")
     if isinstance(last_batch_policy, str):
         one_of(last_batch_policy, ("fill", "drop", "partial"), "last_batch_policy")
         last_batch_policy = LastBatchPolicy[last_batch_policy.upper()]

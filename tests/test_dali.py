@@ -218,6 +218,12 @@ def test_a_damaged_clip_is_an_error_that_names_it(packed: Path, tmp_path: Path) 
         handed_out(sv.dali.iterator(pipe))
 
 
+@pytest.mark.parametrize("given", [5, [], "pipeline"])
+def test_an_iterator_over_something_else(given: Any) -> None:
+    with pytest.raises(sv.InputError, match="iterator takes DALI pipelines"):
+        sv.dali.iterator(given)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamvid.arrays import Int64
+from streamvid.checks import suggest_keywords
 from streamvid.dataset import consolidated, table_cache
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import CATEGORIES, ClipTable
@@ -89,6 +90,7 @@ class Dataset(ClipSource):
         super().__init__(path, clips, columns, manifest.classes, shards, retry, forgotten)
 
     @classmethod
+    @suggest_keywords
     def open(
         cls,
         path: str | os.PathLike[str],

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.checks import integer
+from streamvid.checks import integer, suggest_keywords
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
@@ -21,6 +21,7 @@ a tar that it lies in."""
 _ROWS: Final = 8192
 
 
+@suggest_keywords
 def list_clips(
     dataset: Dataset | str | os.PathLike[str],
     *,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from streamvid.checks import is_integer, listed
+from streamvid.checks import is_integer, listed, suggesting
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import Chosen, SamplePlan, SampleSpec, chosen, clip_times, make_samples
@@ -22,6 +22,7 @@ from streamvid.sampling.explicit import WITHIN, whole_ticks
 from streamvid.video.index_blocks import AnyIndex
 
 
+@suggesting
 @dataclass(frozen=True)
 class At:
     """Some frames of a clip: what a Sampler may yield instead of a number, and a dataset take.

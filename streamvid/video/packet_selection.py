@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from streamvid.arrays import Bool, Int64, UInt8
 from streamvid.bitstream import packet_info
+from streamvid.checks import suggest_keywords
 from streamvid.checksum import crc32c
 from streamvid.color.tags import Color
 from streamvid.mp4.sample_entry import coded_size
@@ -88,6 +89,7 @@ class EncodedSlice:
         return _to_mp4(self.stsd, self.sizes, self.display_order, self.data, size=(self.width, self.height))
 
 
+@suggest_keywords
 def slice(
     index: FrameIndex,
     frames: npt.ArrayLike,

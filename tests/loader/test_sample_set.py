@@ -98,6 +98,9 @@ def test_drop_last(dataset: Path) -> None:
         (lambda path: sv.GpuDataLoader(sv.ClipDataset(path), batch_size=1, threads=2), "num_threads"),
         (lambda _: sv.Window(8, paddings="edge"), "pad"),
         (lambda _: sv.Window(num_frames=8), "frames"),
+        (lambda _: sv.At("a", frame=[0]), "frames"),
+        (lambda path: sv.Dataset.open(path, revisions=1), "revision"),
+        (lambda path: sv.list_clips(path, columnes=["key"]), "columns"),
     ],
 )
 def test_a_misspelt_option_is_answered_with_the_one_meant(dataset: Path, make: Any, meant: str) -> None:
