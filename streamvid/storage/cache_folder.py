@@ -31,6 +31,7 @@ import time
 from collections.abc import Container
 from io import FileIO
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Self
 
 from streamvid.storage.regular_file import NotAFileError, open_file
@@ -88,10 +89,7 @@ class CacheFolder:
 
     def make(self) -> None:
         """Make the folder if it is missing. Raises OSError if the path is not a folder, or is not writable."""
-        with contextlib.suppress(FileExistsError):
-            self.root.mkdir(parents=True)
-        if not self.root.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        make_folder(self.root)
         if not os.access(self.root, os.W_OK | os.X_OK):
             code = errno.EROFS if os.statvfs(self.root).f_flag & os.ST_RDONLY else errno.EACCES
             raise OSError(code, os.strerror(code))
@@ -151,22 +149,23 @@ class CacheFolder:
         # Else after a power failure the name might exist without the content.
         os.fsync(file.fileno())
         try:
-            # This file itself: if the folder was removed, another process may fetch under the part's name.
-            os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=file.fileno())
+            try:
+                # This file itself: if the folder was removed, another process may fetch under the part's name.
+                os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=file.fileno())
+            except FileExistsError:
+                # Published by another process while this one was stopped; or damaged, and in use.
+                with contextlib.suppress(BusyError):
+                    if lease := self.pin(size, sha256):
+                        return lease
+                if not _is_at(file, part):
+                    return None
+                os.replace(part, path)
+            except OSError as error:
+                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
+                    raise
+                os.replace(part, path)  # no hard links here
         except FileNotFoundError:
             return None
-        except FileExistsError:
-            # Published by another process while this one was stopped; or damaged, and in use.
-            with contextlib.suppress(BusyError):
-                if lease := self.pin(size, sha256):
-                    return lease
-            if not _is_at(file, part):
-                return None
-            os.replace(part, path)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
-                raise
-            os.replace(part, path)  # no hard links here
         fcntl.flock(file, fcntl.LOCK_SH)
         return Lease(path, file) if _is_at(file, path) else None  # evicted at once
 
@@ -199,7 +198,7 @@ class CacheFolder:
             if not _is_at(file, path):
                 return False
             try:
-                path.unlink()
+                path.unlink(missing_ok=True)
             except PermissionError:
                 return False
             _log.debug("Removed %s.", path)
@@ -208,10 +207,11 @@ class CacheFolder:
     def reserved(self) -> int:
         """Bytes reserved by downloads; removes the parts of processes that died."""
         reserved = 0
-        for path in self.root.glob("*.part"):
-            match = _PART.fullmatch(path.name)
-            if match is None:
-                continue
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(self.root)
+        for match in filter(None, map(_PART.fullmatch, names)):
+            path = self.root / match[0]
             if self.evict(path):
                 _log.info("Removed %s, left by a process that died.", path)
             else:
@@ -232,11 +232,23 @@ class CacheFolder:
         return freed > 0
 
 
+def make_folder(path: Path) -> None:
+    """Make a folder unless there is one. Another program may remove it at any moment. Raises NotADirectoryError where
+    there is something else."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        # pathlib looks afterwards whether there is a folder: it may be gone by then.
+        with contextlib.suppress(FileNotFoundError):
+            if not S_ISDIR(os.lstat(path).st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+
+
 def claim(part: Path) -> FileIO | None:
     """The part, held by this process; None if another one holds it, or the folder has just been removed. What a dead
     process left of it is taken over."""
     try:
-        part.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(part.parent)
         file = open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)  # noqa: SIM115
     except FileNotFoundError:
         return None

@@ -31,7 +31,7 @@ import numpy as np
 from streamvid.arrays import Float64, Int64, UInt8
 from streamvid.storage.byte_range import BLOCK_BYTES as _BLOCK
 from streamvid.storage.byte_range import REQUEST_BYTES, ByteRange, whole_blocks
-from streamvid.storage.cache_folder import BusyError, CacheFolder, touch
+from streamvid.storage.cache_folder import BusyError, CacheFolder, make_folder, touch
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 
 _BUSY_SECONDS: Final = 0.2
@@ -108,7 +108,7 @@ class RangeCache:
         files: dict[FileIdentity, FileIO] = {}
         with contextlib.ExitStack() as claims:
             with contextlib.suppress(OSError):
-                self._cache.folder.root.mkdir(parents=True, exist_ok=True)
+                make_folder(self._cache.folder.root)
                 for n, one in enumerate(ranges):
                     if known := self._files.get(one.path):
                         if known not in files:
@@ -151,8 +151,9 @@ class RangeCache:
         folder = self._cache.folder
         try:
             self._cache.check_usable()
-            with self._cache.usable(), self._cache.writing:
-                folder.root.mkdir(parents=True, exist_ok=True)
+            # Where another program removes the folder meanwhile, they are not kept.
+            with self._cache.usable(), self._cache.writing, contextlib.suppress(FileNotFoundError):
+                make_folder(folder.root)
                 for one, block in zip(ranges, blocks, strict=True):
                     known = self._files.get(one.path)
                     if known is None or len(block) != one.end - one.start or not len(block):

@@ -782,6 +782,29 @@ def test_a_folder_that_is_removed_meanwhile_is_made_again(cache: ShardCache, sit
     assert cache.read_through(**a) == data("a")
 
 
+@pytest.mark.parametrize("function", ["mkdir", "listdir", "open", "unlink"])
+def test_a_folder_that_is_removed_at_the_worst_moment(
+    function: str, cache: ShardCache, site: Site, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    """Between a look at it and its use, again and again: the cache goes on."""
+    a, removals, called = site.add("a", data("a")), iter(range(3)), getattr(os, function)
+
+    def late(path: Any, *args: Any, **options: Any) -> Any:
+        if str(path).startswith(str(tmp_path / "cache")) and next(removals, None) is not None:
+            shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+            if function == "mkdir":
+                raise FileExistsError(errno.EEXIST, "it was there")
+        return called(path, *args, **options)
+
+    (tmp_path / "cache" / f"{'0' * 64}.1.part").touch()  # to be removed
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, late)
+        assert cache.read_through(**a) == data("a")
+    assert cache.read_through(**a) == data("a")
+    assert next(removals, None) != 0
+    assert "cannot be used" not in caplog.text
+
+
 # --- a real object store
 
 
