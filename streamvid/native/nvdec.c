@@ -327,22 +327,29 @@ static int reconfigure(nvdec_session *s, const CUVIDEOFORMAT *format) {
     return CALL(s, cuStreamSynchronize, s->options.stream) && CALL(s, cuvidReconfigureDecoder, s->decoder, &info);
 }
 
+/* Whether a stream has the size that its dataset says, within what is coded. */
+static int is_as_told(nvdec_session *s, const CUVIDEOFORMAT *format) {
+    const CUVIDRECT *shown = &format->display_area;
+    int width = shown->right - shown->left, height = shown->bottom - shown->top;
+    if (width != s->width || height != s->height || shown->left < 0 || shown->top < 0 ||
+        shown->right > (int)format->coded_width || shown->bottom > (int)format->coded_height || shown->left % 2 ||
+        shown->top % 2)
+        return fail(s, NVDEC_STREAM, "decodes to %dx%d, its dataset says %dx%d", width, height, s->width, s->height);
+    return 1;
+}
+
 /* Called before the first picture, and where the format changes. Returns the number of decode surfaces, 0 for an
  * error. */
 static int on_sequence(void *user, CUVIDEOFORMAT *format) {
     nvdec_session *s = user;
     if (s->status) return 0;
     const CUVIDRECT *shown = &format->display_area;
-    int width = shown->right - shown->left, height = shown->bottom - shown->top;
     int depth = 8 + larger(format->bit_depth_luma_minus8, format->bit_depth_chroma_minus8);
     if (format->codec != s->options.codec || format->chroma_format != cudaVideoChromaFormat_420 ||
         depth != s->options.bit_depth)
         return fail(s, NVDEC_STREAM, "decodes to %d bits, chroma format %d, its dataset says %d bits and 4:2:0", depth,
                     format->chroma_format, s->options.bit_depth);
-    if (width != s->width || height != s->height || shown->left < 0 || shown->top < 0 ||
-        shown->right > (int)format->coded_width || shown->bottom > (int)format->coded_height || shown->left % 2 ||
-        shown->top % 2)
-        return fail(s, NVDEC_STREAM, "decodes to %dx%d, its dataset says %dx%d", width, height, s->width, s->height);
+    if (!is_as_told(s, format)) return 0;
     int least = format->min_num_decode_surfaces, need = least + s->options.surfaces;
     if (need > MOST_SURFACES) need = larger(least, MOST_SURFACES);
     int fits = s->decoder && need <= s->surfaces && (int)format->coded_width <= s->max_width &&
@@ -365,6 +372,8 @@ static int on_decode(void *user, CUVIDPICPARAMS *coded) {
     if (s->status) return 0;
     if (!s->decoder || coded->CurrPicIdx < 0 || coded->CurrPicIdx >= s->surfaces)
         return fail(s, NVDEC_STREAM, "the parser has no surface for a picture");
+    /* The parser says nothing of a stream like the one before it. */
+    if (!is_as_told(s, &s->format)) return 0;
     s->empty = 0;
     s->last = coded->CurrPicIdx;
     return CALL(s, cuvidDecodePicture, s->decoder, coded);

@@ -456,6 +456,14 @@ def test_of_the_jobs_of_a_call_the_one_at_fault_is_named(driver: StandIn) -> Non
     lane.session.close()
 
 
+def test_a_stream_like_the_one_before_it_that_is_not_what_its_dataset_says(driver: StandIn) -> None:
+    lane = Lane(driver)
+    one = replace(job(20), key=replace(KEY, width=62))
+    with pytest.raises(VideoError, match=r"clip-20 decodes to 64x48, its dataset says 62x48"):
+        lane.decode_all([job(10), one, job(30)])
+    lane.session.close()
+
+
 def test_a_stream_that_changes_its_size_within_a_job_is_refused(driver: StandIn) -> None:
     lane, other = Lane(driver), Coded(width=32, coded_width=32)
     one = job(5)
