@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -118,7 +119,20 @@ class Dataset(ClipSource):
                 truncated, or contradicts itself; the revision is not kept.
             InputError: the path is none; the dataset reads files of other roots; there is no such revision.
         """
-        path, retry, roots = dataset_path(path), Retry.of(retry_for), given_roots(roots)
+        place = dataset_path(path)
+        try:
+            return cls._open(place, cache, Retry.of(retry_for), given_roots(roots), revision)
+        except DatasetError as error:
+            # Several may be open, with shards of the same names.
+            named = re.search(rf"(?<!\w){re.escape(redact(place))}(?!\w)", str(error))
+            if type(error) is DatasetError and not named:
+                raise DatasetError(f"the dataset at {redact(place)}: {error}") from error.__cause__
+            raise
+
+    @classmethod
+    def _open(
+        cls, path: str, cache: ShardCache | None, retry: Retry, roots: tuple[str, ...], revision: int | None
+    ) -> Dataset:
         manifest = read_manifest(path, revision=revision, retry_for=retry)
         if not manifest.clips:
             raise DatasetError(f"the dataset at {redact(path)} holds no clips: pack it again")

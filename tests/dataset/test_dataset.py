@@ -326,6 +326,7 @@ def test_damage_is_refused_at_opening(copy: Path, kind: str) -> None:
     damage(copy)
     with pytest.raises(DatasetError, match=said) as caught:
         Dataset.open(copy)
+    assert str(copy) in str(caught.value)
     assert "\n" not in str(caught.value).replace("\\n", "")
 
 
