@@ -141,7 +141,7 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     names = [
         name
         for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD and name not in ("self", "_")
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD and name not in ("self", "cls", "_")
     ]
 
     @functools.wraps(function)

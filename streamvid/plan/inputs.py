@@ -54,6 +54,7 @@ class Subset:
     exclude: Sequence[str] | str | os.PathLike[str] | None = None
 
 
+@suggesting
 @dataclass(frozen=True)
 class Mix:
     """Several datasets at once, by weight: each has its exact share of every 4096 samples, in random order.

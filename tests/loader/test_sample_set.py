@@ -99,6 +99,7 @@ def test_drop_last(dataset: Path) -> None:
         (lambda _: sv.Window(8, paddings="edge"), "pad"),
         (lambda _: sv.Window(num_frames=8), "frames"),
         (lambda _: sv.At("a", frame=[0]), "frames"),
+        (lambda path: sv.Mix(part=[(path, 1)]), "parts"),
         (lambda path: sv.Dataset.open(path, revisions=1), "revision"),
         (lambda path: sv.list_clips(path, columnes=["key"]), "columns"),
     ],
