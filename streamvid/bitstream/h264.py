@@ -107,6 +107,7 @@ class Sps:
         max_num_ref_frames: as it stands there.
         width, height: of coded frames, in luma samples.
         crop_unit: what cropping is counted in, across and down, in luma samples.
+        gaps_allowed: frame_num may leave out numbers.
     """
 
     profile_idc: int
@@ -121,6 +122,7 @@ class Sps:
     width: int = field(compare=False)
     height: int = field(compare=False)
     crop_unit: tuple[int, int] = field(compare=False)
+    gaps_allowed: bool = field(compare=False)
 
 
 def read_sps(bits: BitReader) -> Sps:
@@ -154,7 +156,7 @@ def read_sps(bits: BitReader) -> Sps:
         for _ in range(bits.ue()):  # num_ref_frames_in_pic_order_cnt_cycle
             bits.se()  # offset_for_ref_frame
     references = bits.ue()  # max_num_ref_frames
-    bits.u(1)  # gaps_in_frame_num_value_allowed_flag
+    gaps_allowed = bool(bits.u(1))  # gaps_in_frame_num_value_allowed_flag
     width = 16 * (bits.ue() + 1)  # pic_width_in_mbs_minus1
     map_units = bits.ue() + 1  # pic_height_in_map_units_minus1
     frame_mbs_only = bool(bits.u(1))
@@ -163,7 +165,7 @@ def read_sps(bits: BitReader) -> Sps:
     in_frame = 2 - frame_mbs_only
     return Sps(
         profile, constraints, level, bool(separate), frame_num_bits, order_type, lsb_bits, frame_mbs_only, references,
-        width, 16 * map_units * in_frame, (across, down * in_frame),
+        width, 16 * map_units * in_frame, (across, down * in_frame), gaps_allowed,
     )  # fmt: skip
 
 

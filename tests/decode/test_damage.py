@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -15,6 +16,7 @@ from streamvid.arrays import Int64
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.damage import Damage, find_damage
 from streamvid.errors import VideoError
+from streamvid.video.frame_index import DISPOSABLE
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -71,6 +73,33 @@ def test_damaged_frames_are_those_that_do_not_load(name: str, seed: int, tmp_pat
     some = np.arange(24, 40)
     part = find_damage(clip.index, some, partial(slice_of, clip))
     assert (set() if part is None else set(part.frames)) & set(some.tolist()) == damaged & set(some.tolist())
+
+
+def test_h264_frames_whose_references_were_lost_before_packing(tmp_path: Path) -> None:
+    """FFmpeg takes other pictures in their place and says nothing."""
+    source = write(BASE, tmp_path / "a.mp4")
+    whole = store_clip(source, tmp_path)
+    every = np.arange(80)
+    assert find_damage(whole.index, every, partial(slice_of, whole)) is None
+    for lost in (20, 22, 23, 25):  # a key frame, and others
+        with av.open(str(source)) as container, av.open(str(tmp_path / "b.mp4"), "w") as output:
+            track = output.add_stream_from_template(container.streams.video[0], opaque=True)
+            for n, packet in enumerate(container.demux(video=0)):
+                if packet.size and n != lost:
+                    packet.stream = track
+                    output.mux(packet)
+        clip = store_clip(tmp_path / "b.mp4", tmp_path)
+        found = find_damage(clip.index, np.arange(79), partial(slice_of, clip))
+        if bool(whole.index.flags[lost] & DISPOSABLE):
+            assert found is None
+            continue
+        assert found is not None
+        assert "reference pictures are missing" in found.cause
+        # Up to the next key frame; what is decoded before the gap is sound.
+        decoded = clip.index.visible[list(found.frames)]
+        assert lost <= decoded.min() <= lost + 1
+        assert decoded.max() < 39
+        assert len(found.frames) > 1
 
 
 def test_it_says_which_frames() -> None:

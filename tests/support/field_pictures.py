@@ -15,7 +15,9 @@ Picture = Literal["frame", "fields", "repeated field"]
 pictures of skipped macroblocks."""
 
 
-class _Bits:
+class Bits:
+    """The codes of a header, as text of 0 and 1."""
+
     def __init__(self) -> None:
         self.text = ""
 
@@ -48,7 +50,7 @@ def write_fields(
     """An MP4 of Main profile with 25 frames a second, one for each of `pictures`; with `apart` each field is a
     packet. The height is a multiple of 32."""
     rng = np.random.default_rng(len(pictures))
-    sps, pps = _Bits(), _Bits()
+    sps, pps = Bits(), Bits()
     sps.u(77, 8), sps.u(0, 8), sps.u(31, 8)  # profile_idc, constraints, level_idc
     # seq_parameter_set_id, log2_max_frame_num - 4, pic_order_cnt_type, log2_max_pic_order_cnt_lsb - 4, references
     sps.ue(0, 4, 0, 4, 2)
@@ -93,9 +95,9 @@ def _noise(rng: np.random.Generator, height: int, width: int) -> list[npt.NDArra
 
 def _slice(
     planes: list[npt.NDArray[np.uint8]] | None, frame_num: int, parity: int | None, *, idr: bool, macroblocks: int
-) -> _Bits:
+) -> Bits:
     """A picture in one slice (7.3.3), of PCM, or without planes of skipped macroblocks."""
-    bits = _Bits()
+    bits = Bits()
     bits.ue(0, 7 if planes else 5, 0)  # first_mb_in_slice, slice_type I or P, pic_parameter_set_id
     bits.u(frame_num, 8)
     bits.u(parity is not None, 1)  # field_pic_flag

@@ -1,0 +1,184 @@
+"""Reference pictures that are missing in H.264, because a network lost their packets: FFmpeg takes others instead, and
+says nothing. frame_num tells of them: it counts reference pictures (7.4.3 of ITU-T H.264).
+
+Comments name the syntax elements that are read or skipped: 7.3.2.2 (picture parameter set) and 7.3.3 (slice header).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.h264 import Sps, parameter_sets, read_sps
+from streamvid.bitstream.nal import split_packet
+from streamvid.bitstream.packets import START_CODE
+
+_IDR: Final = 5
+_SEI, _SPS, _PPS = 6, 7, 8
+_SLICES: Final = (1, 2, _IDR)
+_RECOVERY_POINT: Final = 6
+_HEADER_BYTES: Final = 1024
+"""Bytes of a slice that are enough for its header, with weights of all references."""
+_P, _B, _SP = 0, 1, 3
+_END_OF_CHANGES: Final = 3
+_RESET: Final = 5
+"""memory_management_control_operation that makes a picture one with frame_num 0 for those that follow."""
+
+
+def frame_num_gap(stsd: bytes, packets: Sequence[memoryview], starts: Container[int]) -> tuple[int, int] | None:
+    """The first gap in the frame_num of consecutive pictures.
+
+    Args:
+        stsd: the track's sample description box.
+        packets: in decode order, without disposable ones or with them.
+        starts: indices of packets before which others were left out.
+
+    Returns:
+        frame_num of a reference picture, and the one that comes where the next number should; None if there is no gap,
+        the stream is allowed to have some, or it cannot be told.
+    """
+    try:
+        sets = parameter_sets(stsd)
+        return _Pictures(sets.annex_b).gap(packets, starts, sets.length_size)
+    except (ValueError, LookupError):
+        return None
+
+
+@dataclass(frozen=True)
+class _Pps:
+    """The parts of a picture parameter set that a slice header's layout depends on."""
+
+    order_in_frame: bool
+    references: tuple[int, int]
+    weighted: tuple[bool, bool]
+    redundant: bool
+
+
+class _Pictures:
+    """Follows the parameter sets and the pictures of a track."""
+
+    def __init__(self, sets: bytes) -> None:
+        self._sps: set[Sps] = set()
+        self._pps: dict[int, _Pps] = {}
+        for unit in filter(None, sets.split(START_CODE)):
+            self._read_set(unit)
+
+    def gap(self, packets: Iterable[memoryview], starts: Container[int], length_size: int) -> tuple[int, int] | None:
+        previous, last = -1, b""  # of the last reference picture: PrevRefFrameNum, and a slice
+        for number, packet in enumerate(packets):
+            units = split_packet(packet, length_size)
+            idr = any(unit[0] & 31 == _IDR for unit in units)
+            recovery = any(unit[0] & 31 == _SEI and _is_recovery_point(bytes(unit)) for unit in units)
+            # Pictures may be missing before either, and leading ones of a recovery point that decoding begins at.
+            begins = idr or (recovery and number not in starts)
+            if idr or recovery or number in starts:
+                previous = -1
+            for unit in units:
+                kind = unit[0] & 31
+                self._read_set(bytes(unit))
+                if kind not in _SLICES:
+                    continue
+                (sps,) = self._sps  # ValueError: which one applies is not tracked
+                if sps.gaps_allowed:
+                    return None
+                bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
+                for _ in range(3):
+                    bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
+                bits.u(2 * sps.separate_colour_plane)  # colour_plane_id
+                frame_num = bits.u(sps.frame_num_bits)
+                follows = frame_num in (previous, (previous + 1) % (1 << sps.frame_num_bits))
+                if previous >= 0 and not follows and not (frame_num <= 1 and self._resets(last, sps)):
+                    return previous, frame_num
+                if unit[0] >> 5 & 3 and (begins or previous >= 0):  # nal_ref_idc
+                    previous, last = frame_num, bytes(unit[:_HEADER_BYTES])
+        return None
+
+    def _read_set(self, unit: bytes) -> None:
+        bits = BitReader.of_nal(unit[1:])
+        if unit[0] & 31 == _SPS:
+            self._sps.add(read_sps(bits))
+        elif unit[0] & 31 == _PPS:
+            number, _ = bits.ue(), bits.ue()  # pic_parameter_set_id, seq_parameter_set_id
+            bits.u(1)  # entropy_coding_mode_flag
+            order_in_frame = bool(bits.u(1))  # bottom_field_pic_order_in_frame_present_flag
+            if bits.ue():  # num_slice_groups_minus1
+                raise ValueError("slice groups are not read")
+            references = bits.ue() + 1, bits.ue() + 1  # num_ref_idx_l0_default_active_minus1, l1
+            weighted = bool(bits.u(1)), bits.u(2) == 1  # weighted_pred_flag, weighted_bipred_idc
+            for _ in range(3):
+                bits.se()  # pic_init_qp_minus26, pic_init_qs_minus26, chroma_qp_index_offset
+            bits.u(2)  # deblocking_filter_control_present_flag, constrained_intra_pred_flag
+            self._pps[number] = _Pps(order_in_frame, references, weighted, bool(bits.u(1)))
+
+    def _resets(self, unit: bytes, sps: Sps) -> bool:
+        """Whether frame_num starts at 0 behind the picture of a slice, by its marking rather than as IDR. Raises
+        ValueError where its header is not read."""
+        if unit[0] & 31 == _IDR:
+            return False
+        bits = BitReader.of_nal(unit[1:])
+        bits.ue()  # first_mb_in_slice
+        slice_type = bits.ue() % 5
+        pps = self._pps[bits.ue()]
+        bits.u(2 * sps.separate_colour_plane + sps.frame_num_bits)
+        is_field = not sps.frame_mbs_only and bool(bits.u(1))  # field_pic_flag
+        bits.u(is_field)  # bottom_field_flag
+        if sps.pic_order_cnt_type == 1:
+            raise ValueError("pictures of this order are not read")
+        if sps.pic_order_cnt_type == 0:
+            bits.u(sps.poc_lsb_bits)
+            if pps.order_in_frame and not is_field:
+                bits.se()  # delta_pic_order_cnt_bottom
+        if pps.redundant:
+            bits.ue()  # redundant_pic_cnt
+        if slice_type == _B:
+            bits.u(1)  # direct_spatial_mv_pred_flag
+        lists = {_P: 1, _SP: 1, _B: 2}.get(slice_type, 0)
+        references = list(pps.references[:lists])
+        if lists and bits.u(1):  # num_ref_idx_active_override_flag
+            references = [bits.ue() + 1 for _ in range(lists)]
+        for _ in range(lists):
+            if bits.u(1):  # ref_pic_list_modification_flag_l0, l1
+                while bits.ue() != _END_OF_CHANGES:  # modification_of_pic_nums_idc
+                    bits.ue()  # abs_diff_pic_num_minus1 or long_term_pic_num
+        if lists and pps.weighted[slice_type == _B]:
+            _skip_weights(bits, sps, references)
+        if bits.u(1):  # adaptive_ref_pic_marking_mode_flag
+            while operation := bits.ue():
+                if operation == _RESET:
+                    return True
+                for _ in range({3: 2}.get(operation, 1)):
+                    bits.ue()  # difference_of_pic_nums_minus1, long_term_pic_num, long_term_frame_idx and the like
+        return False
+
+
+def _skip_weights(bits: BitReader, sps: Sps, references: Sequence[int]) -> None:
+    """pred_weight_table, 7.3.3.2."""
+    if sps.crop_unit[0] == 1:
+        raise ValueError("without chroma, or with all of it, weights are not read")
+    bits.ue()  # luma_log2_weight_denom
+    bits.ue()  # chroma_log2_weight_denom
+    for count in references:
+        for _ in range(count):
+            for weights in (2, 4):
+                if bits.u(1):  # luma_weight_flag, chroma_weight_flag
+                    for _ in range(weights):
+                        bits.se()
+
+
+def _is_recovery_point(unit: bytes) -> bool:
+    """Whether one of a NAL unit's SEI messages (7.3.2.3.1) is a recovery point."""
+    payload, at = unit[1:].replace(b"\0\0\3", b"\0\0"), 0
+    with suppress(IndexError):
+        while at + 2 <= len(payload):
+            numbers = [0, 0]  # payloadType, payloadSize
+            for n in range(2):
+                while payload[at] == 0xFF:  # ff_byte
+                    numbers[n], at = numbers[n] + 255, at + 1
+                numbers[n], at = numbers[n] + payload[at], at + 1
+            if numbers[0] == _RECOVERY_POINT:
+                return True
+            at += numbers[1]
+    return False
