@@ -6,8 +6,8 @@ Comments name the syntax elements that are read or skipped: 7.3.2.2 (picture par
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,25 +28,6 @@ _RESET: Final = 5
 """memory_management_control_operation that makes a picture one with frame_num 0 for those that follow."""
 
 
-def frame_num_gap(stsd: bytes, packets: Sequence[memoryview], starts: Container[int]) -> tuple[int, int] | None:
-    """The first gap in the frame_num of consecutive pictures.
-
-    Args:
-        stsd: the track's sample description box.
-        packets: in decode order, without disposable ones or with them.
-        starts: indices of packets before which others were left out.
-
-    Returns:
-        frame_num of a reference picture, and the one that comes where the next number should; None if there is no gap,
-        the stream is allowed to have some, or it cannot be told.
-    """
-    try:
-        sets = parameter_sets(stsd)
-        return _Pictures(sets.annex_b).gap(packets, starts, sets.length_size)
-    except (ValueError, LookupError):
-        return None
-
-
 @dataclass(frozen=True)
 class _Pps:
     """The parts of a picture parameter set that a slice header's layout depends on."""
@@ -57,43 +38,72 @@ class _Pps:
     redundant: bool
 
 
-class _Pictures:
-    """Follows the parameter sets and the pictures of a track."""
+class FrameNumbers:
+    """Follows frame_num over the packets of a track.
 
-    def __init__(self, sets: bytes) -> None:
+    Args:
+        stsd: the track's sample description box.
+    """
+
+    def __init__(self, stsd: bytes) -> None:
         self._sps: set[Sps] = set()
         self._pps: dict[int, _Pps] = {}
-        for unit in filter(None, sets.split(START_CODE)):
-            self._read_set(unit)
+        self._previous, self._last = -1, b""  # of the last reference picture: PrevRefFrameNum, and a slice
+        self._is_known = True
+        with self._unknown_after_errors():
+            sets = parameter_sets(stsd)
+            self._length_size = sets.length_size
+            for unit in filter(None, sets.annex_b.split(START_CODE)):
+                self._read_set(unit)
 
-    def gap(self, packets: Iterable[memoryview], starts: Container[int], length_size: int) -> tuple[int, int] | None:
-        previous, last = -1, b""  # of the last reference picture: PrevRefFrameNum, and a slice
-        for number, packet in enumerate(packets):
-            units = split_packet(packet, length_size)
-            idr = any(unit[0] & 31 == _IDR for unit in units)
-            recovery = any(unit[0] & 31 == _SEI and _is_recovery_point(bytes(unit)) for unit in units)
-            # Pictures may be missing before either, and leading ones of a recovery point that decoding begins at.
-            begins = idr or (recovery and number not in starts)
-            if idr or recovery or number in starts:
-                previous = -1
-            for unit in units:
-                kind = unit[0] & 31
-                self._read_set(bytes(unit))
-                if kind not in _SLICES:
-                    continue
-                (sps,) = self._sps  # ValueError: which one applies is not tracked
-                if sps.gaps_allowed:
-                    return None
-                bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
-                for _ in range(3):
-                    bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
-                bits.u(2 * sps.separate_colour_plane)  # colour_plane_id
-                frame_num = bits.u(sps.frame_num_bits)
-                follows = frame_num in (previous, (previous + 1) % (1 << sps.frame_num_bits))
-                if previous >= 0 and not follows and not (frame_num <= 1 and self._resets(last, sps)):
-                    return previous, frame_num
-                if unit[0] >> 5 & 3 and (begins or previous >= 0):  # nal_ref_idc
-                    previous, last = frame_num, bytes(unit[:_HEADER_BYTES])
+    def gap_before(self, packet: memoryview, *, starts: bool = False) -> tuple[int, int] | None:
+        """Take the next packet in decode order; disposable ones may be left out.
+
+        Args:
+            packet: as MP4 files hold it.
+            starts: decoding begins here; others may have been left out before.
+
+        Returns:
+            frame_num of the last reference picture, and of this one, if that is not the next; None if none is missing,
+            the stream is allowed to leave some out, or it cannot be told, in later packets either.
+        """
+        if self._is_known:
+            with self._unknown_after_errors():
+                return self._take(split_packet(packet, self._length_size), starts=starts)
+        return None
+
+    @contextmanager
+    def _unknown_after_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, LookupError):
+            self._is_known = False
+
+    def _take(self, units: Sequence[memoryview], *, starts: bool) -> tuple[int, int] | None:
+        idr = any(unit[0] & 31 == _IDR for unit in units)
+        recovery = any(unit[0] & 31 == _SEI and _is_recovery_point(bytes(unit)) for unit in units)
+        # Pictures may be missing before either, and leading ones of a recovery point that decoding begins at.
+        begins = idr or (recovery and not starts)
+        if idr or recovery or starts:
+            self._previous = -1
+        for unit in units:
+            kind = unit[0] & 31
+            self._read_set(bytes(unit))
+            if kind not in _SLICES:
+                continue
+            (sps,) = self._sps  # ValueError: which one applies is not tracked
+            if sps.gaps_allowed:
+                raise ValueError("frame_num may leave out numbers")
+            bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
+            for _ in range(3):
+                bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
+            bits.u(2 * sps.separate_colour_plane)  # colour_plane_id
+            frame_num, previous = bits.u(sps.frame_num_bits), self._previous
+            follows = frame_num in (previous, (previous + 1) % (1 << sps.frame_num_bits))
+            if previous >= 0 and not follows and not (frame_num <= 1 and self._resets(self._last, sps)):
+                return previous, frame_num
+            if unit[0] >> 5 & 3 and (begins or previous >= 0):  # nal_ref_idc
+                self._previous, self._last = frame_num, bytes(unit[:_HEADER_BYTES])
         return None
 
     def _read_set(self, unit: bytes) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream import hevc
-from streamvid.bitstream.h264_gaps import frame_num_gap
+from streamvid.bitstream.h264_gaps import FrameNumbers
 from streamvid.bitstream.packets import Packets
 from streamvid.checksum import crc32c
 from streamvid.decode.slice_frames import DamagedClipError, decode_frames
@@ -131,10 +131,11 @@ def _cause(encoded: EncodedSlice) -> str | None:
     if encoded.in_order and rows != sorted(rows):
         return "they come out of a decoder in another order than the index says"
     if encoded.codec == "h264":
-        ends = np.cumsum(encoded.sizes).tolist()
-        packets = [encoded.data.data[end - size : end] for end, size in zip(ends, encoded.sizes.tolist(), strict=True)]
-        if gap := frame_num_gap(encoded.stsd, packets, set(encoded.starts.tolist())):
-            return "reference pictures are missing between frame_num {} and {}".format(*gap)
+        numbers, starts, end = FrameNumbers(encoded.stsd), set(encoded.starts.tolist()), 0
+        for n, size in enumerate(encoded.sizes.tolist()):
+            if gap := numbers.gap_before(encoded.data.data[end : end + size], starts=n in starts):
+                return "reference pictures are missing between frame_num {} and {}".format(*gap)
+            end += size
     return _hidden_damage(encoded) if encoded.codec == "hevc" else None
 
 

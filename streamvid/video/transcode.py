@@ -19,6 +19,7 @@ import av
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.bitstream.h264_gaps import FrameNumbers
 from streamvid.bitstream.image import MAX_SIDE
 from streamvid.checks import is_integer, is_real, suggesting
 from streamvid.color.tags import siting_name, usual_siting
@@ -290,9 +291,12 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
     wanted = np.flatnonzero(visible)
     with VideoFile(clip.mp4).open(apply_edits=False) as (container, stream):
         context = stream.codec_context
+        frame_numbers = FrameNumbers(clip.stsd if clip.codec == "h264" else b"")
 
         def decoded() -> Iterator[VideoFrame]:
             for number, packet in enumerate(p for p in container.demux(stream) if p.size):
+                if frame_numbers.gap_before(memoryview(packet), starts=not number):
+                    raise ValueError(f"reference pictures are missing before its packet {number}")
                 # Decoders return a packet's pts with its frame, and ranks by presentation time are unique.
                 packet.pts = int(display_order[number])
                 yield from context.decode(packet)

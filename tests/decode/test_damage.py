@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 
@@ -20,7 +19,7 @@ from streamvid.video.frame_index import DISPOSABLE
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from tests.support.clips import write
+from tests.support.clips import without_packets, write
 from tests.support.reference import slice_of
 from tools.clips import Recipe
 
@@ -82,13 +81,7 @@ def test_h264_frames_whose_references_were_lost_before_packing(tmp_path: Path) -
     every = np.arange(80)
     assert find_damage(whole.index, every, partial(slice_of, whole)) is None
     for lost in (20, 22, 23, 25):  # a key frame, and others
-        with av.open(str(source)) as container, av.open(str(tmp_path / "b.mp4"), "w") as output:
-            track = output.add_stream_from_template(container.streams.video[0], opaque=True)
-            for n, packet in enumerate(container.demux(video=0)):
-                if packet.size and n != lost:
-                    packet.stream = track
-                    output.mux(packet)
-        clip = store_clip(tmp_path / "b.mp4", tmp_path)
+        clip = store_clip(without_packets(source, tmp_path / "b.mp4", lost), tmp_path)
         found = find_damage(clip.index, np.arange(79), partial(slice_of, clip))
         if bool(whole.index.flags[lost] & DISPOSABLE):
             assert found is None

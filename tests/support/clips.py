@@ -40,3 +40,14 @@ def one_after_the_other(parts: list[Path], path: Path) -> Path:
             packet.time_base, packet.stream = Fraction(1, 1000), track
             output.mux(packet)
     return path
+
+
+def without_packets(source: Path, path: Path, *lost: int) -> Path:
+    """A copy of a video without some packets, by their numbers in decode order."""
+    with av.open(str(source)) as container, av.open(str(path), "w") as output:
+        track = output.add_stream_from_template(container.streams.video[0], opaque=True)
+        for number, packet in enumerate(container.demux(video=0)):
+            if packet.size and number not in lost:
+                packet.stream = track
+                output.mux(packet)
+    return path

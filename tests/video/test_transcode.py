@@ -28,7 +28,7 @@ from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
-from tests.support.clips import write
+from tests.support.clips import without_packets, write
 from tests.support.field_pictures import Picture, write_fields
 from tests.support.reference import slice_of, whole
 from tools.clips import Recipe, flip_bytes, hard_recipes, read_frame_number
@@ -344,6 +344,9 @@ def test_damage_is_not_concealed(tmp_path: Path) -> None:
     clip = store_clip(source, tmp_path / "in")
     with pytest.raises(VideoError, match=r"frame [0-9]+ of it is damaged or missing"):
         transcode(clip, tmp_path / "out.mp4", TranscodeOptions("h264"))
+    lost = without_packets(write(Recipe(frames=60, gop=30), source), tmp_path / "lost.mp4", 40)
+    with pytest.raises(VideoError, match="reference pictures are missing before its packet 40"):
+        transcode(store_clip(lost, tmp_path / "in"), tmp_path / "out.mp4", TranscodeOptions("h264"))
 
 
 def test_alpha_is_dropped_and_rgb_becomes_bt601(tmp_path: Path) -> None:
