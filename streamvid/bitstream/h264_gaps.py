@@ -20,6 +20,8 @@ _IDR: Final = 5
 _SEI, _SPS, _PPS = 6, 7, 8
 _SLICES: Final = (1, 2, _IDR)
 _RECOVERY_POINT: Final = 6
+_BEGIN_BYTES: Final = 32
+"""Bytes of a slice that are enough for its header up to frame_num."""
 _HEADER_BYTES: Final = 1024
 """Bytes of a slice that are enough for its header, with weights of all references."""
 _P, _B, _SP = 0, 1, 3
@@ -88,13 +90,14 @@ class FrameNumbers:
             self._previous = -1
         for unit in units:
             kind = unit[0] & 31
-            self._read_set(bytes(unit))
+            if kind in (_SPS, _PPS):
+                self._read_set(bytes(unit))
             if kind not in _SLICES:
                 continue
             (sps,) = self._sps  # ValueError: which one applies is not tracked
             if sps.gaps_allowed:
                 raise ValueError("frame_num may leave out numbers")
-            bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
+            bits = BitReader.of_nal(bytes(unit[1:_BEGIN_BYTES]))
             for _ in range(3):
                 bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
             bits.u(2 * sps.separate_colour_plane)  # colour_plane_id
