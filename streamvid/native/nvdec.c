@@ -40,7 +40,7 @@ enum {
     TURN_NS = 10000000, /* longest turn */
     GIVEN = 256,      /* most jobs that wait */
     MOST_SURFACES = 32, /* that are surely enough for the chip, if the stream itself does not need more */
-    LOOKS = 100, /* at an event before a thread sleeps */
+    LOOK_NS = 200000, /* for which a thread looks at an event before it sleeps */
 };
 
 #define FUNCTIONS(X)                                                                                 \
@@ -379,13 +379,21 @@ static int on_decode(void *user, CUVIDPICPARAMS *coded) {
     return CALL(s, cuvidDecodePicture, s->decoder, coded);
 }
 
-/* A small copy takes some microseconds; a thread that sleeps may take 0.2 ms to wake up, so it looks for a while. */
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return 1000000000 * (int64_t)time.tv_sec + time.tv_nsec;
+}
+
+/* A small copy takes some microseconds; a thread that sleeps may take 0.2 ms to wake up, so it looks for as long. By the
+ * clock: where others want the cores, sched_yield may take milliseconds. */
 static int wait_for_copy(nvdec_session *s) {
-    for (int n = 0; n < LOOKS; n++) {
+    int64_t end = now() + LOOK_NS;
+    do {
         CUresult result = driver.cuEventQuery(s->copied);
         if (result != CUDA_ERROR_NOT_READY) return check(s, "cuEventQuery", result);
         sched_yield();
-    }
+    } while (now() < end);
     return CALL(s, cuEventSynchronize, s->copied);
 }
 
@@ -552,12 +560,6 @@ static int feed(nvdec_session *s, const nvdec_job *job) {
     }
     settle(s);
     return 1;
-}
-
-static int64_t now(void) {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return 1000000000 * (int64_t)time.tv_sec + time.tv_nsec;
 }
 
 /* Decode jobs as they are given, until the session is closed or fails. */
