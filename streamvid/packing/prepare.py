@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from streamvid.packing.images import is_sequence, sequence_video
 from streamvid.packing.options import PackOptions
 from streamvid.video.gpu_support import check
-from streamvid.video.probe import CannotCopyError, VideoFile, tracks_left_out
+from streamvid.video.left_out import left_out
+from streamvid.video.probe import CannotCopyError, VideoFile
 from streamvid.video.remux import as_video_error, remux_with_ffmpeg, store_clip, try_ingest
 from streamvid.video.stored_clip import StoredClip
 
@@ -51,7 +52,7 @@ def remux_or_build(
         if clip is not None:
             return clip, False
     folder.mkdir(exist_ok=True)
-    left_out: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     if is_sequence(path):
         made, transcoded = sequence_video(
             path, folder, fps=options.fps, options=options.transcode or TranscodeOptions()
@@ -64,13 +65,13 @@ def remux_or_build(
             if options.transcode is None and options.compatible_with == "any":
                 raise
         with as_video_error():
-            left_out = tracks_left_out(source)
+            missing = left_out(source)
         made, transcoded = folder / "transcoded-source.mp4", True
         transcode(source, made, options.transcode or TranscodeOptions())
     clip = store_clip(made, folder, cut_only=cut_only)
     if clip.mp4 != made:
         made.unlink()
-    return replace(clip, left_out=left_out), transcoded
+    return replace(clip, left_out=missing), transcoded
 
 
 def transcode_if_needed(

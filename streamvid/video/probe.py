@@ -31,7 +31,6 @@ from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
 from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
-from streamvid.video.stored_clip import AUDIO, OTHER_TRACKS
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -178,17 +177,6 @@ def video_stream(container: InputContainer, track: int | None = None) -> VideoSt
         return bool(context), bool(stream.disposition & av.stream.Disposition.default), area, stream == best
 
     return max(streams, key=rank)
-
-
-def tracks_left_out(source: VideoFile) -> tuple[str, ...]:
-    """Kinds of tracks in a file that are not packed: `AUDIO`, `OTHER_TRACKS`.
-
-    Raises:
-        ValueError: as of `video_stream`.
-    """
-    with source.open() as (container, _):
-        audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
-        return (AUDIO,) * audio + (OTHER_TRACKS,) * several
 
 
 def read_stream_info(source: VideoFile) -> StreamInfo:

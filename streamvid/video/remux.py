@@ -25,6 +25,7 @@ from streamvid.mp4.edit_list import limit_edit
 from streamvid.mp4.writer import clip_header, decode_times
 from streamvid.video.clip_index import index_clip
 from streamvid.video.ingest import ingest_by_tables
+from streamvid.video.left_out import left_out
 from streamvid.video.probe import (
     CannotCopyError,
     FrameFormat,
@@ -33,7 +34,6 @@ from streamvid.video.probe import (
     demux,
     probe_first_frame,
     read_stream_info,
-    tracks_left_out,
 )
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import PacketTimes, in_output_order, scan_packet_times
@@ -88,7 +88,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
     with as_video_error():
         about = read_stream_info(source)
         first = probe_first_frame(source)
-        left_out = tracks_left_out(source)
+        missing = left_out(source)
         times = scan_packet_times(source, about)
 
         if about.codec == "vp9" and "440" in first.pix_fmt:
@@ -101,7 +101,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
             else:
                 _mux(source, target, about, times, first, moov_first=moov_first)
             clip = index_clip(target, about.codec, about.profile, first, times)
-            return replace(clip, left_out=left_out)
+            return replace(clip, left_out=missing)
 
         clip = store(times.up_to_last_visible())
         if about.container == "avi" and clip.codec == "mjpeg" and _is_in_fields(clip):

@@ -19,6 +19,7 @@ from streamvid.video.read_buffer import coalesce, read_blocks, read_range
 
 AUDIO: Final = "audio is left out: shards hold video alone"
 OTHER_TRACKS: Final = "one of several video tracks is packed, the one that FFmpeg takes unless --track names another"
+CUT_OFF: Final = "a file is shorter than its container says, and packed as far as it goes: copy it again"
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
 
@@ -65,7 +66,7 @@ class StoredClip:
         duration: ticks from the first visible frame to the end of the last.
         stsd: the sample description box, whole.
         sha256: of the clip's MP4, lower-case hex; "" if it was not computed yet.
-        left_out: what of the source is not packed: `AUDIO`, `OTHER_TRACKS`.
+        left_out: what of the source is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`.
         unwritten: the clip's MP4, if no file holds it yet; the index has positions in it. None: `mp4` holds it.
     """
 

@@ -42,9 +42,9 @@ def one_after_the_other(parts: list[Path], path: Path) -> Path:
     return path
 
 
-def without_packets(source: Path, path: Path, *lost: int) -> Path:
-    """A copy of a video without some packets, by their numbers in decode order."""
-    with av.open(str(source)) as container, av.open(str(path), "w") as output:
+def without_packets(source: Path, path: Path, *lost: int, options: dict[str, str] | None = None) -> Path:
+    """A copy of a video without some packets, by their numbers in decode order, with a muxer's options."""
+    with av.open(str(source)) as container, av.open(str(path), "w", options=options or {}) as output:
         track = output.add_stream_from_template(container.streams.video[0], opaque=True)
         for number, packet in enumerate(container.demux(video=0)):
             if packet.size and number not in lost:

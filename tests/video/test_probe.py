@@ -21,9 +21,9 @@ from streamvid.packing.report import PackReport
 from streamvid.video.encoders import Target
 from streamvid.video.probe import CannotCopyError, VideoFile, video_stream
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
-from streamvid.video.stored_clip import AUDIO, OTHER_TRACKS
+from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
 from streamvid.video.transcode import TranscodeOptions, transcode
-from tests.support.clips import write
+from tests.support.clips import without_packets, write
 from tools.clips import Recipe
 
 SMALL, LARGE = (96, 64), (160, 96)
@@ -142,6 +142,22 @@ def test_what_is_left_out_is_said_once(
         f"{OTHER_TRACKS}: 1 video, the first of them d.mkv",
     ]
     assert AUDIO in (tmp_path / "set/pack-report.json").read_text()
+
+
+@pytest.mark.parametrize("kind", ["mkv", "webm", "fragmented mp4", "live mkv"])
+def test_a_file_that_is_cut_off_is_packed_as_far_as_it_goes(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    whole, cut = tmp_path / f"in/whole.{kind[-4:].strip()}", tmp_path / f"in/cut.{kind[-4:].strip()}"
+    recipe = Recipe(frames=60, gop=10, codec="vp9" if kind == "webm" else "h264")
+    options = {"fragmented mp4": {"movflags": "frag_keyframe+empty_moov"}, "live mkv": {"live": "1"}}.get(kind, {})
+    without_packets(write(recipe, tmp_path / f"a.{recipe.container}"), whole, options=options)
+    data = whole.read_bytes()
+    cut.write_bytes(data[: data.rindex(b"mdat") + 4 if "mp4" in kind else len(data) * 3 // 5])
+    report = packed(tmp_path / "in", tmp_path / "set")
+    assert sorted(sv.Dataset.open(tmp_path / "set").clips.source) == sorted([cut.name, whole.name])
+    told = [(one.text, one.first) for one in report.notices]
+    # A live recording does not say where it ends.
+    assert told == ([] if kind == "live mkv" else [(CUT_OFF, cut.name)])
 
 
 def test_a_track_that_some_files_lack(sources: Path, tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""What of a video file is not packed: other tracks, and what lies behind its end where it is cut off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from streamvid.mp4.boxes import iter_file_boxes
+from streamvid.video.probe import VideoFile, video_streams
+from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
+
+_MEDIA: Final = (b"mdat", b"moof", b"moov")
+"""Boxes with pictures and tables of them: behind the last there may be anything."""
+_EBML: Final = 0x1A45DFA3
+_SEGMENT: Final = 0x18538067
+
+
+def left_out(source: VideoFile) -> tuple[str, ...]:
+    """What is not packed of a file: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: as of `streamvid.video.probe.video_stream`.
+    """
+    with source.open() as (container, _):
+        audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
+        name = container.format.name.split(",")[0]
+    return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * _is_cut_off(source.path, name)
+
+
+def _is_cut_off(path: Path, container: str) -> bool:
+    """Whether a file of FFmpeg's demuxer `container` is shorter than it says: Matroska and MP4 alone do."""
+    length = path.stat().st_size
+    with path.open("rb") as file:
+        if container == "mov":
+            return any(kind in _MEDIA and end > length for kind, _, end in iter_file_boxes(file, length))
+        return container == "matroska" and _matroska_end(file, length) > length
+
+
+def _matroska_end(file: BinaryIO, length: int) -> int:
+    """Where the Segment of a Matroska or WebM file ends (RFC 8794, 4 and 5; RFC 9559, 5.1); its length if it does not
+    say, as of live recordings."""
+    at = 0
+    for wanted in (_EBML, _SEGMENT):
+        file.seek(at)
+        head = file.read(12)
+        if int.from_bytes(head[:4], "big") != wanted or not head[4:5].strip(b"\0"):
+            return length
+        size_bytes = 9 - head[4].bit_length()  # the leading zeros of the first byte count those that follow
+        size = int.from_bytes(head[4 : 4 + size_bytes], "big") & ((1 << 7 * size_bytes) - 1)
+        if size == (1 << 7 * size_bytes) - 1:
+            return length
+        at += 4 + size_bytes + size
+    return at
