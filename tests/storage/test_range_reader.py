@@ -24,6 +24,7 @@ from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, join
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.range_reader import FileTooShort, RangeReader
 from tests.support.clock import Clock
+from tests.support.open_files import open_files
 
 SIZES = (5000, 512, 70_000)
 
@@ -123,13 +124,13 @@ def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     paths = [tmp_path / f"{n}.tar" for n in range(8)]
     for path in paths:
         path.write_bytes(path.name.encode())
-    before = len(os.listdir("/proc/self/fd"))
     reader = RangeReader()
     read = reader.read([ByteRange(str(path), 0, 5) for path in paths])
     assert [block.tobytes().decode() for block in read] == [path.name for path in paths]
-    assert len(os.listdir("/proc/self/fd")) == before + 3
+    names = {str(path) for path in paths}
+    assert len(open_files() & names) == 3
     del reader
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not open_files() & names
 
 
 SHORT = """
