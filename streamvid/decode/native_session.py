@@ -196,7 +196,7 @@ class NativeSession:
         # `bytes`, whose address ctypes gets in a tenth of the time that an array's takes.
         table = struct.pack(f"{3 * len(ranks)}q", *packets.sizes.tolist(), *job.rows.tolist(), *ranks)
         return NativeJob(
-            number, key.width, key.height, len(ranks), alone, job.exact, not job.timed,
+            number, key.width, key.height, job.target.window, len(ranks), alone, job.exact, not job.timed,
             packets.length_size, len(packets.header), packets.header, packets.data.ctypes.data, table,
         )  # fmt: skip
 

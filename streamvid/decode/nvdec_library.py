@@ -15,7 +15,7 @@ SLOTS: Final = 128
 """Most pictures that are staged before they are handed over: `SLOTS` in nvdec.c."""
 CODECS: Final = {"mpeg4": 2, "h264": 4, "hevc": 8, "vp8": 9, "vp9": 10, "av1": 11}
 """Values of `cudaVideoCodec`."""
-_VERSION: Final = 7
+_VERSION: Final = 8
 """The interface version that `nvdec_version` must return."""
 ERROR_BYTES: Final = 400
 """Bytes of an error message, at most."""
@@ -36,8 +36,8 @@ class Staging(ctypes.Structure):
         first, count: the staged pictures.
         pending: the last call ended before it was done.
         jobs, rows: for each picture the number of its job, and its row in the job's target.
-        places, columns, chroma_at: for each picture its device address, its pitch in samples, and the bytes from its
-            luma to its chroma.
+        places, columns, chroma_at: for each picture the device address at which it would begin, of which only its job's
+            window is there, its pitch in samples, and the bytes from its luma to its chroma.
     """
 
     _fields_ = (
@@ -65,8 +65,9 @@ class NativeJob(ctypes.Structure):
 
     _fields_ = (
         ("number", ctypes.c_int64), ("width", ctypes.c_int32), ("height", ctypes.c_int32),
-        ("packets", ctypes.c_int32), ("alone", ctypes.c_int32), ("lenient", ctypes.c_int32),
-        ("untimed", ctypes.c_int32), ("length_size", ctypes.c_int32), ("header_size", ctypes.c_int32),
+        ("window", ctypes.c_int32 * 4), ("packets", ctypes.c_int32), ("alone", ctypes.c_int32),
+        ("lenient", ctypes.c_int32), ("untimed", ctypes.c_int32), ("length_size", ctypes.c_int32),
+        ("header_size", ctypes.c_int32),
         ("header", ctypes.c_char_p), ("data", ctypes.c_void_p), ("table", ctypes.c_char_p),
     )  # fmt: skip
 

@@ -41,6 +41,7 @@ enum {
     GIVEN = 256,      /* most jobs that wait */
     MOST_SURFACES = 32, /* that are surely enough for the chip, if the stream itself does not need more */
     LOOK_NS = 200000, /* for which a thread looks at an event before it sleeps */
+    ALIGNED = 64,     /* bytes to multiples of which a copy's columns are extended */
 };
 
 #define FUNCTIONS(X)                                                                                 \
@@ -91,7 +92,7 @@ typedef struct {
     int32_t first, count; /* the pictures staged now */
     int32_t pending;      /* what was given last is not yet done: hand pictures over, and wait again */
     int64_t jobs[SLOTS];      /* number of the picture's job */
-    uint64_t places[SLOTS];   /* device address of the displayed area */
+    uint64_t places[SLOTS];   /* device address at which the displayed area would begin, of which a part is there */
     int64_t chroma_at[SLOTS]; /* bytes from there to its chroma */
     int32_t rows[SLOTS];      /* from `nvdec_job.rows` */
     int32_t columns[SLOTS];   /* pitch in samples */
@@ -107,9 +108,15 @@ typedef struct {
     nvdec_staging *staging;
 } nvdec_options;
 
+/* The part of the displayed area that is read: lines and columns of luma, of which the first are even. */
+typedef struct {
+    int32_t top, bottom, left, right;
+} nvdec_window;
+
 typedef struct {
     int64_t number;        /* rises from job to job */
     int32_t width, height; /* of the displayed area */
+    nvdec_window window;
     int32_t packets;
     int32_t alone;               /* the decoder is drained first */
     int32_t lenient;             /* only wanted pictures have to come out; the decoder has no other job */
@@ -126,6 +133,7 @@ typedef struct {
 typedef struct {
     uint64_t number; /* rank in display order over all jobs, from 1 */
     int64_t job;
+    nvdec_window window;
     int32_t row, done;
 } picture;
 
@@ -193,7 +201,7 @@ static int check(nvdec_session *s, const char *name, CUresult result) {
 
 /* Version of this interface: the caller refuses a module of another version. */
 API int nvdec_version(void) {
-    return 7;
+    return 8;
 }
 
 /* Open the driver's libraries, once per process. NULL, or an error message. */
@@ -397,16 +405,20 @@ static int wait_for_copy(nvdec_session *s) {
     return CALL(s, cuEventSynchronize, s->copied);
 }
 
-/* Copy a picture to the next slot: all coded lines, but only the displayed columns, because one copy of both planes
- * costs less than two copies with fewer lines. Then wait for the copy, before the picture is unmapped: the driver does
- * not decode the next picture into this memory in the order of the stream, as a busy GPU has shown. Pictures also came
- * out wrong when several stayed mapped while others were decoded. */
+/* Copy the window of a picture to the next slot: its columns from its first line of luma to its last of chroma, because
+ * one copy of both planes costs less than two copies with fewer lines. Then wait for the copy, before the picture is
+ * unmapped: the driver does not decode the next picture into this memory in the order of the stream, as a busy GPU has
+ * shown. Pictures also came out wrong when several stayed mapped while others were decoded. */
 static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const picture *wanted) {
     nvdec_staging *staging = s->options.staging;
     if (!wait_for_slots(s, staging->slots - 1)) return 0;
     int32_t n = (int32_t)(s->staged % staging->slots);
-    size_t sample = s->options.bit_depth > 8 ? 2 : 1, columns = (size_t)even(s->width), line = columns * sample,
-           lines = (size_t)even((int)s->format.coded_height), top = (size_t)s->format.display_area.top;
+    const nvdec_window *window = &wanted->window;
+    size_t sample = s->options.bit_depth > 8 ? 2 : 1, left = (size_t)window->left * sample / ALIGNED * ALIGNED,
+           right = ((size_t)window->right * sample + ALIGNED - 1) / ALIGNED * ALIGNED,
+           whole = (size_t)even(s->width) * sample, line = (right < whole ? right : whole) - left,
+           lines = (size_t)even((int)s->format.coded_height), top = (size_t)s->format.display_area.top,
+           first = top + (size_t)window->top, end = lines + (top + (size_t)even(window->bottom)) / 2;
     CUdeviceptr place = s->memory + s->slot * (size_t)n;
     CUVIDPROCPARAMS how = {
         .progressive_frame = shown->progressive_frame,
@@ -421,13 +433,14 @@ static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const pictur
     CUDA_MEMCPY2D planes = {
         .srcMemoryType = CU_MEMORYTYPE_DEVICE,
         .srcDevice = mapped,
-        .srcXInBytes = (size_t)s->format.display_area.left * sample,
+        .srcXInBytes = (size_t)s->format.display_area.left * sample + left,
+        .srcY = first,
         .srcPitch = pitch,
         .dstMemoryType = CU_MEMORYTYPE_DEVICE,
         .dstDevice = place,
         .dstPitch = line,
         .WidthInBytes = line,
-        .Height = lines * 3 / 2,
+        .Height = end - first,
     };
     int copied = CALL(s, cuMemcpy2DAsync, &planes, s->options.stream) &&
                  (s->copied || CALL(s, cuEventCreate, &s->copied, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) &&
@@ -435,9 +448,9 @@ static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const pictur
     if (!CALL(s, cuvidUnmapVideoFrame, s->decoder, mapped) || !copied) return 0;
     staging->jobs[n] = wanted->job;
     staging->rows[n] = wanted->row;
-    staging->places[n] = place + top * line;
+    staging->places[n] = place - (size_t)window->top * line - left;
     staging->chroma_at[n] = (int64_t)((lines - top + top / 2) * line);
-    staging->columns[n] = (int32_t)columns;
+    staging->columns[n] = (int32_t)(line / sample);
     pthread_mutex_lock(&s->lock);
     if (2 * (++s->staged - s->taken) > staging->slots) pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
@@ -548,7 +561,7 @@ static int feed(nvdec_session *s, const nvdec_job *job) {
         if (number - s->oldest >= WAITING) return fail(s, NVDEC_PICTURES, "pictures do not come out of the decoder");
         int32_t row = (int32_t)rows[n];
         int done = row == NOT_SHOWN || (row == NOT_WANTED && job->lenient);
-        s->waiting[number % WAITING] = (picture){number, job->number, row, done};
+        s->waiting[number % WAITING] = (picture){number, job->number, job->window, row, done};
         s->inside = 1;
         __atomic_store_n(&s->options.staging->packets, (int64_t)++s->fed, __ATOMIC_RELAXED);
         settle(s);

@@ -18,6 +18,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.packets import Packets
+from streamvid.color.surfaces import Window
 from streamvid.decode import nvdec_library
 from streamvid.decode.decode_job import NOT_SHOWN, NOT_WANTED, GopJob, JobGroup, SessionKey
 from streamvid.decode.native_session import NativeSession, largest
@@ -64,14 +65,16 @@ class Coded:
 def job(
     first_seed: int, *, coded: Coded | None = None, order: Sequence[int] = IPBB, wanted: Sequence[int] | None = None,
     broken: int = -1, dpb_frames: int = 0, codec: str = "h264", hidden: Sequence[int] = (),
+    window: Window | None = None,
 ) -> GopJob:  # fmt: skip
     """Pictures whose seeds count up in display order from the first, which is also the row of the first."""
     coded = coded or Coded()
     ranks = range(len(order)) if wanted is None else wanted
     encoded: Any = SimpleNamespace(name=f"clip-{first_seed}")
+    target: Any = SimpleNamespace(window=window or Window(0, coded.height, 0, coded.width))
     return GopJob(
         encoded=encoded,
-        target=None,  # type: ignore[arg-type]
+        target=target,
         packets=Packets.of(
             [
                 coded.packet(
@@ -109,7 +112,8 @@ class Lane:
         self._driver = driver
         self._taken: list[tuple[int, int, list[npt.NDArray[np.uint8]]]] = []
         self.launches: list[int] = []
-        self._sizes: dict[int, tuple[int, int]] = {}
+        self._windows: dict[int, Window] = {}
+        self.pitches: dict[int, int] = {}
         self.session = NativeSession(
             driver.library, device_id=0, key=key, stream=0, slots=slots, ahead=ahead, take=self.take,
             launch=self.launch, **options,
@@ -121,12 +125,14 @@ class Lane:
 
     def _take_one(self, number: int, row: int, surface: int, pitch: int, chroma_at: int) -> None:
         kind = np.uint16 if self.session.key.bit_depth > 8 else np.uint8
-        width, lines = (-(-side // 2) * 2 for side in self._sizes[number])
-        strides = pitch * np.dtype(kind).itemsize, np.dtype(kind).itemsize
+        top, bottom, left, right = (-(-side // 2) * 2 for side in self._windows[number])
+        width, strides = right - left, (pitch * np.dtype(kind).itemsize, np.dtype(kind).itemsize)
+        self.pitches[number] = pitch
         planes = []
-        for at, count in ((surface, lines), (surface + chroma_at, lines // 2)):
+        for at, first, end in ((surface, top, bottom), (surface + chroma_at, top // 2, bottom // 2)):
+            count = end - first
             memory = np.zeros(strides[0] * (count - 1) + width * strides[1], np.uint8)
-            self._driver.copy(memory, at)
+            self._driver.copy(memory, at + first * strides[0] + left * strides[1])
             planes.append(as_strided(memory.view(kind), (count, width), strides))
         if not self._late:
             self._driver.synchronize()
@@ -140,11 +146,11 @@ class Lane:
         self.launches.append(len(self._taken))
 
     def decode(self, number: int, one: GopJob) -> None:
-        self._sizes[number] = one.key.width, one.key.height
+        self._windows[number] = one.target.window
         self.session.decode(number, [one])
 
     def decode_all(self, jobs: Sequence[GopJob]) -> None:
-        self._sizes |= {number: (one.key.width, one.key.height) for number, one in enumerate(jobs, 1)}
+        self._windows |= {number: one.target.window for number, one in enumerate(jobs, 1)}
         self.session.decode(1, jobs)
         self.session.flush()
 
@@ -215,6 +221,32 @@ def test_what_is_not_shown_is_left_out(driver: StandIn, coded: Coded) -> None:
     lane.decode(1, job(7, coded=coded, codec="hevc"))
     for _, row, picture in lane.finish():
         np.testing.assert_array_equal(picture, coded.picture(row))
+
+
+@pytest.mark.parametrize(
+    ("coded", "pitches"),
+    [
+        (Coded(width=318, height=46, coded_width=320, left=2, top=2), [318, 64, 192, 126, 64, 62]),
+        (Coded(width=317, height=47, coded_width=320), [318, 64, 192, 126, 64, 62]),
+        (Coded(width=318, height=46, coded_width=320, depth=10), [318, 64, 128, 126, 32, 30]),
+    ],
+)
+def test_of_each_picture_the_window_of_its_job_is_copied(driver: StandIn, coded: Coded, pitches: Sequence[int]) -> None:
+    high, wide = coded.height, coded.width
+    windows = [
+        Window(0, high, 0, wide), Window(0, high, 64, 128), Window(8, 30, 62, 130), Window(6, high, 200, wide),
+        Window(0, 2, 0, 2), Window(44, high, 316, wide),
+    ]  # fmt: skip
+    lane = Lane(driver, SessionKey("hevc", wide, high, coded.depth, ""))
+    lane.decode_all([job(100 * n, coded=coded, codec="hevc", window=one) for n, one in enumerate(windows)])
+    shown = lane.finish()
+    assert len(shown) == 8 * len(windows)
+    assert list(lane.pitches.values()) == pitches
+    for number, row, picture in shown:
+        top, bottom, left, right = windows[number - 1]
+        whole = coded.picture(row)[:, left : right + right % 2]
+        lines = [*range(top, bottom + bottom % 2), *(high + high % 2 + n // 2 for n in range(top, bottom, 2))]
+        np.testing.assert_array_equal(picture, whole[lines])
 
 
 def test_a_session_is_set_to_other_sizes_and_opened_anew_for_larger_ones_alone(driver: StandIn) -> None:
@@ -525,7 +557,7 @@ def test_a_module_of_another_version_or_none_is_not_used(
     source = (
         (SOURCES / "nvdec.c")
         .read_text()
-        .replace("return 7;\n}\n\n/* Open the driver", "return 0;\n}\n\n/* Open the driver")
+        .replace("return 8;\n}\n\n/* Open the driver", "return 0;\n}\n\n/* Open the driver")
     )
     (tmp_path / "old.c").write_text(source)
     old = compile_c([tmp_path / "old.c"], tmp_path / "nvdec.so", "-shared", "-fPIC", f"-I{SOURCES}")

@@ -14,6 +14,7 @@ import torch
 
 from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.packets import Packets
+from streamvid.color.surfaces import Window
 from streamvid.decode.cuda_calls import CudaCalls
 from streamvid.decode.decode_job import SessionKey
 from streamvid.decode.native_session import NativeSession, largest
@@ -103,7 +104,7 @@ class Lane:
             encoded=SimpleNamespace(name=f"clip-{number}"), packets=Packets.of([bytes(one) for one in packets]),
             display_order=(order := np.array([int(packet.pts or 0) for packet in packets])), starts_with_idr=True,
             alone=False, exact=False, timed=True, rows=np.where(order < FRAMES, order, -1).astype(np.int32),
-            dpb_frames=0, key=key,
+            dpb_frames=0, key=key, target=SimpleNamespace(window=Window(0, key.height, 0, key.width)),
         )  # fmt: skip
         with torch.cuda.device(0):
             self.session.decode(number, [job])

@@ -251,8 +251,9 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) {
     MAY_FAIL(1);
     if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE || copy->dstMemoryType != CU_MEMORYTYPE_DEVICE) return INVALID_VALUE;
     enqueue((queued_copy){(unsigned char *)(uintptr_t)copy->dstDevice,
-                          (const unsigned char *)(uintptr_t)copy->srcDevice + copy->srcXInBytes, copy->dstPitch,
-                          copy->srcPitch, copy->WidthInBytes, copy->Height});
+                          (const unsigned char *)(uintptr_t)copy->srcDevice + copy->srcY * copy->srcPitch +
+                              copy->srcXInBytes,
+                          copy->dstPitch, copy->srcPitch, copy->WidthInBytes, copy->Height});
     return 0;
 }
 

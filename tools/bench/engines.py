@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
 
+from streamvid.color.surfaces import Window
 from streamvid.decode.cuda_calls import CudaCalls
 from streamvid.decode.decode_job import NOT_WANTED, GopJob, split_at_idr
 from streamvid.decode.native_session import NativeSession, largest
@@ -75,6 +77,6 @@ class Engines:
 
 
 def _jobs(work: Sequence[EncodedSlice]) -> list[GopJob]:
-    nowhere: Any = None
+    nowhere: Any = SimpleNamespace(window=Window(0, 0, 0, 0))
     jobs = split_at_idr(work, [nowhere] * len(work))
     return [replace(job, rows=np.full(len(job.rows), NOT_WANTED, dtype=np.int32)) for job in jobs]
