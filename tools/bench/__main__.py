@@ -1,7 +1,7 @@
 """The benchmarks of a GPU in one run, and their tables in docs/performance.md.
 
     python -m tools.bench.make_clips DIR                                # before, anywhere
-    python -m tools.bench --json FILE [--clips DIR] [--only NAME …] [--seconds N]     # on a GPU: nine minutes
+    python -m tools.bench --json FILE [--clips DIR] [--only NAME …] [--seconds N]     # on a GPU: twelve minutes
     python -m tools.bench --tables FILE … [--into docs/performance.md]
 
 The first runs one after the other and writes what each has found, and the machine, as soon as it is known. The second
@@ -26,7 +26,7 @@ from typing import Any, Final
 from tools.bench.report import machine, markdown
 
 PROGRAMS: Final = {
-    "decode": ("--seconds", "240"),
+    "decode": ("--seconds", "400"),
     "train_step": ("--quick",),
     "images": ("--rounds", "1"),
     "random_access": (

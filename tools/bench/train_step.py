@@ -18,6 +18,7 @@ had in pieces.
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
 import tempfile
@@ -272,7 +273,15 @@ def measure(
     engines, ring = Engines(native_library(), slices[0][0]), cycle(slices)
     synthetic: Iterator[None] = iter(lambda: None, 0)
     for name, graph in wanted:
-        step = Step(name, graph=graph)
+        # What a step before leaves in cycles, as graphs do, is much of a GPU's memory.
+        gc.collect()
+        torch.cuda.empty_cache()
+        try:
+            step = Step(name, graph=graph)
+        except torch.OutOfMemoryError:
+            torch.set_default_device(None)
+            lines.append(f"{name}, {kind}, {'graph' if graph else 'eager'}: the GPU has too little memory")
+            continue
         step.passes = ceil(alone / MOST_OF_STEP / seconds_of(step, synthetic, 4))
         times: list[dict[str, float]] = []
         for _ in range(size.rounds):
