@@ -46,9 +46,10 @@ def vop_classifier(headers: bytes) -> Classifier:
 
     def classify(packet: memoryview) -> PacketKind:
         data = bytes(packet)
-        with suppress(ValueError):
-            clock.read_headers(data)
         at = data.find(_VOP_START_CODE)
+        if at:  # most packets have no headers
+            with suppress(ValueError):
+                clock.read_headers(data)
         knows_all, tells = known.take(_sections(data[: max(at, 0)]))
         if at < 0 or at + 4 >= len(data):
             return PacketKind()
@@ -57,7 +58,7 @@ def vop_classifier(headers: bytes) -> Classifier:
             random_access=coded and coding_type == _I_VOP and knows_all,
             disposable=coding_type == _B_VOP and not tells,
             hidden=not coded,
-            broken=data.find(_VOP_START_CODE, at + 4) >= 0,
+            broken=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
         )
 
     return classify

@@ -224,6 +224,8 @@ class KnownSets:
         """
         kinds = self._syntax.parameter_sets
         own = dict(self._named(bytes(unit)) for unit in units if self._syntax.unit_type(unit[0]) in kinds)
+        if not own:
+            return not self.changed, False
         same, before = self.changed.keys() <= own.keys(), {**self._stated, **self.changed}
         for name, unit in own.items():
             self.changed.pop(name, None)

@@ -1,6 +1,6 @@
 """How busy the host keeps NVDEC's engines, on a machine without a GPU.
 
-    python -m tools.bench.feeding [--quick] [--json FILE] [--clips DIR] [--ms 0.72]
+    python -m tools.bench.feeding [--quick] [--json FILE] [--clips DIR] [--ms 0.72] [--kind "H.264 720p"]
 
 The native module, the decode queue, the renderer and the loader are the real ones. Behind them is `paced_nvdec.c`:
 seven engines that take a fixed time for each picture, decoding nothing. Calls of CUDA only let go of the GIL; launching
@@ -38,6 +38,7 @@ from tools.bench.engines import ENGINES
 from tools.bench.host_times import HostTimes
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.bench.stream import TRANSFORM, make_dataset
+from tools.clips import Recipe
 
 BAR: Final = 0.95
 BATCHES: Final = (16, 64, 256)
@@ -46,7 +47,6 @@ CLIPS: Final = 1280
 FRAMES: Final = 16
 LAUNCH: Final = 80e-6
 LOOP: Final = 3e-3
-_KIND: Final = "H.264 720p"
 _ENDLESS: Final = 100_000
 
 
@@ -63,9 +63,10 @@ class Paced:
     Args:
         folder: for what is compiled.
         seconds: of an engine for a picture.
+        recipe: of the clips.
     """
 
-    def __init__(self, folder: Path, seconds: float) -> None:
+    def __init__(self, folder: Path, seconds: float, recipe: Recipe) -> None:
         from tests.support.nvdec_driver import SOURCES, compile_c
 
         source = Path(__file__).with_name("paced_nvdec.c")
@@ -73,7 +74,6 @@ class Paced:
         module = compile_c([SOURCES / "nvdec.c"], folder / "nvdec.so", "-shared", "-fPIC", "-fvisibility=hidden")
         self.library, self.seconds = NvdecLibrary(module, str(driver), str(driver)), seconds
         self._calls = ctypes.CDLL(str(driver))
-        recipe = FORMATS[_KIND]
         self._calls.paced_set(ENGINES, ctypes.c_int64(round(1e9 * seconds)), recipe.width, recipe.height)
 
     def reset(self) -> None:
@@ -177,13 +177,14 @@ def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--clips", type=Path, metavar="DIR", help="keep the clips there, and take those that are there")
     parser.add_argument("--ms", type=float, default=0.72, help="of an engine for a picture; 0.72: H.264 720p, H200")
+    parser.add_argument("--kind", choices=[kind for kind in FORMATS if "sizes" not in kind], default="H.264 720p")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        case = Case(_KIND, 15, 1, 16, loop=True)
+        case = Case(options.kind, 15, 1, 16, loop=True)
         make_clips([case], options.clips or work)
         dataset = make_dataset(work, "set", [clip_path(case, options.clips or work)], LOOP_CLIPS)
-        paced = Paced(work, options.ms / 1000)
+        paced = Paced(work, options.ms / 1000, FORMATS[options.kind])
         with in_place(paced):
             found = list(rows(paced, dataset, CLIPS // 4 if options.quick else CLIPS))
     checks = [Check.at_least(f"busy, {row['way']}, batch {row['batch']}", float(row["busy"]), BAR) for row in found]

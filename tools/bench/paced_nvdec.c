@@ -3,7 +3,7 @@
  *
  * As on an H200: decoding is queued, some pictures at a time for each decoder; mapping a picture waits until it is
  * decoded; a decoder keeps the engine that it was opened on; the parser hands pictures out in the order of their times,
- * and holds some back. A copy that is waited for takes COPY_NS.
+ * and holds some back. A copy takes COPY_NS.
  */
 #include <pthread.h>
 #include <stdint.h>
@@ -93,11 +93,14 @@ CUresult cuStreamSynchronize(CUstream stream) { return (void)stream, 0; }
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t bytes) { return *address = (uintptr_t)nothing, (int)(bytes * 0); }
 CUresult cuMemFree_v2(CUdeviceptr address) { return (int)(address * 0); }
 CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) { return (void)copy, (void)stream, 0; }
-CUresult cuEventCreate(CUevent *made, unsigned flags) { return *made = (CUevent)(void *)nothing, (int)flags * 0; }
-CUresult cuEventRecord(CUevent event, CUstream stream) { return (void)event, (void)stream, 0; }
-CUresult cuEventQuery(CUevent event) { return event ? 600 : 0; }
-CUresult cuEventSynchronize(CUevent event) { return sleep_until(now() + COPY_NS), event == NULL; }
-CUresult cuEventDestroy_v2(CUevent event) { return (void)event, 0; }
+/* An event is the time at which the copy before it is done. */
+CUresult cuEventCreate(CUevent *made, unsigned flags) { return *made = calloc(1, sizeof(int64_t)), (int)flags * 0; }
+CUresult cuEventRecord(CUevent event, CUstream stream) {
+    return (void)stream, *(int64_t *)(void *)event = now() + COPY_NS, 0;
+}
+CUresult cuEventQuery(CUevent event) { return now() < *(int64_t *)(void *)event ? 600 : 0; }
+CUresult cuEventSynchronize(CUevent event) { return sleep_until(*(int64_t *)(void *)event), 0; }
+CUresult cuEventDestroy_v2(CUevent event) { return free(event), 0; }
 
 /* ---- libnvcuvid ---- */
 
