@@ -9,7 +9,7 @@ Batches of windows of 16 frames at random places, full-size RGB, same packets, s
   native module;
 - decoder: `GpuDecoder`, batch after batch, as the loader runs it;
 - stock: `fn.decoders.video`, one stream per sample;
-- loop: seconds beyond the decoder's that a `StreamLoader` takes, whose loop sums each batch;
+- loop: seconds beyond the decoder's that a `StreamLoader` takes, whose loop sums each batch, or does nothing;
 - 132 sizes: random batches of clips of 132 sizes, against batches of one size.
 
 Of every row, frames are compared, bit for bit, with FFmpeg's of the same packets, or stock DALI's. Memory is how much
@@ -116,7 +116,8 @@ def table(found: Sequence[Mapping[str, Any]]) -> list[Row]:
         limits = [f"{row[name]:,.0f}" if row[name] else "" for name in ("pynv", "native")]
         if "one_size" in row:
             limits = ["one size:", f"{row['one_size']:,.0f}"]
-        loop = f"{100 * row['loop_s'] / row['decoding_s'] - 100:+.1f}" if "loop_s" in row else ""
+        loops = [row[name] / row["decoding_s"] for name in ("loop_s", "idle_loop_s") if name in row]
+        loop = ", ".join(f"{100 * one - 100:+.1f}" for one in loops)
         rows.append(
             {
                 **about, "PyNv/s": limits[0], "native/s": limits[1], "decoder/s": row["decoded"],

@@ -187,7 +187,7 @@ class Bench:
         return self._limits[key]
 
     def _loop(self, case: Case, decoder: GpuDecoder) -> dict[str, Any]:
-        """Seconds of a batch of a loop that sums each, and of decoding the same packets."""
+        """Seconds of a batch of a loop that sums each, of one that does nothing, and of decoding the same packets."""
         if case.kind not in self._datasets:
             source = clip_path(replace(case, loop=True), self._clips)
             name = case.kind.replace(" ", "-")
@@ -200,13 +200,15 @@ class Bench:
             batches = epoch_slices(loader.dataset, sampling, case.batch, 0)
             first = list(next(iter(loader))["video"][:COMPARED])
             same = self._same(first, batches[0])
-            loops, decodings = [], []
-            for epoch in (1, 2):
+            found: dict[str, list[float]] = {"loop_s": [], "idle_loop_s": [], "decoding_s": []}
+            for epoch in (1, 2, 3):
                 batches = epoch_slices(loader.dataset, sampling, case.batch, epoch)
                 loader.set_epoch(epoch)
-                loops.append(_seconds_each(batch["video"].sum() for batch in loader))
-                decodings.append(_seconds_each(_decoded(decoder, batches)))
-        return {"loop_s": statistics.median(loops), "decoding_s": statistics.median(decodings), "loop_same": same}
+                found["loop_s"].append(_seconds_each(batch["video"].sum() for batch in loader))
+                loader.set_epoch(epoch)
+                found["idle_loop_s"].append(_seconds_each(iter(loader)))
+                found["decoding_s"].append(_seconds_each(_decoded(decoder, batches)))
+        return {"loop_same": same, **{name: statistics.median(some) for name, some in found.items()}}
 
     def _stock(self, work: Batch, decoder: GpuDecoder) -> dict[str, Any]:
         """Pictures a second of `fn.decoders.video` with one stream per sample, and whether its frames are ours."""
