@@ -314,17 +314,16 @@ def split_at_idr(
 def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, *, native: bool) -> list[GopJob]:
     syntax, starts = NAL_SYNTAX.get(encoded.codec), {0, *encoded.starts.tolist()}
     hidden: set[int] = set()
-    silent: set[int] = set()
     untimed: set[int] = set()
     try:
         if syntax is None:
             header, packets = stream_header(encoded.codec, encoded.stsd), Packets.checked(encoded.data, encoded.sizes)
-            kind_of = classifier(encoded.codec, encoded.stsd)
-            kinds = [kind_of(memoryview(packet)) for packet in packets]
-            hidden = {n for n, kind in enumerate(kinds) if kind.hidden}
-            # For a VOP that is not coded, NVDEC outputs the previous picture again.
-            silent = set() if encoded.codec == "mpeg4" else hidden
-            untimed = silent | {n for n, kind in enumerate(kinds) if kind.superframe or kind.show_existing}
+            # MPEG-4 has none: for a VOP that is not coded, NVDEC outputs the picture before it again.
+            if encoded.codec != "mpeg4":
+                kind_of = classifier(encoded.codec, encoded.stsd)
+                kinds = [kind_of(memoryview(packet)) for packet in packets]
+                hidden = {n for n, kind in enumerate(kinds) if kind.hidden}
+                untimed = hidden | {n for n, kind in enumerate(kinds) if kind.superframe or kind.show_existing}
         else:
             settings = parameter_sets(encoded.codec, encoded.stsd)
             header = settings.annex_b
@@ -334,12 +333,12 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     # Lists, and not NumPy's searches, which let go of the GIL and may take milliseconds to get it back.
     ranks, row_of = encoded.display_order.tolist(), {rank: row for row, rank in enumerate(encoded.frames.tolist())}
-    found = [NOT_WANTED if n in hidden else row_of.get(rank, NOT_WANTED) for n, rank in enumerate(ranks)]
-    if missing := len(row_of) - len({*found} - {NOT_WANTED}):
+    found = [NOT_SHOWN if n in hidden else row_of.get(rank, NOT_WANTED) for n, rank in enumerate(ranks)]
+    if missing := len(row_of) - len({*found} - {NOT_WANTED, NOT_SHOWN}):
         raise VideoError(
             f"clip {encoded.name} has no packet for {missing} of its frames: check it with `streamvid verify`"
         )
-    rows = np.array([NOT_SHOWN if n in silent else row for n, row in enumerate(found)], dtype=np.int32)
+    rows = np.array(found, dtype=np.int32)
     # No cut at a CRA picture: its leading pictures may refer to frames before it.
     idr = {n for n in starts if syntax is None or syntax.is_idr(firsts[n])}
     cuts = sorted({0} | idr)
