@@ -243,7 +243,7 @@ class Manifest:
             manifest = cls(
                 name=_checked(document, "name", str),
                 seconds=_seconds(document.get("seconds")),
-                classes=_classes(document.get("classes")),
+                classes=None if document.get("classes") is None else _texts(document["classes"], "classes"),
                 shards=tuple(_shard(entry) for entry in _checked(document, "shards", list)),
                 revision=_count(document, "revision") if "revision" in document else 0,
                 roots=_texts(document.get("roots", []), "roots"),
@@ -295,10 +295,6 @@ def _seconds(value: object) -> float:
 
 
 _MAX_SECONDS: Final = 1e18
-
-
-def _classes(value: object) -> tuple[str, ...] | None:
-    return None if value is None else _texts(value, "classes")
 
 
 def _texts(value: object, field: str) -> tuple[str, ...]:

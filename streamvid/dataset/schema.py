@@ -8,9 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 EXTENSIONS: Final = ("mp4", "json")
-"""A clip's files, in tar order."""
-KINDS: Final = EXTENSIONS
-"""The same files in column names: ``mp4_offset`` …"""
+"""A clip's files, in tar order; their columns have the same names: ``mp4_offset`` …"""
 BLOCK: Final = 512
 """Bytes of a tar header; a file's data take whole blocks."""
 
@@ -22,7 +20,7 @@ FIELD_PREFIX: Final = "meta_"
 
 _TEXT_COLUMNS: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
 _INT32_COLUMNS: Final = ("width", "height", "rotation", "time_base_num", "time_base_den")
-_FILE_COLUMNS: Final = [f"{kind}_{what}" for kind in KINDS for what in ("offset", "size")]
+_FILE_COLUMNS: Final = [f"{kind}_{what}" for kind in EXTENSIONS for what in ("offset", "size")]
 
 SCHEMA: Final = pa.schema(
     [
@@ -72,9 +70,6 @@ def idx_text(rows: Sequence[Mapping[str, object]]) -> str:
     """
     lines = [f"v1.2 {len(rows)}"]
     for row in rows:
-        files = [
-            f"{extension} {row[f'{kind}_offset']} {row[f'{kind}_size']} {row['key']}.{extension}"
-            for extension, kind in zip(EXTENSIONS, KINDS, strict=True)
-        ]
+        files = [f"{kind} {row[f'{kind}_offset']} {row[f'{kind}_size']} {row['key']}.{kind}" for kind in EXTENSIONS]
         lines.append(" ".join(files))
     return "\n".join(lines) + "\n"

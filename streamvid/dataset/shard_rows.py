@@ -19,8 +19,8 @@ from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns, from_parquet
 from streamvid.dataset.schema import (
     BLOCK,
+    EXTENSIONS,
     FIELD_PREFIX,
-    KINDS,
     NUMBERS,
     PLACE_NUMBERS,
     PLACE_SCHEMA,
@@ -314,7 +314,7 @@ def _check_numbers(
     }
     if entries[0].has_tar:
         tar_size = np.array([entry.bytes for entry in entries], dtype=np.int64)[shard]
-        for name in KINDS:
+        for name in EXTENSIONS:
             offset = numbers[f"{name}_offset"]
             placed[f"its {name} does not lie within the tar"] = (offset >= BLOCK) & _within(
                 offset, numbers[f"{name}_size"], tar_size

@@ -27,10 +27,10 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
@@ -58,10 +58,8 @@ _LARGE: Final = 256 << 20
 _OURS: Final = re.compile(r"[0-9a-f]{64}\.rows")
 
 
-class Build(Protocol):
-    """Writes the content, a multiple of 8 bytes, to the file at a path; may give its checksum, if that is at hand."""
-
-    def __call__(self, path: str, /) -> Checksum | None: ...
+Build = Callable[[str], "Checksum | None"]
+"""Writes the content, a multiple of 8 bytes, to the file at a path; may give its checksum, if that is at hand."""
 
 
 def open_or_build(key: str, build: Build, otherwise: Build | None = None) -> pa.Buffer:

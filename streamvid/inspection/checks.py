@@ -28,7 +28,7 @@ from streamvid.dataset.frame_indexes import parse_index
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.roots import Bounds
-from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, KINDS, idx_text
+from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, idx_text
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.decode.damage import find_damage
 from streamvid.errors import ClipError, DatasetError
@@ -70,7 +70,11 @@ def check_idx(data: bytes, clips: ClipTable) -> Iterator[Finding]:
     present = np.flatnonzero(clips.mp4_size).tolist()
     rows = [
         {"key": clips.key[i]}
-        | {f"{kind}_{what}": int(getattr(clips, f"{kind}_{what}")[i]) for kind in KINDS for what in ("offset", "size")}
+        | {
+            f"{kind}_{what}": int(getattr(clips, f"{kind}_{what}")[i])
+            for kind in EXTENSIONS
+            for what in ("offset", "size")
+        }
         for i in present
     ]
     there = data.decode("utf-8", "replace").splitlines()
@@ -110,14 +114,14 @@ def check_tar(path: Path, clips: ClipTable) -> Iterator[Finding]:
         yield f"the tar holds {count} files instead of {len(wanted)}", None
     for number, (found, right) in enumerate(zip(there, wanted, strict=False)):
         if found != right:
-            yield f"the tar has {_member(*found)} where {_member(*right)} should be", present[number // len(KINDS)]
+            yield f"the tar has {_member(*found)} where {_member(*right)} should be", present[number // len(EXTENSIONS)]
 
 
 def _places(clips: ClipTable, row: int) -> dict[str, tuple[int, int]]:
     """Offset and size in the tar for each file of a clip, by extension."""
     return {
-        extension: (int(getattr(clips, f"{kind}_offset")[row]), int(getattr(clips, f"{kind}_size")[row]))
-        for extension, kind in zip(EXTENSIONS, KINDS, strict=True)
+        kind: (int(getattr(clips, f"{kind}_offset")[row]), int(getattr(clips, f"{kind}_size")[row]))
+        for kind in EXTENSIONS
     }
 
 
@@ -189,8 +193,8 @@ def check_index(stored: bytes, clips: ClipTable, row: int) -> tuple[FrameIndex |
 
 def check_headers(read: Read, clips: ClipTable, row: int) -> Iterator[str]:
     """Compare the tar headers of one clip's files with its row, as `check_tar` does for all clips."""
-    for kind, (extension, (offset, size)) in zip(KINDS, _places(clips, row).items(), strict=True):
-        name = f"{clips.key[row]}.{extension}"
+    for kind, (offset, size) in _places(clips, row).items():
+        name = f"{clips.key[row]}.{kind}"
         header = read(offset - BLOCK, BLOCK)
         if header[257:265] != _USTAR_MAGIC:
             yield f"no USTAR header is in the tar before its {kind}"
@@ -211,7 +215,7 @@ def check_clip(
     """Compare one clip's files with its row; `index` is its frame index, None if damaged, and `sha256` that of the mp4
     in the Parquet file."""
     files: dict[str, bytes] = {}
-    for kind, (offset, size) in zip(KINDS, _places(clips, row).values(), strict=True):
+    for kind, (offset, size) in _places(clips, row).items():
         files[kind] = read(offset, size)
         if len(files[kind]) != size:
             yield f"its {kind} lies beyond the end of the tar"

@@ -21,7 +21,7 @@ from streamvid.dataset.consolidated import read_rows, write_rows
 from streamvid.dataset.manifest import Manifest, ShardEntry
 from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
-from streamvid.dataset.schema import BLOCK, KINDS
+from streamvid.dataset.schema import BLOCK, EXTENSIONS
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
 from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import DatasetError, InputError
@@ -318,8 +318,8 @@ def _reader(task: ShardTask, files: dict[str, Path], clips: ClipTable, row: int)
     if "tar" in files:
         return partial(_read_local, files["tar"])
     url = join(task.path, task.entry.file("tar"))
-    starts = [int(getattr(clips, f"{kind}_offset")[row]) - BLOCK for kind in KINDS]
-    sizes = [int(getattr(clips, f"{kind}_size")[row]) + BLOCK for kind in KINDS]
+    starts = [int(getattr(clips, f"{kind}_offset")[row]) - BLOCK for kind in EXTENSIONS]
+    sizes = [int(getattr(clips, f"{kind}_size")[row]) + BLOCK for kind in EXTENSIONS]
     blocks = read_ranges([(url, start, start + size) for start, size in zip(starts, sizes, strict=True)], retry=Retry())
 
     def read(start: int, size: int) -> bytes:
