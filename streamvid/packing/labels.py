@@ -216,7 +216,7 @@ def match_videos(sources: Sequence[SourceVideo], column: str, cells: Sequence[st
     find = _Finder(sources, posixpath.dirname(path))
     matched = np.full(len(cells), -1)
     for row, cell in enumerate(cells):
-        found = find.by_key(cell) if column == "key" else find.by_path(cell)
+        found = find.called("key", cell) if column == "key" else find.by_path(cell)
         if len(found) > 1:
             names = " and ".join(sources[i].name for i in found[:2])
             raise InputError(f"{cell[:200]!r} in {shown} may be {names}: write the path below the packed folder")
@@ -234,21 +234,18 @@ class _Finder:
         self._folder = folder
         self._tables: dict[str, dict[str, int | list[int]]] = {}
 
-    def by_key(self, key: str) -> list[int]:
-        """The source with that key."""
-        return self._called("key", key)
-
     def by_path(self, path: str) -> list[int]:
         """The sources that a path means, by the most exact interpretation that any of them matches."""
         # A relative path may be relative to the packed folder, to the working directory, or to the list's folder.
         absolute = [local_path(p) if is_local(p) else p for p in (path, posixpath.join(self._folder, path))]
         for spelling in _SPELLINGS:
             for written in (path, posixpath.normpath(path), *absolute):
-                if found := self._called(spelling, written):
+                if found := self.called(spelling, written):
                     return found
         return []
 
-    def _called(self, spelling: str, wanted: str) -> list[int]:
+    def called(self, spelling: str, wanted: str) -> list[int]:
+        """The sources that one of `_SPELLINGS` makes this text of."""
         table = self._tables.get(spelling)
         if table is None:
             table = self._tables[spelling] = {}

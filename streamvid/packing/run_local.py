@@ -63,7 +63,7 @@ def pack_groups(
     journal = Journal(destination, job.fingerprint, retry=job.retry)
     with closing(_process(job, tasks, workers, folder)) as results:
         for task, group in itertools.groupby(results, lambda result: result[0].task):
-            with _GroupWriter(job, task, journal, destination, folder) as writer:
+            with closing(_GroupWriter(job, task, journal, destination, folder)) as writer:
                 for source, outcome in group:
                     yield from writer.add(source.number, source.video, outcome)
                     resumed = task.cursor.clip if source.number == task.cursor.source else 0
@@ -72,7 +72,7 @@ def pack_groups(
 
 
 class _GroupWriter:
-    """Writes the clips of a group to shards. A context manager, which closes an unfinished shard."""
+    """Writes the clips of a group to shards."""
 
     def __init__(self, job: PackJob, task: GroupTask, journal: Journal, destination: str, folder: Path) -> None:
         self._job, self._task, self._journal = job, task, journal
@@ -135,10 +135,8 @@ class _GroupWriter:
         self._part += 1
         return record
 
-    def __enter__(self) -> _GroupWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close an unfinished shard."""
         if self._writer is not None:
             self._writer.close()
 

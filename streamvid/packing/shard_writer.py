@@ -92,7 +92,7 @@ class HashingFile:
 
 
 class NewShard:
-    """The files of a shard while they are written. A context manager, which closes them.
+    """The files of a shard while they are written.
 
     Args:
         name: the shard's name.
@@ -183,16 +183,9 @@ class NewShard:
             if one is not None:
                 one.file.close()
 
-    def __enter__(self) -> NewShard:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class ShardWriter:
-    """Writes one shard of prepared clips to a local folder, or its tar to an upload; `commit` publishes the shard. A
-    context manager.
+    """Writes one shard of prepared clips to a local folder, or its tar to an upload; `commit` publishes the shard.
 
     Args:
         number: the shard's number in the dataset.
@@ -288,9 +281,3 @@ class ShardWriter:
     def close(self) -> None:
         """Close the files."""
         self._shard.close()
-
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -70,7 +70,10 @@ def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
 
     def prepare(row: int) -> PreparedClip:
         place = run.places[row] if run.places else None
-        clip = _in_place(source, row) if place is not None else _copy(source, row, run.sums[row], folder)
+        if place is None:
+            clip = _copy(source, row, run.sums[row], folder)
+        else:
+            clip = _stored_clip(source, row, Path(), ClipFile(source, row, "place"))
         label = int(clips.label[row])
         return PreparedClip(
             clip,
@@ -88,10 +91,6 @@ def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
         return [prepare(row) for row in range(len(clips))]
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
         return list(pool.map(prepare, range(len(clips))))
-
-
-def _in_place(source: ClipSource, row: int) -> StoredClip:
-    return _stored_clip(source, row, Path(), ClipFile(source, row, "place"))
 
 
 def _copy(source: ClipSource, row: int, sha256: str, folder: Path) -> StoredClip:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -67,7 +68,7 @@ def rewrite_shard(
     rows: list[Row] = table.select([one for one in table.column_names if not one.startswith(FIELD_PREFIX)]).to_pylist()
     name = f"{number:08d}"
     tar = (work / f"{name}.tar").open("wb", buffering=_COPY_BYTES) if entry.has_tar else None
-    with NewShard(name, work, tar) as new:
+    with closing(NewShard(name, work, tar)) as new:
         for number_here, row in enumerate(rows):
             given = clips.get(number_here, ())
             if given is None or not row["mp4_size"]:  # now, or purged before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from contextlib import closing
 from pathlib import Path
 
 import av
@@ -167,7 +168,7 @@ def test_a_writer_knows_the_size_beforehand(folder: Path, tmp_path: Path) -> Non
     source = folder.parent / "in/slow.mp4"
     (tmp_path / "clip").mkdir()
     clip = store_clip(source, tmp_path / "clip")
-    with ShardWriter(3, tmp_path, metadata=metadata_of(pa.table({}))) as writer:
+    with closing(ShardWriter(3, tmp_path, metadata=metadata_of(pa.table({})))) as writer:
         sizes = []
         for n in range(5):
             one = f"k{n}", "slow.mp4", PreparedClip(clip, "", (), {})
@@ -184,7 +185,7 @@ def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     (tmp_path / "work").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
-    with ShardWriter(0, tmp_path / "work", metadata=metadata_of(pa.table({}))) as writer:
+    with closing(ShardWriter(0, tmp_path / "work", metadata=metadata_of(pa.table({})))) as writer:
         writer.add("k", "slow.mp4", PreparedClip(clip, "", (), {}))
         assert not (tmp_path / "ds").exists()
 
@@ -192,7 +193,7 @@ def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
 def test_the_longest_key_is_still_one_header(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
-    with ShardWriter(0, tmp_path, metadata=metadata_of(pa.table({"a": [1]}))) as writer:
+    with closing(ShardWriter(0, tmp_path, metadata=metadata_of(pa.table({"a": [1]})))) as writer:
         writer.add("k" * 80, "s", PreparedClip(clip, "", (0,), {}, 1))
         writer.commit(str(tmp_path / "ds"))
     with tarfile.open(tmp_path / "ds/shards/00000000.tar") as tar:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing
 from dataclasses import fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_both_ways_give_the_same(name: str, tmp_path: Path) -> None:
 
 def shard_of(clip: StoredClip, folder: Path) -> bytes:
     folder.mkdir()
-    with ShardWriter(0, folder, metadata=metadata_of(pa.table({}))) as writer:
+    with closing(ShardWriter(0, folder, metadata=metadata_of(pa.table({})))) as writer:
         writer.add("key", "source", PreparedClip(clip, "", (), {}))
     return (folder / "00000000.tar").read_bytes()
 
