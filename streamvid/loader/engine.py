@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, Literal, Protocol, cast
+from typing import Final, Literal, Protocol
 
 from streamvid.arrays import Int64
 from streamvid.checks import boolean
@@ -18,7 +18,7 @@ from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue, read_epoch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.forks import HomeProcess
-from streamvid.loader.pipeline import Background, RenderPipeline
+from streamvid.loader.pipeline import Background, RenderPipeline, begun
 from streamvid.loader.preflight import ClipRoute, Fallback, find_cpu_decoded, probe_slice, routes_to
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.rescue import epoch_rescuer
@@ -159,14 +159,9 @@ class _Reading:
     batches: Generator[EncodedBatch, None, None]
 
 
-def _taken(reading: Background[EncodedBatch], stop: threading.Event) -> Generator[EncodedBatch, None, None]:
+@begun
+def _taken(reading: Background[EncodedBatch], stop: threading.Event) -> Generator[EncodedBatch | None, None, None]:
     """The batches that a thread reads; closing the generator ends the thread."""
-    running = _take(reading, stop)
-    next(running)  # closing a generator that was not started would not run its `finally`
-    return cast(Generator[EncodedBatch, None, None], running)
-
-
-def _take(reading: Background[EncodedBatch], stop: threading.Event) -> Generator[EncodedBatch | None, None, None]:
     try:
         yield None
         yield from reading

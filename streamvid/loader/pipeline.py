@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
-from typing import Final, Generic, TypeVar, cast
+from typing import Final, Generic, ParamSpec, TypeVar, cast
 
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
@@ -16,11 +17,27 @@ from streamvid.forks import HomeProcess
 from streamvid.transform.render import RenderedBatch, Renderer
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _AHEAD: Final = 2
 """Batches that wait between two stages at most."""
 _POLL_SECONDS: Final = 0.1
 """How often a thread that waits for room or for an item checks whether it has been told to stop."""
+
+
+def begun(
+    function: Callable[P, Generator[T | None, None, None]],
+) -> Callable[P, Generator[T, None, None]]:
+    """Run the generators of a function up to their first item, None, as they are made: one that was not started would
+    not run its `finally` when it is closed."""
+
+    @functools.wraps(function)
+    def begin(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+        running = function(*args, **kwargs)
+        next(running)
+        return cast(Generator[T, None, None], running)
+
+    return begin
 
 
 class RenderPipeline:
@@ -40,6 +57,7 @@ class RenderPipeline:
         self._used: list[Renderer] = []
         """One for each iteration under way."""
 
+    @begun
     def run(
         self,
         batches: Generator[EncodedBatch, None, None],
@@ -47,7 +65,7 @@ class RenderPipeline:
         read_here: bool = False,
         stop: threading.Event | None = None,
         rescue: Rescue | None = None,
-    ) -> Generator[RenderedBatch, None, None]:
+    ) -> Generator[RenderedBatch | None, None, None]:
         """The batches as tensors, in order; an error of any stage is raised here, in its place. Stages begin at once.
 
         Args:
@@ -59,18 +77,6 @@ class RenderPipeline:
         Raises:
             InputError: this process was forked since the first iteration: it has none of the threads.
         """
-        running = self._run(batches, read_here, stop, rescue)
-        next(running)
-        return cast(Generator[RenderedBatch, None, None], running)
-
-    def _run(
-        self,
-        batches: Generator[EncodedBatch, None, None],
-        read_here: bool,
-        stop: threading.Event | None,
-        rescue: Rescue | None,
-    ) -> Generator[RenderedBatch | None, None, None]:
-        """First None, when the stages have begun: a generator that was not would not end them."""
         process = self.home.enter()
         getpid = os.getpid  # the module may be gone when Python closes this generator at its end
         renderer = self._take()

@@ -29,7 +29,7 @@ def run_about(source: Source, schedule: RunSchedule) -> dict[str, Any]:
     """What a schedule is made of. `data` is None if that is not known as text: keys or weights that were given as
     lists, a pyarrow expression. Credentials in URLs are left out."""
     plan, stream = schedule.plan, schedule.plan.stream
-    parts = [_part(path, subset) for path, subset in zip(_paths(source), source.subsets, strict=True)]
+    parts = [_part(one.path, subset) for one, subset in zip(source.datasets, source.subsets, strict=True)]
     return {
         "data": None if None in parts else parts,
         "sampling": repr(schedule.sampling),
@@ -42,12 +42,8 @@ def run_about(source: Source, schedule: RunSchedule) -> dict[str, Any]:
     }
 
 
-def _paths(source: Source) -> list[str]:
-    return [os.path.abspath(one.path) if is_local(one.path) else redact(one.path) for one in source.datasets]
-
-
 def _part(path: str, subset: Subset) -> dict[str, str] | None:
-    chosen: dict[str, str] = {"path": path}
+    chosen = {"path": os.path.abspath(path) if is_local(path) else redact(path)}
     for name in _SELECTIONS:
         value = getattr(subset, name)
         if value is None:

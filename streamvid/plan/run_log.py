@@ -85,7 +85,10 @@ class RunLog:
     def state(self) -> dict[str, Any]:
         """For a state: `run`, what the plan is made of, and `legs`; `steps_before_legs`, if there were too many."""
         before = {"steps_before_legs": self._dropped} if self._dropped else {}
-        legs = [*map(_numbers, self.legs)]
+        legs = [
+            [position_numbers(leg.start), *astuple(leg.topology), leg.steps, [*leg.revisions], leg.shards, leg.epochs]
+            for leg in self.legs
+        ]
         return {"run": dict(self._about), "revisions": [*self._revisions], "legs": legs, **before}
 
     def load(self, state: Mapping[str, Any], position: Position) -> None:
@@ -114,10 +117,6 @@ def steps_before_legs(state: Mapping[str, Any]) -> int:
 
 
 _DAMAGED: Final = "the state is damaged: give what state_dict() returned, unchanged"
-
-
-def _numbers(leg: Leg) -> list[Any]:
-    return [position_numbers(leg.start), *astuple(leg.topology), leg.steps, [*leg.revisions], leg.shards, leg.epochs]
 
 
 def _leg(start: Any, *numbers: Any) -> Leg:

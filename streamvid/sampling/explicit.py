@@ -101,7 +101,7 @@ class ByClip(PaddedSampler):
             position = np.array(values, dtype=np.int64)
         else:
             for time in values:
-                if not _is_time(time):
+                if not (is_real(time) and time >= 0):
                     raise _wrong(clip, f"{time!r} is no time: they are seconds from 0, counted from its first frame")
             # However far behind the end a time lies, it is the same padding.
             ticks = whole_ticks(np.array(values, dtype=np.float64), clip.tick)
@@ -139,10 +139,6 @@ def whole_ticks(seconds: Float64, tick: Fraction) -> Int64:
 
 def _is_frame_number(value: object) -> TypeGuard[int]:
     return is_integer(value) and 0 <= value <= MAX_COUNT
-
-
-def _is_time(value: object) -> TypeGuard[float]:
-    return is_real(value) and value >= 0
 
 
 def _column(clip: ClipTimes, name: str) -> object:
