@@ -98,17 +98,15 @@ class GpuDecoder:
     """Decodes images with DALI (`streamvid.decode.images`), and videos with NVDEC: by persistent decode sessions
     (`streamvid.decode.nvdec`) where they work and support the clip, by DALI's `fn.decoders.video` otherwise.
 
-    For DALI, slices with the same parameter sets are joined into `streams` streams. The CPU decodes the clips whose
-    size DALI's decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and the clips that the
-    table or `submit`'s caller gives to it.
+    For DALI, slices with the same parameter sets are joined into one stream per engine of an H200, and at most one per
+    thread. More streams gain next to nothing at 720p, and lose at 1080p: docs/performance.md. The CPU decodes the clips
+    whose size DALI's decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and the clips that
+    the table or `submit`'s caller gives to it.
 
     Args:
         device_id: the GPU's number.
         threads: CPU threads.
         max_batch: slices per batch at most.
-        streams: streams per batch in DALI, if slices share sample descriptions; by default one per engine of an H200,
-            and at most one per thread. More streams gain next to nothing at 720p, and lose at 1080p:
-            docs/performance.md.
         sessions: open decode sessions; False: DALI decodes in their place.
         isolate: the CPU decodes in child processes, and no cores assist the engines.
 
@@ -122,7 +120,6 @@ class GpuDecoder:
         device_id: int,
         threads: int,
         max_batch: int,
-        streams: int = NVDEC_ENGINES,
         sessions: bool = True,
         isolate: bool = False,
     ) -> None:
@@ -134,7 +131,7 @@ class GpuDecoder:
         self._pace = Pace()
         self._open: set[object] = set()
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
-        self._device_id, self._streams = device_id, min(streams, threads)
+        self._device_id, self._streams = device_id, min(NVDEC_ENGINES, threads)
 
     @property
     def native(self) -> bool:
