@@ -14,7 +14,6 @@ process of its own.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 
 import streamvid as sv
+from tools.bench.isolated import apart
 from tools.bench.plan_rows import write_rows
 from tools.bench.report import Check, Report, Row, arguments, finish
 
@@ -74,16 +74,7 @@ def by_annotate(rows: Path, table: Path, target: Path) -> float:
 WAYS: Final = {"pyarrow": by_pyarrow, "annotate": by_annotate}
 
 
-def _apart(way: str, rows: Path, folder: Path) -> float:
-    command = [sys.executable, "-m", "tools.bench.annotate", "--way", way, str(rows), str(folder)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-
-
 def main() -> int:
-    if sys.argv[1:2] == ["--way"]:
-        way, rows, folder = sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
-        print(WAYS[way](rows, folder / "table.parquet", folder / "joined.parquet"))
-        return 0
     options = arguments(__doc__).parse_args()
     clips, turns = (QUICK, 3) if options.quick else (CLIPS, 3)
     with tempfile.TemporaryDirectory() as name:
@@ -95,7 +86,7 @@ def main() -> int:
         found: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(turns):
             for way, seconds in found.items():
-                seconds.append(_apart(way, rows, folder))
+                seconds += apart(WAYS[way], rows, folder / "table.parquet", folder / "joined.parquet")
         published = sv.Dataset.open(rows).columns.get("said")
         assert published.null_count == 0
     ratio = median(a / b for a, b in zip(found["annotate"], found["pyarrow"], strict=True))

@@ -10,29 +10,27 @@ fetches the files of rows that this one asked for, and does nothing with them: t
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.server
 import json
 import os
 import re
 import socket
-import socketserver
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from streamvid.dataset.manifest import FILE_NAME, Manifest
+from tools.bench.isolated import apart
 from tools.bench.plan_dataset import peak_mib
 from tools.bench.plan_rows import write_rows
 from tools.bench.report import Check, Report, arguments, finish
-from tools.bench.store_server import ROOT, compile_link, slow_link
+from tools.bench.store_server import compile_link, slow_link
 
 RATE: Final = 100.0
 BATCH: Final = 16
@@ -75,11 +73,10 @@ class Files(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+class Server(http.server.ThreadingHTTPServer):
     """Of many connections."""
 
     request_queue_size = 512
-    daemon_threads = True
 
 
 @contextlib.contextmanager
@@ -130,32 +127,13 @@ def fetch_tables(names: list[str]) -> dict[str, float]:
     return {"seconds": time.perf_counter() - begin, "bytes": total}
 
 
-def apart(what: str, argument: object, port: int, home: Path) -> dict[str, float]:
-    """Call a function of this module in a process of its own."""
-    environment = {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s",
-        "AWS_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull, "AWS_EC2_METADATA_DISABLED": "true",
-        "XDG_CACHE_HOME": os.fspath(home), "PYTHONPATH": os.fspath(ROOT),
-    }  # fmt: skip
-    command = [sys.executable, "-m", "tools.bench.first_batch", "--call", json.dumps([what, argument])]
-    done = subprocess.run(command, env=os.environ | environment, check=True, stdout=subprocess.PIPE, text=True)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
 def main() -> int:
     """See the module."""
     parser = arguments(__doc__)
     parser.add_argument("--clips", type=int, help="a multiple of 1,000 (10,000,000)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="where the dataset is, or is to be kept")
     parser.add_argument("--latency", type=float, default=50.0, metavar="MS", help="of a request (50)")
-    parser.add_argument("--call", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.call:
-        what, argument = json.loads(options.call)
-        ways: dict[str, Callable[..., object]] = {"first_batch": first_batch, "fetch_tables": fetch_tables}
-        print(json.dumps(ways[what](argument)))
-        return 0
     clips = options.clips or (100_000 if options.quick else 10_000_000)
     with tempfile.TemporaryDirectory(prefix="sv-first-") as name:
         folder = Path(name)
@@ -165,10 +143,15 @@ def main() -> int:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         with served(rows.parent) as (server, asked), slow_link(program, port, server, options.latency, RATE):
-            found = apart("first_batch", str(folder / "cache"), port, folder / "home")
+            os.environ |= {
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s",
+                "AWS_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull, "AWS_EC2_METADATA_DISABLED": "true",
+                "XDG_CACHE_HOME": os.fspath(folder / "home"),
+            }  # fmt: skip
+            (found,) = apart(first_batch, os.fspath(folder / "cache"))
             requests = {name.removeprefix("rows/"): count for name, count in asked.items()}
             files = [name for name in requests if name.endswith((".json", ".parquet"))]
-            bare = apart("fetch_tables", [f"{one}:{(rows / one).stat().st_size}" for one in files], port, folder)
+            (bare,) = apart(fetch_tables, [f"{one}:{(rows / one).stat().st_size}" for one in files])
     row = {
         "clips": clips, "shards": len(manifest.shards), "tables": len(manifest.tables), "MB": bare["bytes"] / 1e6,
         "fetch s": bare["seconds"], "open s": found["open"], "first batch s": found["seconds"],

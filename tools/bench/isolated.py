@@ -1,6 +1,7 @@
 """Parts of a benchmark in processes of their own: one that hangs or crashes leaves the others' results.
 
-A part is a module that is run with `python -m`; it hands each result, a JSON object, to `emit`.
+A part is a module that is run with `python -m`; it hands each result, a JSON object, to `emit`. A part that is only a
+function is called by `apart`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import IO, Any, Final, TypeVar
 
 RESULTS: Final = "STREAMVID_BENCH_RESULTS"
 """The environment variable that tells a part the number of the file descriptor for its results. Not the standard
@@ -23,6 +26,8 @@ output: libraries write there as they like."""
 _SAID: Final = 8000
 _END: Final = 20.0
 """Seconds that a part has to end once it has given all its results: some libraries hang as they are unloaded."""
+
+T = TypeVar("T")
 
 
 class PartError(RuntimeError):
@@ -81,6 +86,12 @@ def run_isolated(module: str, arguments: Sequence[str], *, seconds: float) -> It
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def apart(function: Callable[..., T], *arguments: Any, processes: int = 1) -> list[T]:
+    """What a function returns in new processes, at the same time in so many."""
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        return [one.result() for one in [pool.submit(function, *arguments) for _ in range(processes)]]
 
 
 def _last_lines(errors: IO[bytes]) -> list[str]:

@@ -17,10 +17,7 @@ import statistics
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Final
 
 import numpy as np
@@ -30,6 +27,7 @@ from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
 from streamvid.plan.world import World
+from tools.bench.isolated import apart
 from tools.bench.plan_dataset import peak_mib, rows_and_checks
 from tools.bench.plan_rows import PER_SHARD
 from tools.bench.report import Check, Report, Row, arguments, finish
@@ -141,12 +139,6 @@ def _halfway(case: Case, plan: Plan) -> Position:
     return Position(start.epoch, start.first, start.size, (done,))
 
 
-def measure_apart(cases: Iterable[Case]) -> dict[Case, Cost]:
-    """Each case in a new process, one after the other."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        return {case: pool.submit(measure, case).result() for case in cases}
-
-
 def table(costs: dict[Case, Cost]) -> list[Row]:
     """A row for each case."""
     return [
@@ -212,7 +204,7 @@ def main() -> int:
         for local in (False, True)
         for size in ranks
     ]
-    costs = measure_apart(cases)
+    costs = {case: apart(measure, case)[0] for case in cases}
     notes = [
         f"{CLIPS:,} clips in {CLIPS // PER_SHARD:,} shards, batches of {BATCH}, {PER_NODE} ranks on a node.",
         "Memory is that of the whole process, with Python, NumPy and the dataset's rows and shards.",

@@ -6,11 +6,9 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +19,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.schema import FIELD_PREFIX, SCHEMA
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
+from tools.bench.isolated import apart
 from tools.bench.plan_rows import PER_SHARD, write_rows
 from tools.bench.report import Check, Row
 
@@ -52,16 +51,17 @@ def rows_and_checks(clips: int) -> tuple[list[Row], list[Check]]:
         cold, pyarrow_all, pyarrow_keys, together, warm = [], [], [], [], []
         for number in range(_ROUNDS if clips <= 1_000_000 else 1):
             # One after the other in every round: other work on the machine slows all of them.
-            pyarrow_keys.append(_apart(_read_columns, rows, _KEYS)[0])
-            pyarrow_all.append(_apart(_read_columns, rows, None)[0])
-            cold.append(_apart(_open, rows, Path(folder) / f"cache{number}")[0])
-            warm.append(_apart(_make_loader, rows, Path(folder) / f"cache{number}")[0])
-            together.append(_apart(_open, rows, Path(folder) / f"together{number}", ranks=RANKS))
+            pyarrow_keys.append(apart(_read_columns, rows, _KEYS)[0])
+            pyarrow_all.append(apart(_read_columns, rows, None)[0])
+            cold.append(apart(_open, rows, Path(folder) / f"cache{number}")[0])
+            warm.append(apart(_make_loader, rows, Path(folder) / f"cache{number}")[0])
+            ranks = apart(_open, rows, Path(folder) / f"together{number}", processes=RANKS)
+            together.append(max(ranks, key=lambda one: one.seconds["open"]))
         parts = [
             ("pyarrow reads the keys", pyarrow_keys, "read"),
             ("pyarrow reads all columns that are kept", pyarrow_all, "read"),
             ("cold open", cold, "open"),
-            (f"cold open, {RANKS} ranks at once, the slowest", [_slowest(ranks) for ranks in together], "open"),
+            (f"cold open, {RANKS} ranks at once, the slowest", together, "open"),
             ("warm open", warm, "open"),
             ("StreamLoader", warm, "loader"),
             ("plan of the first epoch, first step", warm, "plan"),
@@ -78,18 +78,12 @@ def rows_and_checks(clips: int) -> tuple[list[Row], list[Check]]:
         ]
         for packets in PACKETS:
             indexed = write_rows(Path(folder) / f"packets{packets}", _INDEX_CLIPS, packets=packets, with_indexes=True)
-            measured = _apart(_read_indexes, indexed)[0]
+            measured = apart(_read_indexes, indexed)[0]
             label = f"index of a clip, {packets} packets"
             table.append({"": label, "seconds": measured.seconds["index"], "MiB": measured.peak["index"]})
             milliseconds = measured.seconds["index"] * 1e3
             checks.append(Check.at_most(f"a clip's index, {packets} packets, ms", milliseconds, INDEX_MS))
     return table, checks
-
-
-def _apart(function: Callable[..., Measured], *arguments: Any, ranks: int = 1) -> list[Measured]:
-    """Call a function in new processes at the same time."""
-    with ProcessPoolExecutor(ranks, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        return [one.result() for one in [pool.submit(function, *arguments) for _ in range(ranks)]]
 
 
 @contextmanager
@@ -159,7 +153,3 @@ def _read_indexes(rows: Path) -> Measured:
             dataset.index(row)
     measured.seconds["index"] /= len(order)
     return measured
-
-
-def _slowest(ranks: Sequence[Measured]) -> Measured:
-    return max(ranks, key=lambda one: one.seconds["open"])
