@@ -68,8 +68,9 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
     return ParameterSets(sequence + picture, _length_size(box), depth)
 
 
-def known_sets(stsd: bytes) -> tuple[KnownSets, int]:
-    """What a decoder of a track knows before its first packet, and the bytes of the length before each NAL unit.
+def known_sets(stsd: bytes) -> tuple[KnownSets, bytes, int]:
+    """What a decoder of a track knows before its first packet, the same in Annex B, and the bytes of the length before
+    each NAL unit.
 
     Raises:
         ValueError: it has no `avcC` box.
@@ -77,7 +78,7 @@ def known_sets(stsd: bytes) -> tuple[KnownSets, int]:
     stated, length_size = b"", _length_size(codec_configuration(stsd, b"avcC"))
     with suppress(ValueError):  # parameter sets may be in band alone
         stated = parameter_sets(stsd).annex_b
-    return KnownSets(SYNTAX, stated.split(START_CODE), _set_number), length_size
+    return KnownSets(SYNTAX, stated.split(START_CODE), _set_number), stated, length_size
 
 
 def _set_number(unit: bytes) -> int:
@@ -363,10 +364,8 @@ def classifier(stsd: bytes) -> Classifier:
     Raises:
         ValueError: it has no `avcC` box.
     """
-    known, length_size = known_sets(stsd)
-    order = H264Order(b"")
-    with suppress(ValueError):  # parameter sets may be in band alone
-        order = H264Order(parameter_sets(stsd).annex_b)
+    known, stated, length_size = known_sets(stsd)
+    order = H264Order(stated)
     is_old_444 = False
 
     def classify(packet: memoryview) -> PacketKind:

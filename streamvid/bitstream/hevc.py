@@ -101,8 +101,9 @@ def _arrays(hvcc: bytes) -> Iterator[tuple[int, bytes, int]]:
         raise ValueError("the hvcC box is cut off") from error
 
 
-def known_sets(stsd: bytes) -> tuple[KnownSets, int]:
-    """What a decoder of a track knows before its first packet, and the bytes of the length before each NAL unit.
+def known_sets(stsd: bytes) -> tuple[KnownSets, bytes, int]:
+    """What a decoder of a track knows before its first packet, the same in Annex B, and the bytes of the length before
+    each NAL unit.
 
     Raises:
         ValueError: it has no `hvcC` box.
@@ -110,7 +111,7 @@ def known_sets(stsd: bytes) -> tuple[KnownSets, int]:
     stated, length_size = b"", _length_size(codec_configuration(stsd, b"hvcC"))
     with suppress(ValueError):  # parameter sets may be in band alone
         stated = parameter_sets(stsd).annex_b
-    return KnownSets(SYNTAX, stated.split(START_CODE), _set_number), length_size
+    return KnownSets(SYNTAX, stated.split(START_CODE), _set_number), stated, length_size
 
 
 def _set_number(unit: bytes) -> int:
@@ -344,11 +345,8 @@ def classifier(stsd: bytes) -> Classifier:
     Raises:
         ValueError: it has no `hvcC` box.
     """
-    known, length_size = known_sets(stsd)
-    order = HevcOrder(b"")
-    with suppress(ValueError):  # parameter sets may be in band alone
-        order = HevcOrder(parameter_sets(stsd).annex_b)
-
+    known, stated, length_size = known_sets(stsd)
+    order = HevcOrder(stated)
     skips_leading = ended = False
 
     def classify(packet: memoryview) -> PacketKind:

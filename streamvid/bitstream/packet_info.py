@@ -56,7 +56,7 @@ def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:
     if codec not in ("h264", "hevc"):
         return lambda packet: False
     try:
-        known, length_size = (h264 if codec == "h264" else hevc).known_sets(stsd)
+        known, _, length_size = (h264 if codec == "h264" else hevc).known_sets(stsd)
     except ValueError:  # without a box, packets are in Annex B, and each run begins with its sets
         return lambda packet: False
 
