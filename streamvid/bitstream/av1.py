@@ -7,6 +7,7 @@ process". So a temporal unit whose frames refresh no slot is disposable. Section
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -68,7 +69,7 @@ class _TemporalUnits:
         self._sequence: _Sequence | None = None
         # The frame type in each reference slot; None if it is not known.
         self._types: list[int | None] = [None] * 8
-        for kind, payload in _obus(memoryview(configuration)[4:]):
+        for kind, _, payload in _obus(memoryview(configuration)[4:]):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
 
@@ -77,7 +78,8 @@ class _TemporalUnits:
         not count: what is displayed before it may refer back."""
         starts: bool | None = None
         refreshes, colors = False, None
-        for kind, payload in _obus(unit):
+        displayed = Counter[int]()  # of each spatial layer, of which a decoder outputs the highest
+        for kind, layer, payload in _obus(unit):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
                 colors = None if self._sequence is None else self._sequence.colors
@@ -85,9 +87,15 @@ class _TemporalUnits:
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
                 starts = first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
-            if kind in (_FRAME_HEADER, _FRAME) and self._refresh(BitReader(payload[:_FRAME_BYTES])):
-                refreshes = True
-        return PacketKind(random_access=starts is True, disposable=starts is False and not refreshes, colors=colors)
+            if kind in (_FRAME_HEADER, _FRAME):
+                displayed[layer] += bool(len(payload) and payload[0] & 0b1001_0000)  # show_existing_frame, show_frame
+                refreshes |= self._refresh(BitReader(payload[:_FRAME_BYTES])) != 0
+        return PacketKind(
+            random_access=starts is True,
+            disposable=starts is False and not refreshes,
+            several=max(displayed.values(), default=0) > 1,
+            colors=colors,
+        )
 
     def _refresh(self, bits: BitReader) -> int:
         """Take in a frame header: the slots that it refreshes, a bit each (5.9.2, uncompressed_header); all of them if
@@ -205,12 +213,13 @@ def _uvlc(bits: BitReader) -> int:
     return bits.u(zeros) + (1 << zeros) - 1 if zeros < 32 else (1 << 32) - 1
 
 
-def _obus(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Types and payloads of the open bitstream units (5.3); a size that leads out of the data is cut."""
+def _obus(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """Types, spatial_id and payloads of the open bitstream units (5.3); a size that leads out of the data is cut."""
     position, end = 0, len(data)
     while position < end:
         header = data[position]
         kind, has_extension, has_size = header >> 3 & 15, header >> 2 & 1, header >> 1 & 1
+        layer = data[position + 1] >> 3 & 3 if has_extension and position + 1 < end else 0
         position += 1 + has_extension
         size, shift = 0, 0
         if has_size:  # 4.10.5, leb128
@@ -222,5 +231,5 @@ def _obus(data: memoryview) -> Iterator[tuple[int, memoryview]]:
                     break
         else:
             size = max(end - position, 0)
-        yield kind, data[position : position + size]
+        yield kind, layer, data[position : position + size]
         position += size

@@ -39,7 +39,7 @@ def vop_classifier(headers: bytes) -> Classifier:
     """The classifier of packets that follow some headers: reads vop_coding_type (6.2.5), the two bits after
     vop_start_code (0 I, 1 P, 2 B, 3 S), and vop_coded. A VOP that is not coded shows the picture before it once more,
     so that decoders output none; it still counts for the times of B-VOPs. A packet of several VOPs ("packed bitstream")
-    is broken: FFmpeg takes it apart in AVIs alone."""
+    is no frame: FFmpeg takes it apart in AVIs alone."""
     clock, known = VopClock(), KnownSets(_SETS, _sections(headers), lambda unit: 0)
     with suppress(ValueError):
         clock.read_headers(headers)
@@ -58,7 +58,7 @@ def vop_classifier(headers: bytes) -> Classifier:
             random_access=coded and coding_type == _I_VOP and knows_all,
             disposable=coding_type == _B_VOP and not tells,
             hidden=not coded,
-            broken=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
+            several=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
         )
 
     return classify

@@ -34,14 +34,14 @@ class PacketKind:
         hidden: gives no new frame: it is decoded for reference only (show_frame 0), or repeats the previous frame
             (vop_coded 0).
         show_existing: outputs a picture that an earlier packet decoded without output (VP9's show_existing_frame).
-        superframe: holds several pictures of which only the last is output (VP9).
+        superframe: holds several pictures of which the first is not displayed (VP9).
         no_refresh: VP9: updates no reference picture.
         resets_context: VP9: resets the entropy context, so that it depends on earlier packets through reference
             pictures alone.
         order: H.264 and HEVC: output order: pictures with lower numbers are output first; None if unknown, or if there
             is no output. 0 for all other codecs.
-        broken: H.264 and HEVC: decoders refuse it, because its NAL units do not fit its size. MPEG-4: it holds several
-            pictures.
+        broken: H.264 and HEVC: decoders refuse it, because its NAL units do not fit its size.
+        several: MPEG-4, VP9 and AV1: it holds several pictures that are displayed, and a packet is one frame.
         lone_field: H.264: it holds one field of a frame; the other field is in another packet.
         colors: H.264 and HEVC: from a sequence parameter set in the packet; None if it has none.
     """
@@ -57,6 +57,7 @@ class PacketKind:
     resets_context: bool = False
     order: int | None = 0
     broken: bool = False
+    several: bool = False
     lone_field: bool = False
     colors: StatedColors | None = None
 

@@ -36,22 +36,37 @@ def classify_vp9(packet: memoryview) -> PacketKind:
         return PacketKind()
     bits = int.from_bytes(bytes(packet[:4]).ljust(4, b"\0"), "big")
     profile = bits >> 29 & 1 | (bits >> 28 & 1) << 1
-    place = 27 if profile < 3 else 26  # profile 3 has a reserved bit more
+    place = _after_profile(profile)
     shows_existing, not_key, shown, error_resilient = (bits >> (place - n) & 1 for n in range(4))
-    # A superframe ends with a marker; its last frame is displayed, whatever the first one's show_frame says.
+    # A superframe ends with a marker; mostly its last frame alone is displayed, whatever show_frame of the first says.
     superframe = packet[-1] >> 5 == _SUPERFRAME_MARKER
+    displayed = sum(map(_is_displayed, _vp9_frames(bytes(packet)))) if superframe else shows_existing or shown
     refresh = bits >> (place - (11 if error_resilient else 13)) & 255
     is_frame = bits >> 30 == 2 and not shows_existing
     is_key = is_frame and not not_key
     return PacketKind(
         random_access=is_key,
-        hidden=not shows_existing and not shown and not superframe,
+        hidden=displayed == 0,
         show_existing=bool(shows_existing),
         superframe=bool(superframe and not shows_existing and not shown),
         no_refresh=bool(is_frame and not_key and shown and not superframe and len(packet) >= 4 and refresh == 0),
         resets_context=bool(is_frame and (error_resilient or not not_key)),
+        several=displayed > 1,
         colors=_key_frame_colors(packet, profile) if is_key else None,
     )
+
+
+def _after_profile(profile: int) -> int:
+    """The place of show_existing_frame among the first 32 bits of uncompressed_header, from the last bit: profile 3 has
+    a reserved bit before it."""
+    return 26 if profile == _PROFILE_3 else 27
+
+
+def _is_displayed(frame: bytes) -> bool:
+    """Whether a frame is displayed when it is decoded, or displays another (show_existing_frame)."""
+    bits = int.from_bytes(frame[:4].ljust(4, b"\0"), "big")
+    place = _after_profile(bits >> 29 & 1 | (bits >> 28 & 1) << 1)
+    return bool(bits >> place & 1 or bits >> (place - 2) & 1)
 
 
 def _key_frame_colors(packet: memoryview, profile: int) -> StatedColors | None:

@@ -110,9 +110,11 @@ def build_clip(
     Raises:
         ValueError: no frame of it can be decoded, or a packet is broken.
     """
+    several = next((number for number, kind in enumerate(kinds) if kind.several), None)
+    if several is not None:
+        packed = " (a packed bitstream)" if codec == "mpeg4" else ""
+        raise CannotCopyError(f"its packet {several} holds several pictures{packed}, and a packet is a frame")
     broken = next((number for number, kind in enumerate(kinds) if kind.broken), None)
-    if broken is not None and codec == "mpeg4":
-        raise CannotCopyError(f"its packet {broken} holds several pictures (a packed bitstream)")
     if broken is not None:
         raise ValueError(f"its packet {broken} cannot be decoded: its NAL units do not fit; re-encode it")
     if any(kind.lone_field for kind in kinds):

@@ -387,6 +387,8 @@ def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8
     for number, kind in enumerate(kinds):
         if kind.broken:
             return number, "its NAL units do not fit"
+        if kind.several:
+            return number, "it holds several pictures, and its container shows it as one"
         if kind.hidden:
             return number, "it is not displayed, and its container displays it"
     for number in packets.starts.tolist():

@@ -234,6 +234,18 @@ def test_av1_headers() -> None:
     assert not any(kind.disposable for kind in without), "without a sequence header nothing is known"
 
 
+def test_av1_pictures_of_a_unit_that_are_displayed() -> None:
+    """A decoder outputs one of the layers of a temporal unit, and every picture of a layer."""
+    key, inter, hidden, shown_again = (6, "0 00 1 0 0"), (6, "0 01 1"), (6, "0 01 0"), (3, "1 000")
+    units = {(key,): False, (hidden, inter): False, (hidden, shown_again): False, (inter, shown_again): True}
+    for parts, several in units.items():
+        assert packet_info.classify("av1", b"", [av1_unit(*parts)])[0].several is several
+    # With extensions: temporal_id 0, spatial_id 0 and 1.
+    low, high = (bytes([6 << 3 | 6, layer << 3, 1, 0b0011_0000]) for layer in (0, 1))
+    for data, several in ((low + high, False), (low + high + high, True)):
+        assert packet_info.classify("av1", b"", [memoryview(data)])[0].several is several
+
+
 def test_vp9_headers() -> None:
     """VP9 specification 6.2: what decides are the frame and the next one."""
 
@@ -247,6 +259,14 @@ def test_vp9_headers() -> None:
     last, last_robust = frame("10 00 0 1 1 0 00 00000001"), frame("10 00 0 1 1 1 00000001")
     hidden, shows = frame("10 00 0 1 0 1 0 00000000"), frame("10 00 1 000")
     superframe = memoryview(bytes(robust) + bytes([0b11000000]))
+    for parts, several, none_shown in (
+        ((hidden, last), False, False), ((hidden, shows), False, False), ((last, shows), True, False),
+        ((hidden, last, last), True, False), ((hidden, hidden), False, True), ((key3, none3), True, False),
+    ):  # fmt: skip
+        marker = bytes([0b110_00_000 | len(parts) - 1])
+        index = marker + bytes(map(len, parts)) + marker
+        (kind,) = packet_info.classify("vp9", b"", [memoryview(b"".join(map(bytes, parts)) + index)])
+        assert (kind.several, kind.hidden) == (several, none_shown)
     for packet in (none, none3, robust, robust3):
         for behind in (key, key3, robust, robust3, last_robust, hidden, superframe):
             assert packet_info.classify("vp9", b"", [packet, behind])[0].disposable

@@ -278,6 +278,29 @@ def test_vp9_whose_hidden_pictures_are_packets(container: str, tmp_path: Path) -
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [50, 90])), [frames[50], frames[90]])
 
 
+@pytest.mark.parametrize("codec", ["vp9", "av1"])
+def test_packets_of_several_pictures_are_not_copied(codec: Codec, tmp_path: Path) -> None:
+    """One picture of each would be lost, and the other shown in its place."""
+    source = write(Recipe(codec=codec, container="mkv", width=64, height=64, frames=8, gop=8), tmp_path / "a.mkv")
+    joined = tmp_path / "joined.mkv"
+    with av.open(str(source)) as container, av.open(str(joined), "w") as output:
+        stream = container.streams.video[0]
+        track = output.add_stream_from_template(stream, opaque=True)
+        *rest, before, last = [(bytes(one), one.pts) for one in container.demux(stream) if one.size]
+        both = [before[0], last[0]]
+        # A superframe (annex B of VP9): a marker, which says two sizes of four bytes, around these.
+        sizes = b"".join(len(one).to_bytes(4, "little") for one in both)
+        marker = b"\xd9" if codec == "vp9" else b""
+        for data, pts in [*rest, (b"".join(both) + (marker + sizes + marker) * bool(marker), before[1])]:
+            packet = av.Packet(data)
+            packet.pts = packet.dts = pts
+            packet.time_base, packet.stream = stream.time_base, track
+            output.mux(packet)
+    assert len(sequential(joined)) == 8, "FFmpeg shows both"
+    with pytest.raises(CannotCopyError, match="its packet 6 holds several pictures"):
+        store_clip(joined, tmp_path)
+
+
 @pytest.mark.parametrize(("codec", "container"), [("vp8", "webm"), ("vp9", "webm"), ("vp9", "mp4")])
 def test_vpx_that_begins_in_the_middle_of_a_gop(codec: Codec, container: Container, tmp_path: Path) -> None:
     """Its first packets are errors for FFmpeg's decoders."""
