@@ -81,6 +81,8 @@ def read_list(path: str) -> ParsedList:
             check_json_lines(data)
         table = _parse(path.lower(), data, [])
         table.validate(full=True)  # text that is not UTF-8
+        if path.lower().endswith(".csv"):
+            _check_last_quote(path.lower(), data, table, shown)
         names = table.schema.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -188,6 +190,26 @@ def _usable(table: pa.Table) -> pa.Table:
         if kind != field.type:
             table = table.set_column(number, field.name, table[number].cast(kind, safe=False))
     return table
+
+
+def _check_last_quote(path: str, data: bytes, table: pa.Table, shown: str) -> None:
+    """Refuse a CSV whose last cell is opened by a quotation mark that no other closes: pyarrow takes all rows that
+    follow for text of that cell.
+
+    Raises:
+        InputError: it is one.
+    """
+    if not table.num_rows or b'"' not in data or not is_text(table.schema.types[-1]):
+        return
+    cell = (table.column(table.num_columns - 1)[-1].as_py() or "").rpartition('"')[-1]
+    if not data.endswith(cell.encode()):
+        return  # something closes it
+    # One row more is one row more, but where a cell takes it in.
+    more = b"\n" + b",".join([b'""'] * table.num_columns) + b"\n"
+    if _parse(path, data + more, table.schema.names[:1]).num_rows == table.num_rows:
+        raise InputError(
+            f"a quotation mark in row {table.num_rows} of {shown} opens a cell, and none closes it: add one at its end"
+        )
 
 
 def _parse(path: str, data: bytes, text: list[str]) -> pa.Table:

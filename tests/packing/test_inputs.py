@@ -173,6 +173,8 @@ def test_nan_is_kept_and_empty_cells_become_null(tmp_path: Path) -> None:
         ("l.csv", "path,x,x\na.mp4,1,2\n", "column 'x' more than once"),
         ("l.csv", "path,source\na.mp4,1\n", "'source', a name that packing itself uses"),
         ("l.csv", "path,n\na.mp4,1\na.mp4,2\n", "listed more than once with different columns"),
+        ("l.csv", 'path,x\na.mp4,"said\nb.mp4,2\n', "a quotation mark in row 1 of .* opens a cell, and none closes it"),
+        ("l.csv", 'path,x\na.mp4,"1"\nb.mp4,"it ""\nc.mp4,3', "a quotation mark in row 2 .* opens a cell"),
         ("l.jsonl", '{"path": ', "cannot read the list"),
         ("l.jsonl", '{"path": 3}\n', "path"),
         ("l.parquet", "no parquet", "cannot read the list"),
@@ -183,6 +185,15 @@ def test_lists_that_cannot_be_used(tmp_path: Path, file: str, content: str, said
     with pytest.raises(InputError, match=said) as caught:
         find_sources([str(tmp_path / file)], MetadataLists())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "cell", ['"two\nlines"', '"a ""word"""', '"""word"" said"', '12" wide', 'a"', '"lines\n"', '""']
+)
+@pytest.mark.parametrize("end", ["\n", "", "\r\n"])
+def test_quotation_marks_that_are_closed(tmp_path: Path, cell: str, end: str) -> None:
+    (tmp_path / "l.csv").write_text(f"path,x\na.mp4,{cell}\nb.mp4,{cell}{end}", newline="")
+    assert len(find_sources([str(tmp_path / "l.csv")], MetadataLists())) == 2
 
 
 def test_binary_columns_are_refused(tmp_path: Path) -> None:
