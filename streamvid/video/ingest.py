@@ -28,6 +28,7 @@ from streamvid.mp4.sample_entry import with_coded_size
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import ClipTimes, build_clip
+from streamvid.video.frame_index import HIDDEN
 from streamvid.video.probe import FrameFormat, probe_packet
 from streamvid.video.read_buffer import coalesce, read_blocks, read_range
 from streamvid.video.stored_clip import AUDIO, UNORDERED, StoredClip, UnwrittenMp4, file_signature
@@ -98,9 +99,15 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
         offset, sha256 = len(head) + np.cumsum(track.size) - track.size, checksum.hexdigest()
         unwritten = UnwrittenMp4(head, *coalesce(track.offset, track.size), signature)
     clip = found.clip(source, packet_info.finalize_disposable(track.codec, kinds), offset, crcs)
-    if clip.has_trait(UNORDERED):
-        raise NeedsDemuxerError("times in another order than that of its pictures")
+    _check_order(clip)
     return replace(clip, sha256=sha256, unwritten=unwritten)
+
+
+def _check_order(clip: StoredClip) -> None:
+    shown = clip.index.pts[(clip.index.flags & HIDDEN) == 0]
+    # VP9 and AV1 are output in decode order, whatever their times.
+    if clip.has_trait(UNORDERED) or (clip.codec in ("vp9", "av1") and (np.diff(shown) < 0).any()):
+        raise NeedsDemuxerError("times in another order than that of its pictures")
 
 
 ReadSpans = Callable[[Sequence[tuple[int, int]]], Sequence[bytes]]
@@ -133,7 +140,9 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
             PacketKind(random_access=access, skipped_leading=behind, order=rank, show_existing=hides, superframe=hides)
             for access, behind, rank in zip(track.sync.tolist(), leading.tolist(), order.tolist(), strict=True)
         ]
-        return found.clip(name, kinds, track.offset, [-1] * len(pts))
+        clip = found.clip(name, kinds, track.offset, [-1] * len(pts))
+        _check_order(clip)
+        return clip
     except (EOFError, av.error.FFmpegError) as error:
         raise NeedsDemuxerError(str(error)) from error
 

@@ -126,6 +126,8 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
             raise ValueError(f"it is cut off: {len(whole.pts)} of {demuxed.expected} frames are there")
         restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
         if restored is not None:
+            if codec not in _REORDERED:
+                _check_clock(restored.pts[~restored.hidden])
             return restored
     if not is_timed(about.container, source.path) or ((found.pts == _NO_PTS) & (demuxed.clock == _NO_PTS)).all():
         return _count_times(source, found, codec)
@@ -175,13 +177,18 @@ def _date_by_order(
     complete = not (pts == _NO_PTS).any()
     if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
         rising = clock[clock != _NO_PTS] if container == "mpegts" else pts[~demuxed.packets.hidden]
-        if (container == "mpegts" or codec not in _REORDERED) and (np.diff(rising) < 0).any():
-            raise ValueError("its clock falls back, as where recordings were joined: convert it to an MP4 first")
+        if container == "mpegts" or codec not in _REORDERED:
+            _check_clock(rising)
         return None
     order = _output_order(source, codec, count=count)
     if not (clock == _NO_PTS).any():
         return order, _distinct(clock[order])
     return order, _distinct(pts[order]) if complete else _fill_times(pts[order], demuxed.duration[order])
+
+
+def _check_clock(times: Int64) -> None:
+    if (np.diff(times) < 0).any():
+        raise ValueError("its clock falls back, as where recordings were joined: convert it to an MP4 first")
 
 
 @dataclass(frozen=True)

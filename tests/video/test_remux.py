@@ -14,8 +14,10 @@ import pytest
 from streamvid.checksum import crc32c
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder, decode_with_pyav
 from streamvid.errors import VideoError
+from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
+from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
@@ -337,6 +339,23 @@ def test_a_clock_that_falls_back_is_refused(codec: Codec, tmp_path: Path) -> Non
     source.write_bytes(2 * source.read_bytes())
     with pytest.raises(VideoError, match="its clock falls back"):
         store_clip(source, tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["vp9", "av1"])
+def test_fragments_that_begin_before_the_last_one_ends_are_refused(codec: Codec, tmp_path: Path) -> None:
+    """As for other clocks that fall back, also where the tables of an MP4 say so, which are read without FFmpeg."""
+    recipe = Recipe(codec=codec, frames=90, gop=30, width=64, height=64)
+    source = write(replace(recipe, muxer=(("movflags", "frag_keyframe+delay_moov"),)), tmp_path / "a.mp4")
+    data = bytearray(source.read_bytes())
+    at = data.rindex(b"tfdt") + 8  # of the third fragment: baseMediaDecodeTime (ISO/IEC 14496-12, 8.8.12)
+    second = int.from_bytes(data[data.rindex(b"tfdt", 0, at - 8) + 8 :][:8])
+    third = int.from_bytes(data[at : at + 8])
+    data[at : at + 8] = (third - (third - second) // 20).to_bytes(8)
+    source.write_bytes(data)
+    with pytest.raises(VideoError, match="its clock falls back"):
+        store_clip(source, tmp_path)
+    with source.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
+        index_by_tables(source, file, lambda spans: [source.read_bytes()[begin:end] for begin, end in spans])
 
 
 def test_mpeg4_whose_container_has_decode_times_alone(tmp_path: Path) -> None:
