@@ -29,13 +29,14 @@ from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.bitstream.packets import START_CODE
 from streamvid.mp4.sample_entry import codec_configuration
 
-_IDR: Final = 5
-_SEI: Final = 6
-_SPS: Final = 7
+IDR: Final = 5
+SEI: Final = 6
+SPS: Final = 7
+PPS: Final = 8
 _VCL: Final = range(1, 6)
-_WITH_SLICE_HEADER: Final = (1, 2, 5)
+WITH_SLICE_HEADER: Final = (1, 2, 5)
 """VCL types that begin with a slice header; data partitions B and C (3, 4) do not."""
-SYNTAX: Final = NalSyntax(1, 0, 31, _VCL, (_IDR,), _SPS, (_SPS, 8))
+SYNTAX: Final = NalSyntax(1, 0, 31, _VCL, (IDR,), SPS, (SPS, PPS))
 
 _WITHOUT_BIT_DEPTH: Final = (66, 77, 88)
 """Baseline, Main and Extended: profiles whose `avcC` does not go on with chroma format and bit depth."""
@@ -84,7 +85,7 @@ def known_sets(stsd: bytes) -> tuple[KnownSets, bytes, int]:
 def _set_number(unit: bytes) -> int:
     """seq_parameter_set_id or pic_parameter_set_id."""
     bits = BitReader.of_nal(unit[1:_HEADER_BYTES])
-    if unit[0] & 31 == _SPS:
+    if unit[0] & 31 == SPS:
         bits.u(24)  # profile_idc, constraint flags, level_idc
     return bits.ue()
 
@@ -289,22 +290,22 @@ class H264Order(OutputOrder):
         parities = set()
         with suppress(ValueError):
             for unit in units:
-                if unit[0] & 31 in _WITH_SLICE_HEADER:
+                if unit[0] & 31 in WITH_SLICE_HEADER:
                     bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
                     is_field = _read_to_field_pic_flag(bits, next(iter(self._sps)))
                     parities.add(bits.u(1) if is_field else None)  # bottom_field_flag
         return len(parities) == 1 and None not in parities
 
     def _read_parameter_set(self, unit: bytes | memoryview) -> None:
-        if unit[0] & 31 == _SPS:
+        if unit[0] & 31 == SPS:
             self._sps.add(read_sps(BitReader.of_nal(bytes(unit[1:]))))
 
     def _picture_order_count(self, units: list[memoryview]) -> int | None:
         for unit in units:
             self._read_parameter_set(unit)
             kind = unit[0] & 31
-            if kind in _WITH_SLICE_HEADER:
-                return self._of_slice(unit, is_reference=bool(unit[0] >> 5 & 3), is_idr=kind == _IDR)
+            if kind in WITH_SLICE_HEADER:
+                return self._of_slice(unit, is_reference=bool(unit[0] >> 5 & 3), is_idr=kind == IDR)
         return None
 
     def _of_slice(self, unit: memoryview, *, is_reference: bool, is_idr: bool) -> int | None:
@@ -346,14 +347,14 @@ def is_field(packet: memoryview, length_size: int, sps: Sps) -> bool:
     return any(
         _read_to_field_pic_flag(BitReader.of_nal(bytes(unit[1:_HEADER_BYTES])), sps)
         for unit in split_packet(packet, length_size)
-        if unit[0] & 31 in _WITH_SLICE_HEADER
+        if unit[0] & 31 in WITH_SLICE_HEADER
     )
 
 
 def _x264_version(units: list[memoryview]) -> int | None:
     """The version in the SEI message that x264 writes into the first packet of a stream; None if there is none."""
     for unit in units:
-        if unit[0] & 31 == _SEI and len(unit) > len(_X264) and (found := _X264_VERSION.search(unit)):
+        if unit[0] & 31 == SEI and len(unit) > len(_X264) and (found := _X264_VERSION.search(unit)):
             return int(found[1])
     return None
 
@@ -381,12 +382,12 @@ def classifier(stsd: bytes) -> Classifier:
         if not slices:
             return PacketKind(order=None, broken=broken)
         return PacketKind(
-            random_access=slices[0] & 31 == _IDR and knows_all and not (is_old_444 and version is None),
+            random_access=slices[0] & 31 == IDR and knows_all and not (is_old_444 and version is None),
             disposable=all((first >> 5) & 3 == 0 for first in slices) and not tells,
             order=order.next_rank(units),
             broken=broken,
             lone_field=order.is_lone_field(units),
-            colors=next((stated_colors(bytes(unit), 1, skip_to_vui) for unit in units if unit[0] & 31 == _SPS), None),
+            colors=next((stated_colors(bytes(unit), 1, skip_to_vui) for unit in units if unit[0] & 31 == SPS), None),
         )
 
     return classify

@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.h264 import Sps, parameter_sets, read_sps
+from streamvid.bitstream.h264 import IDR, PPS, SEI, SPS, WITH_SLICE_HEADER, Sps, parameter_sets, read_sps
 from streamvid.bitstream.nal import split_packet
 from streamvid.bitstream.packets import START_CODE
 
-_IDR: Final = 5
-_SEI, _SPS, _PPS = 6, 7, 8
-_SLICES: Final = (1, 2, _IDR)
 _RECOVERY_POINT: Final = 6
 _BEGIN_BYTES: Final = 32
 """Bytes of a slice that are enough for its header up to frame_num."""
@@ -82,17 +79,17 @@ class FrameNumbers:
             self._is_known = False
 
     def _take(self, units: Sequence[memoryview], *, starts: bool) -> tuple[int, int] | None:
-        idr = any(unit[0] & 31 == _IDR for unit in units)
-        recovery = any(unit[0] & 31 == _SEI and _is_recovery_point(bytes(unit)) for unit in units)
+        idr = any(unit[0] & 31 == IDR for unit in units)
+        recovery = any(unit[0] & 31 == SEI and _is_recovery_point(bytes(unit)) for unit in units)
         # Pictures may be missing before either, and leading ones of a recovery point that decoding begins at.
         begins = idr or (recovery and not starts)
         if idr or recovery or starts:
             self._previous = -1
         for unit in units:
             kind = unit[0] & 31
-            if kind in (_SPS, _PPS):
+            if kind in (SPS, PPS):
                 self._read_set(bytes(unit))
-            if kind not in _SLICES:
+            if kind not in WITH_SLICE_HEADER:
                 continue
             (sps,) = self._sps  # ValueError: which one applies is not tracked
             if sps.gaps_allowed:
@@ -111,9 +108,9 @@ class FrameNumbers:
 
     def _read_set(self, unit: bytes) -> None:
         bits = BitReader.of_nal(unit[1:])
-        if unit[0] & 31 == _SPS:
+        if unit[0] & 31 == SPS:
             self._sps.add(read_sps(bits))
-        elif unit[0] & 31 == _PPS:
+        elif unit[0] & 31 == PPS:
             number, _ = bits.ue(), bits.ue()  # pic_parameter_set_id, seq_parameter_set_id
             bits.u(1)  # entropy_coding_mode_flag
             order_in_frame = bool(bits.u(1))  # bottom_field_pic_order_in_frame_present_flag
@@ -129,7 +126,7 @@ class FrameNumbers:
     def _resets(self, unit: bytes, sps: Sps) -> bool:
         """Whether frame_num starts at 0 behind the picture of a slice, by its marking rather than as IDR. Raises
         ValueError where its header is not read."""
-        if unit[0] & 31 == _IDR:
+        if unit[0] & 31 == IDR:
             return False
         bits = BitReader.of_nal(unit[1:])
         bits.ue()  # first_mb_in_slice
