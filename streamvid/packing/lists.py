@@ -13,7 +13,7 @@ import pyarrow.json
 from streamvid.arrays import Int64
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import InputError, StreamvidError
-from streamvid.packing.typed_columns import dump_json, is_text, json_value, to_type, usable_type
+from streamvid.packing.typed_columns import dump_json, is_text, json_values, to_type, usable_type
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.parquet import read_parquet
@@ -132,7 +132,7 @@ def json_rows(table: pa.Table, shown: str) -> pa.Array:
     """Each row as a JSON object, large_string [rows], keys in column order; values as of `json_value`.
 
     Raises:
-        InputError: a column has a name of `RESERVED_COLUMNS`, or a type that JSON lacks, such as binary.
+        InputError: a column has a name of `RESERVED_COLUMNS`, or values that JSON lacks, such as binary.
     """
     for name in RESERVED_COLUMNS:
         if name in table.schema.names:
@@ -140,12 +140,15 @@ def json_rows(table: pa.Table, shown: str) -> pa.Array:
     if not table.num_columns:
         return pa.array(["{}"] * table.num_rows, type=pa.large_string())
     texts = [pa.array([], type=pa.large_string())]
-    try:
-        for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
-            rows = [dump_json({name: json_value(v) for name, v in row.items()}) for row in batch.to_pylist()]
-            texts.append(pa.array(rows, type=pa.large_string()))
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InputError(f"{shown} holds {error}, which JSON cannot: turn them into text or leave them out") from error
+    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        columns = []
+        for name, column in zip(table.column_names, batch.columns, strict=True):
+            try:
+                columns.append(json_values(column))
+            except InputError as error:
+                raise InputError(f"the column {name!r} of {shown} holds {error}") from None
+        rows = [dump_json(dict(zip(table.column_names, row, strict=True))) for row in zip(*columns, strict=True)]
+        texts.append(pa.array(rows, type=pa.large_string()))
     return pa.concat_arrays(texts)
 
 

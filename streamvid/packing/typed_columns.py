@@ -11,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamvid.errors import InputError
+
 
 def column_type(kind: pa.DataType) -> pa.DataType:
     """The Parquet type for a list's column: its own type, or text for structs, which are stored as JSON."""
@@ -21,7 +23,7 @@ def column_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date(kind):
         return pa.date32()
     if pa.types.is_timestamp(kind):
-        return pa.timestamp("ms" if kind.unit == "s" else kind.unit, kind.tz)  # Parquet has no seconds
+        return pa.timestamp({"s": "ms", "ns": "us"}.get(kind.unit, kind.unit), kind.tz)  # Parquet has no seconds
     if pa.types.is_time(kind):
         return pa.time64("us")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -55,11 +57,14 @@ def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
     Args:
         kind: a type that `column_type` gives, or `large_type`.
+
+    Raises:
+        InputError: as from `json_values`.
     """
     if pa.types.is_dictionary(column.type):
         return to_type(column.dictionary_decode(), kind)
     if is_text(kind) and not is_text(column.type):
-        values = map(json_value, column.to_pylist())
+        values = json_values(column)
         texts = [value if value is None or isinstance(value, str) else dump_json(value) for value in values]
         return pa.array(texts, type=kind)
     if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_null(column.type):
@@ -114,9 +119,40 @@ def usable_type(kind: pa.DataType) -> pa.DataType:
     """A type that Python and Arrow's functions take: no nanoseconds, which datetime lacks, and no views of strings."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
+    if pa.types.is_time64(kind):
+        return pa.time64("us")
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
     if kind == pa.string_view():
         return pa.large_string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(usable_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(usable_type(kind.key_type), usable_type(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(usable_type(kind.value_type), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(usable_type(kind.value_type))
     return pa.list_(usable_type(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def json_values(column: pa.Array) -> list[Any]:
+    """The values of a list's column as of `json_value`, None for null.
+
+    Raises:
+        InputError: JSON cannot have them. Its text has what they are and what to do, for the end of a sentence.
+    """
+    kind = column.type
+    try:
+        if usable_type(kind) != kind:
+            column = column.cast(usable_type(kind), safe=False)
+        return [json_value(value) for value in column.to_pylist()]
+    except (TypeError, pa.ArrowNotImplementedError):
+        raise InputError(f"{kind}, which JSON has no form for: turn it into text or numbers, or leave it out") from None
+    except (ValueError, OverflowError, LookupError):
+        raise InputError(
+            f"{kind} outside of the years 1 to 9999, or in an unknown time zone: turn it into text, or leave it out"
+        ) from None
 
 
 def json_value(value: Any) -> Any:

@@ -192,6 +192,8 @@ def _column(dataset: Dataset, name: str, given: pa.ChunkedArray, rows: Int64, sh
     kind = _stored_type(given.type)
     try:
         values = pa.concat_arrays([_to_type(chunk, kind) for chunk in given.chunks] or [pa.array([], kind)])
+    except InputError as error:
+        raise InputError(f"the column {name!r} of {shown} holds {error}") from None
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InputError(f"the column {name!r} of {shown} cannot be stored: {first_line(error)}") from error
     places = np.full(len(dataset), -1, dtype=np.int64)

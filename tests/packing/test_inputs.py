@@ -196,9 +196,43 @@ def test_quotation_marks_that_are_closed(tmp_path: Path, cell: str, end: str) ->
     assert len(find_sources([str(tmp_path / "l.csv")], MetadataLists())) == 2
 
 
-def test_binary_columns_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"path": ["a.mp4"], "thumb": [b"\xff"]}), tmp_path / "l.parquet")
-    with pytest.raises(InputError, match="bytes values, which JSON cannot"):
+MOMENT = 1_577_836_800_123_456_789
+
+
+@pytest.mark.parametrize(
+    ("column", "stored"),
+    [
+        (pa.array([1001], pa.time64("ns")), '"00:00:00.000001"'),
+        (pa.array([[1001]], pa.list_(pa.time64("ns"))), '["00:00:00.000001"]'),
+        (pa.array([[MOMENT]], pa.large_list(pa.timestamp("ns"))), '["2020-01-01T00:00:00.123456"]'),
+        (pa.array([[MOMENT]], pa.list_(pa.timestamp("ns"), 1)), '["2020-01-01T00:00:00.123456"]'),
+        (
+            pa.array([{"t": MOMENT, "s": None}], pa.struct({"t": pa.timestamp("ns"), "s": pa.string()})),
+            '{"t":"2020-01-01T00:00:00.123456","s":null}',
+        ),
+        (pa.array([[{"t": 1001}]], pa.list_(pa.struct({"t": pa.time64("ns")}))), '[{"t":"00:00:00.000001"}]'),
+    ],
+)
+def test_nanoseconds_are_cut_off(tmp_path: Path, column: pa.Array, stored: str) -> None:
+    pq.write_table(pa.table({"path": ["a.mp4"], "c": column}), tmp_path / "l.parquet")
+    lists = MetadataLists()
+    find_sources([str(tmp_path / "l.parquet")], lists)
+    assert lists.json(0) == f'{{"c":{stored}}}'
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        (pa.array([b"\xff"]), "binary, which JSON has no form for: turn it into text or numbers, or leave it out"),
+        (pa.array([1], pa.duration("ns")), r"duration\[us\], which JSON"),
+        (pa.array([[("a", MOMENT)]], pa.map_(pa.string(), pa.timestamp("ns"))), "map<string, timestamp.*which JSON"),
+        (pa.array([4_000_000], pa.date32()), r"date32\[day\] outside of the years 1 to 9999"),
+        (pa.array([MOMENT], pa.timestamp("ns", "No/Where")), ".* in an unknown time zone: turn it"),
+    ],
+)
+def test_columns_that_json_cannot_have_are_refused(tmp_path: Path, column: pa.Array, said: str) -> None:
+    pq.write_table(pa.table({"path": ["a.mp4"], "thumb": column}), tmp_path / "l.parquet")
+    with pytest.raises(InputError, match=f"the column 'thumb' of .*l.parquet holds {said}"):
         find_sources([str(tmp_path / "l.parquet")], MetadataLists())
 
 
