@@ -84,7 +84,8 @@ def find_sequence(names: Sequence[str]) -> list[str]:
 def check_rate(paths: Iterable[str], fps: Fraction | None) -> None:
     """Check before packing that image sequences have timestamps.
 
-    Of remote folders only the first is listed; others without timestamps fail when they are packed.
+    Of remote folders only the first is listed; others without timestamps fail when they are packed, as do listed
+    folders of something else.
 
     Raises:
         InputError: there is neither a rate nor a file of timestamps.
@@ -95,7 +96,8 @@ def check_rate(paths: Iterable[str], fps: Fraction | None) -> None:
     for path in paths:
         if is_sequence(path) and not (remote and not is_local(path)):
             remote = remote or not is_local(path)
-            if not any(name.lower() in TIMES_FILES for name in _files(path)):
+            names = [*_files(path)]
+            if find_sequence(names) and not any(name.lower() in TIMES_FILES for name in names):
                 raise InputError(_NO_TIMES.format(redact(path)))
 
 
@@ -121,7 +123,8 @@ def sequence_video(
     names = find_sequence([*files])
     if not names:
         raise VideoError(
-            "it is no image sequence: the folder must hold numbered images of one format and no other files"
+            "it is a folder, and no image sequence, which holds numbered images of one format and no other files: list "
+            "the videos in it one by one"
         )
     numbers = [int(_NUMBERED.fullmatch(posixpath.splitext(name)[0])[2]) for name in names]  # type: ignore[index]
     if len(set(numbers)) < len(numbers):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
-from streamvid.packing.images import find_sequence, sequence_video
+from streamvid.packing.images import check_rate, find_sequence, sequence_video
 from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import PackOptions, PreparedClip
@@ -133,6 +133,14 @@ def test_times_that_cannot_be(text: str, reason: str, tmp_path: Path) -> None:
 def test_without_times_and_rate_the_user_is_asked(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", ["1.jpg", "2.jpg"])
     with pytest.raises(InputError, match="--fps"):
+        store(tmp_path / "in", PackOptions(), tmp_path / "out")
+
+
+def test_a_listed_folder_of_videos_is_not_asked_for_a_rate(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/film.mp4").write_bytes(b"x")
+    check_rate([f"{tmp_path}/in/"], None)
+    with pytest.raises(VideoError, match=r"it is a folder, and no image sequence.*: list the videos in it one by one"):
         store(tmp_path / "in", PackOptions(), tmp_path / "out")
 
 
