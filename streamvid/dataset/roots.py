@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import stat
@@ -23,13 +24,20 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage.url import given_path, is_local, join, local_path, redact
 
+log = logging.getLogger(__name__)
+
 _BELOW: Final = re.compile(r"[^/\x00-\x1f:]+(/[^/\x00-\x1f:]+)*")
 
 
 def given_roots(roots: object) -> tuple[str, ...]:
-    """The option `roots`: one path or URL, or several. Raises InputError if it is none."""
+    """The option `roots`: one path or URL, or several. Raises InputError if it is none, and warns of local ones that
+    are no folders: a dataset opens where its videos are not mounted, too."""
     several = [roots] if isinstance(roots, str | os.PathLike) else listed(roots, "roots", "folders and URLs")
-    return tuple(given_path(one, "roots") for one in several)
+    found = tuple(given_path(one, "roots") for one in several)
+    for one in found:
+        if is_local(one) and not os.path.isdir(local_path(one)):
+            log.warning("roots: %r is no folder on this machine: mount it, or name another", one[:200])
+    return found
 
 
 def resolve_roots(dataset: str, roots: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:

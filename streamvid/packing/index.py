@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from streamvid.checks import suggest_keywords
-from streamvid.dataset.roots import grant
+from streamvid.dataset.roots import given_roots, grant
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
 from streamvid.packing.destination import read_rejected
@@ -74,7 +74,7 @@ def index(
     options = PackOptions(
         compatible_with="any", cutting=cutting, decode=decode, in_place="tables" if fast else "packets"
     )
-    paths, told = given_paths(places, "places"), given_paths(roots, "roots")
+    paths, told = given_paths(places, "places"), given_roots(roots)
     cameras = [camera] if isinstance(camera, str) else list(camera)
 
     def plan(options: PackOptions, *, append: bool, after: str = "") -> JobSpec:

@@ -517,6 +517,14 @@ def test_other_roots_must_be_named_by_the_user(tmp_path: Path, videos: Path, mon
     assert frames(tmp_path / "indexed", roots=[str(videos)])
 
 
+def test_a_root_that_is_not_there_is_told(tmp_path: Path, videos: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index(videos, tmp_path / "indexed", roots=tmp_path / "no", progress=False)
+    assert Dataset.open(tmp_path / "indexed", roots=[tmp_path / "nor", videos, "memory://no"])
+    assert [one.getMessage() for one in caplog.records] == [
+        f"roots: '{tmp_path}/{name}' is no folder on this machine: mount it, or name another" for name in ("no", "nor")
+    ]
+
+
 def test_a_grant_is_of_a_dataset_and_its_roots(tmp_path: Path, videos: Path) -> None:
     index(videos, tmp_path / "indexed", progress=False)
     shutil.copytree(tmp_path / "indexed", tmp_path / "copied")
