@@ -23,6 +23,11 @@ def displayable(text: str, most: int) -> str:
     return _UNSHOWABLE.sub("\N{REPLACEMENT CHARACTER}", cut) + ("…" if len(text) > most else "")
 
 
+def is_utf8(text: str) -> bool:
+    """Whether UTF-8 has it: not the bytes of another encoding in a file's name, nor halves of characters."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def first_line(error: Exception) -> str:
     """The first line of an exception's message, or its type if it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

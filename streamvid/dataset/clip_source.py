@@ -121,6 +121,7 @@ class ClipSource:
     def keys_meant(self, name: str) -> list[str]:
         """Keys of clips that someone may mean by a name that is no key: of the video's file or path, with or without
         its extension, without the digits behind it, or, of datasets together, without the part's name before it."""
+        name = name.encode("utf-8", "replace").decode()
         stem = posixpath.splitext(name)[0]
         likely = pa.array([stem, posixpath.basename(stem), posixpath.basename(name)], pa.string())
         keys, sources = self.clips.key.array, self.clips.source.array

@@ -57,6 +57,7 @@ from streamvid.storage.parquet import read_parquet
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.upload import abort_upload
 from streamvid.storage.url import is_local, is_within, join, local_path, redact
+from streamvid.text import is_utf8
 from streamvid.video.containers import VIDEO_EXTENSIONS
 
 REJECTED_FILE: Final = "rejected.parquet"
@@ -325,8 +326,8 @@ def base_name(path: str) -> str:
 
 def given_name(name: object, default: str) -> str:
     """The name of a dataset as given; `default` for None. Raises InputError if it is none."""
-    if name is not None and not (isinstance(name, str) and name.strip()):
-        raise InputError(f"name must be a text that is not empty; it is {name!r}; leave it out for the folder's")
+    if name is not None and not (isinstance(name, str) and name.strip() and is_utf8(name)):
+        raise InputError(f"name must be UTF-8 text that is not empty; it is {name!r}; leave it out for the folder's")
     return default if name is None else name
 
 

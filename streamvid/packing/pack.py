@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from streamvid.checks import integer, is_integer, suggest_keywords
+from streamvid.checks import boolean, integer, is_integer, suggest_keywords
 from streamvid.dataset.forgotten import write_forgotten
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.revisions import read_manifest
@@ -58,7 +58,7 @@ from streamvid.storage.client import asked
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, given_path, given_paths, join, redact
-from streamvid.text import format_count
+from streamvid.text import format_count, is_utf8
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,11 @@ class JobRun:
     started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        if not is_utf8(self.destination):
+            raise InputError(f"destination {self.destination[:200]!r} is not UTF-8: name another")
+        boolean(self.overwrite, "overwrite")
+        boolean(self.append, "append")
+        boolean(self.progress, "progress")
         if self.workers is not None:
             integer(self.workers, "workers")
         if self.engine not in ENGINES:

@@ -16,7 +16,7 @@ from streamvid.errors import InputError
 from streamvid.storage.explain import AccessRefused, explained, raise_refusal
 from streamvid.storage.link import MOST_REQUESTS
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import AnyPath, is_local, local_path
+from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
 STALL_SECONDS: Final = 20.0
 """Seconds without a byte after which a connection of a run counts as broken."""
@@ -46,7 +46,13 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
         raise InputError("An empty path was given; name a file or folder.")
     if is_local(text):
         return fsspec.filesystem("file"), local_path(text)
-    fs, name = url_to_fs(text, **_options(get_protocol(text), patient=patient))
+    protocol = get_protocol(text)
+    try:
+        fs, name = url_to_fs(text, **_options(protocol, patient=patient))
+    except (TypeError, AttributeError) as error:  # as from a class that lacks an argument
+        raise InputError(
+            f"{redact(text)}: fsspec opens no {protocol}:// by its URL alone; use a local path or another protocol"
+        ) from error
     keep(fs)
     for logger in _TELL_SECRETS:
         logging.getLogger(logger).addFilter(_no_details)  # once: it is the same one

@@ -195,6 +195,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "it is a folder; name a file"
     if isinstance(exc, (NotADirectoryError, FileExistsError)):
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
+    if number in (errno.ELOOP, errno.ENAMETOOLONG):
+        return DatasetError, f"{_detail(exc).lower()}; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DatasetError, "the disk is full or the quota used up; free some space"
     if (of_certificates := _of_certificates(exc, s3=s3)) is not None:

@@ -374,6 +374,13 @@ def test_a_file_name_in_place_of_a_key(packed: Path, name: str) -> None:
         select_rows(dataset, keys=[name])
 
 
+def test_a_key_that_is_not_utf8(packed: Path) -> None:
+    with pytest.raises(KeyError, match=r"there is no clip 'clip.*udcff'"):
+        Dataset.open(packed).row("clip\udcff")
+    with pytest.raises(InputError, match="1 of the 1 keys are not in the dataset"):
+        select_rows(Dataset.open(packed), keys=["clip\udcff"])
+
+
 def test_a_key_with_an_extension(packed: Path) -> None:
     dataset = Dataset.open(packed)
     with pytest.raises(KeyError, match=r"there is no clip 'slow.mp4' in .*; did you mean 'slow'\?"):

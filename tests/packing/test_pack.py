@@ -216,6 +216,9 @@ def test_every_file_found_is_packed_or_rejected(tmp_path: Path, caplog: pytest.L
         ({"options": {"fps": 3}}, r"options must be PackOptions\(…\)"),
         ({"shard_size": "1MiB"}, "shard_size must be a whole number"),
         ({"workers": "2"}, "workers must be a whole number"),
+        ({"destination": "d\udcffs"}, r"destination 'd\\udcffs' is not UTF-8: name another"),
+        ({"overwrite": "no"}, "overwrite must be True or False; it is 'no'"),
+        ({"append": 1}, "append must be True or False; it is 1"),
     ],
 )
 def test_arguments_of_another_type(arguments: dict[str, Any], said: str) -> None:
@@ -336,6 +339,7 @@ def test_all_rejected(tmp_path: Path) -> None:
         ({"workers": 0}, "workers must be .* at least 1; it is 0"),
         ({"shard_size": 0}, "shard_size must be"),
         ({"labels": "/none.csv"}, "none.csv"),
+        ({"name": "d\udcffs"}, "name must be UTF-8 text"),
     ],
 )
 def test_options_that_cannot_be(videos: Path, tmp_path: Path, options: dict[str, object], said: str) -> None:

@@ -225,6 +225,20 @@ def test_local_permission(tmp_path: Path) -> None:
 # --- remote errors that need no server
 
 
+@pytest.mark.parametrize("url", ["reference://me:hunter2@x/y", "dir://me:hunter2@x/y", "generic://x"])
+def test_storages_that_a_url_alone_does_not_open(url: str) -> None:
+    with pytest.raises(InputError, match=r"fsspec opens no .*:// by its URL alone; use a local path") as error:
+        filesystem.read_bytes(url)
+    assert "hunter2" not in str(error.value)
+
+
+def test_links_that_lead_to_themselves(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(DatasetError, match="too many levels of symbolic links; check the path") as error:
+        filesystem.read_bytes(tmp_path / "loop")
+    one_sentence(error.value)
+
+
 def test_unknown_protocol() -> None:
     with pytest.raises(InputError, match="'nope' is not a known protocol") as error:
         filesystem.read_bytes("nope://me:hunter2@x/y")
