@@ -35,8 +35,11 @@ def is_integer(value: object) -> TypeGuard[int]:
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number, Python's, a Fraction, or NumPy's."""
-    return is_integer(value) or (isinstance(value, float | Fraction | np.floating) and math.isfinite(value))
+    """Whether it is a finite number, Python's, a Fraction, or NumPy's, that a float has."""
+    try:
+        return (is_integer(value) or isinstance(value, float | Fraction | np.floating)) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def exact(value: float | Fraction) -> Fraction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,11 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.checks import fraction, plain
+from streamvid.checks import fraction, is_real, plain
+from streamvid.errors import InputError
+from streamvid.packing.cut_list import check_cutting
+from streamvid.storage.retry import Retry
+from streamvid.storage.url import given_path
 from tests.support.clips import write
 from tests.support.packed import digests
 from tools.clips import Recipe
@@ -136,3 +141,35 @@ def test_numbers_as_text() -> None:
     assert [fraction(text) for text in ("30000/1001", "29.97", "1e3", "2E-3")] == [
         Fraction(30000, 1001), Fraction(2997, 100), 1000, Fraction(1, 500)
     ]  # fmt: skip
+
+
+HUGE = 10**400
+"""More than a float can be."""
+
+
+def test_numbers_that_no_float_has_are_not_real() -> None:
+    assert all(map(is_real, (10**300, Fraction(1, HUGE), np.float32(1))))
+    assert not any(map(is_real, (HUGE, -HUGE, Fraction(HUGE), float("nan"), np.float32("inf"), True, "1", np.array(1))))
+
+
+MISUSES: list[tuple[Callable[[], object], str]] = [
+    (lambda: Retry.of(HUGE), "retry_for must be a number of seconds"),
+    (lambda: sv.Transform(mean=HUGE), "mean"),
+    (lambda: sv.Transform(std=[1, HUGE, 1]), "std"),
+    (lambda: given_path("a\0b", "roots"), "roots 'a.*b' has a null character, which no path can have: remove it"),
+    (lambda: sv.TranscodeOptions(codec=np.array([1, 2])), "cannot transcode to array"),  # type: ignore[arg-type]
+    (lambda: sv.TranscodeOptions(gop=None), r"TranscodeOptions\(gop\) must be a whole number; it is None"),  # type: ignore[arg-type]
+    (lambda: sv.PackOptions(decode=np.array([])), "cannot decode array"),  # type: ignore[arg-type]
+    (lambda: sv.PackOptions(track="first"), "a video track of number 'first': give 0"),  # type: ignore[arg-type]
+    (lambda: sv.PackOptions(in_place="table"), r"PackOptions\(in_place\) must be .*did you mean 'tables'"),  # type: ignore[arg-type]
+    (
+        lambda: check_cutting(sv.PackOptions(cutting=sv.FixedLength(Fraction(1, 3), "frames")), listed=False),  # type: ignore[arg-type]
+        "clips of 0.333333 frames: give a whole number",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), MISUSES)
+def test_what_options_cannot_be(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        call()

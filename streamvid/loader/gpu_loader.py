@@ -120,7 +120,7 @@ class GpuDataLoader:
             integer(num_threads, "num_threads")
         check_order(sampler, batch_sampler, shuffle=shuffle, drop_last=drop_last)
         check_workers(num_workers, prefetch_factor, persistent_workers, timeout)
-        if (on_error, max_errors, quarantine) != (None, None, None):
+        if any(given is not None for given in (on_error, max_errors, quarantine)):
             dataset = dataset.with_policy(dataset.policy.but(on_error, max_errors, quarantine))
         self.dataset = dataset
         self._batch_size, self._num_workers = batch_size, num_workers

@@ -102,7 +102,7 @@ def check_cutting(options: PackOptions, *, listed: bool) -> None:
         if not (is_real(rule.length) and rule.length > 0):
             raise InputError(f"clips of {rule.length} {rule.unit}: give a positive number")
         if rule.unit == "frames" and rule.length != int(rule.length):
-            raise InputError(f"clips of {rule.length:g} frames: give a whole number of them")
+            raise InputError(f"clips of {float(rule.length):g} frames: give a whole number of them")
     if isinstance(rule, Scenes):
         if not (is_real(rule.min_length) and rule.min_length >= 0):
             raise InputError(f"a shortest scene of {rule.min_length} s: give 0 or more")

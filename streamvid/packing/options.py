@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal, get_args
 
-from streamvid.checks import boolean, decimal, is_real, one_of, suggesting
+from streamvid.checks import boolean, decimal, is_integer, is_real, one_of, suggesting
 from streamvid.errors import InputError
 from streamvid.video.gpu_support import Purpose
 from streamvid.video.stored_clip import StoredClip
@@ -116,8 +116,12 @@ class PackOptions:
             if not isinstance(given := getattr(self, name), kind):
                 example = "FixedLength(10) or Scenes()" if name == "cutting" else "TranscodeOptions(codec='hevc')"
                 raise InputError(f"PackOptions({name}) must be {example}; it is {given!r}"[:300])
-        if self.decode not in DECODE_LEVELS:
+        if not isinstance(self.decode, str) or self.decode not in DECODE_LEVELS:
             raise InputError(f"cannot decode {self.decode!r} before packing: choose from {', '.join(DECODE_LEVELS)}")
+        if self.track is not None and not (is_integer(self.track) and self.track >= 0):
+            raise InputError(f"a video track of number {self.track!r}: give 0 for the first, 1 for the second, …")
+        if self.in_place is not None:
+            one_of(self.in_place, ("tables", "packets"), "PackOptions(in_place)")
         if self.fps is None:
             return
         if not is_real(self.fps) or not 0 < self.fps <= 1000:

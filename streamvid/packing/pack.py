@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from streamvid.checks import boolean, integer, is_integer, suggest_keywords
+from streamvid.checks import boolean, integer, suggest_keywords
 from streamvid.dataset.forgotten import write_forgotten
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.revisions import read_manifest
@@ -172,8 +172,6 @@ def pack(
     paths, to = given_paths(inputs, "inputs"), given_path(destination, "destination")
     if not isinstance(options, PackOptions):
         raise InputError(f"options must be PackOptions(…), such as PackOptions(fps=24); it is {options!r}"[:300])
-    if options.track is not None and not (is_integer(options.track) and options.track >= 0):
-        raise InputError(f"a video track of number {options.track!r}: give 0 for the first, 1 for the second, …")
     integer(shard_size, "shard_size", most=None)
     run = JobRun(to, overwrite, append, workers, engine, address, retry_for, progress)
     run.state()

@@ -33,6 +33,8 @@ def given_path(path: object, name: str) -> str:
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
         raise InputError(f"{name} must be a path or URL; it is {path!r}"[:300])
+    if "\0" in text:
+        raise InputError(f"{name} {text[:200]!r} has a null character, which no path can have: remove it")
     if not text.strip():
         raise InputError(f"{name} is an empty path: name it, or write . for the current folder")
     if text == "~" or text.startswith("~/"):

@@ -367,6 +367,6 @@ def _are_channels(value: object) -> bool:
     """Whether it is three finite numbers."""
     try:
         numbers = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
     return numbers.shape == (3,) and bool(np.isfinite(numbers).all())

@@ -68,10 +68,10 @@ class TranscodeOptions:
     crf: int | None = None
 
     def __post_init__(self) -> None:
-        if self.codec not in TARGETS:
+        if not isinstance(self.codec, str) or self.codec not in TARGETS:
             raise InputError(f"cannot transcode to {self.codec!r}: choose from {', '.join(TARGETS)}")
         for name in ("short_side", "gop", "crf"):
-            if (given := getattr(self, name)) is not None and not is_integer(given):
+            if not is_integer(given := getattr(self, name)) and (given is not None or name == "gop"):
                 raise InputError(f"TranscodeOptions({name}) must be a whole number; it is {given!r}")
         if self.max_fps is not None and not is_real(self.max_fps):
             raise InputError(f"TranscodeOptions(max_fps) must be a number; it is {self.max_fps!r}")
