@@ -136,16 +136,20 @@ def plain(value: Any) -> Any:
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Answer a keyword that the function does not have with the nearest that it has. NumPy's scalars come to it as
-    Python's.
+    Python's. Its keywords that are `bool` are True or False: "no" would count as yes. Constructors check theirs.
 
     Raises:
         TypeError: at the call, as Python itself would; with the name that was probably meant.
+        InputError: at the call, of a keyword that is neither True nor False.
     """
+    parameters = inspect.signature(function).parameters
     names = [
         name
-        for name, parameter in inspect.signature(function).parameters.items()
+        for name, parameter in parameters.items()
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD and name not in ("self", "cls", "_")
     ]
+    is_constructor = function.__name__ == "__init__"
+    flags = [] if is_constructor else [name for name in names if parameters[name].annotation == "bool"]
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -155,6 +159,9 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 hint = _elsewhere(name, names) or did_you_mean(name, names) or longer or f"it takes {', '.join(names)}"
                 owner = function.__qualname__.removesuffix(".__init__")
                 raise TypeError(f"{owner} has no argument {name!r}; {hint}")
+        for name in flags:
+            if name in kwargs:
+                boolean(kwargs[name], name)
         return function(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
     return checked

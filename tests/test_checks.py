@@ -17,7 +17,7 @@ from streamvid.checks import fraction, is_real, plain
 from streamvid.errors import InputError
 from streamvid.packing.cut_list import check_cutting
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import given_path
+from streamvid.storage.url import given_path, given_paths
 from tests.support.clips import write
 from tests.support.packed import digests
 from tools.clips import Recipe
@@ -162,6 +162,14 @@ MISUSES: list[tuple[Callable[[], object], str]] = [
     (lambda: sv.PackOptions(decode=np.array([])), "cannot decode array"),  # type: ignore[arg-type]
     (lambda: sv.PackOptions(track="first"), "a video track of number 'first': give 0"),  # type: ignore[arg-type]
     (lambda: sv.PackOptions(in_place="table"), r"PackOptions\(in_place\) must be .*did you mean 'tables'"),  # type: ignore[arg-type]
+    (lambda: given_paths(np.array(2), "inputs"), "inputs must be a path or URL or a list of them; it is array"),
+    (lambda: sv.index("in", "to", camera=7), "camera must be a list of names of cameras; it is 7"),  # type: ignore[arg-type]
+    (lambda: sv.forget("ds", keys=["a"], purge="no"), "purge must be True or False; it is 'no'"),  # type: ignore[arg-type]
+    (lambda: sv.split("ds", "to", column="fold", copy=1), "copy must be True or False; it is 1"),  # type: ignore[arg-type]
+    (lambda: sv.merge(7, "to"), "datasets must be a list of paths, URLs or datasets; it is 7"),  # type: ignore[arg-type]
+    (lambda: sv.merge(np.array([]), "to"), "datasets must be a list of paths"),  # type: ignore[arg-type]
+    (lambda: sv.reshard("ds", "to", shard_size=10**30), "shard_size must be a whole number from 1 to"),
+    (lambda: sv.split("ds", "to", column=0), "column must be the name of a column; it is 0"),  # type: ignore[arg-type]
     (
         lambda: check_cutting(sv.PackOptions(cutting=sv.FixedLength(Fraction(1, 3), "frames")), listed=False),  # type: ignore[arg-type]
         "clips of 0.333333 frames: give a whole number",

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.arrays import Bool, Int64
+from streamvid.checks import suggest_keywords
 from streamvid.dataset.columns import is_number
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
@@ -46,6 +47,7 @@ class Difference:
         return bool(self.added or self.removed or self.changed)
 
 
+@suggest_keywords
 def diff(first: Dataset | str | os.PathLike[str], second: Dataset | str | os.PathLike[str]) -> Difference:
     """Compare two datasets, or two revisions of one, by their keys.
 

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.checks import suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
 from streamvid.mp4.sample_entry import ENTRY_START, without_bit_rate
@@ -37,6 +38,7 @@ class Duplicates:
     unchecked: int
 
 
+@suggest_keywords
 def duplicates(dataset: Dataset | str | os.PathLike[str]) -> Duplicates:
     """Find clips of the same bytes.
 

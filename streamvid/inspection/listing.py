@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.checks import integer, suggest_keywords
+from streamvid.checks import integer, listed, suggest_keywords
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
@@ -49,7 +49,7 @@ def list_clips(
     rows = delivered(opened, where=where, keys=keys)[:limit]
     if isinstance(columns, str):
         raise InputError(f"columns must be a list of column names, it is {columns!r}: write [{columns!r}]")
-    names = list(_usual(opened) if columns is None else columns)
+    names = listed(_usual(opened) if columns is None else columns, "columns", "column names")
     for name in names:
         if not isinstance(name, str):
             raise InputError(f"columns must be a list of column names, one of them is {name!r}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from streamvid.checks import suggest_keywords
+from streamvid.checks import listed, suggest_keywords
 from streamvid.dataset.roots import given_roots, grant
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
@@ -75,7 +75,7 @@ def index(
         compatible_with="any", cutting=cutting, decode=decode, in_place="tables" if fast else "packets"
     )
     paths, told = given_paths(places, "places"), given_roots(roots)
-    cameras = [camera] if isinstance(camera, str) else list(camera)
+    cameras = [camera] if isinstance(camera, str) else listed(camera, "camera", "names of cameras")
 
     def plan(options: PackOptions, *, append: bool, after: str = "") -> JobSpec:
         return plan_job(

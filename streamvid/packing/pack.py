@@ -16,7 +16,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from streamvid.checks import boolean, integer, suggest_keywords
+from streamvid.checks import integer, suggest_keywords
 from streamvid.dataset.forgotten import write_forgotten
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.revisions import read_manifest
@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 
 SHARD_SIZE: Final = 256 << 20
 """Default size of a shard, in bytes of tar."""
+MAX_SHARD_SIZE: Final = 1 << 50
 
 Engine = Literal["local", "ray"]
 ENGINES: Final[tuple[Engine, ...]] = ("local", "ray")
@@ -94,9 +95,6 @@ class JobRun:
     def __post_init__(self) -> None:
         if not is_utf8(self.destination):
             raise InputError(f"destination {self.destination[:200]!r} is not UTF-8: name another")
-        boolean(self.overwrite, "overwrite")
-        boolean(self.append, "append")
-        boolean(self.progress, "progress")
         if self.workers is not None:
             integer(self.workers, "workers")
         if self.engine not in ENGINES:
@@ -172,7 +170,7 @@ def pack(
     paths, to = given_paths(inputs, "inputs"), given_path(destination, "destination")
     if not isinstance(options, PackOptions):
         raise InputError(f"options must be PackOptions(…), such as PackOptions(fps=24); it is {options!r}"[:300])
-    integer(shard_size, "shard_size", most=None)
+    integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
     run = JobRun(to, overwrite, append, workers, engine, address, retry_for, progress)
     run.state()
     spec = plan_job(

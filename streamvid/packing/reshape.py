@@ -7,11 +7,12 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 import pyarrow as pa
 
 from streamvid.arrays import Int64
-from streamvid.checks import integer, suggest_keywords
+from streamvid.checks import integer, listed, suggest_keywords
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
@@ -20,12 +21,13 @@ from streamvid.dataset.selection import delivered
 from streamvid.errors import InputError
 from streamvid.packing.destination import DATASET_EXISTS, read_state
 from streamvid.packing.keys import KEY_MAX, duplicates, longer_keys
-from streamvid.packing.pack import SHARD_SIZE, JobRun
+from streamvid.packing.pack import MAX_SHARD_SIZE, SHARD_SIZE, JobRun
 from streamvid.packing.parts import Shares, order_of, parts_by_column, parts_by_keys, parts_by_share
 from streamvid.packing.report import PackReport
 from streamvid.packing.rewrite import Rewrite, RewriteSpec, plan_rewrite, run_rewrite
 from streamvid.storage.url import AnyPath, given_path, join, redact
 
+_DATASETS: Final = "paths, URLs or datasets"
 Given = Dataset | str | os.PathLike[str]
 """A dataset, or the path or URL of one."""
 
@@ -64,11 +66,12 @@ def merge(
             options cannot be.
         DatasetError: one of the datasets, or a clip, cannot be read.
     """
-    integer(shard_size, "shard_size", most=None)
+    integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
     run = JobRun(given_path(destination, "destination"), overwrite, workers=workers, progress=progress)
-    if isinstance(datasets, str | os.PathLike | ClipSource) or not datasets:
-        raise InputError(f"datasets must be a list of paths, URLs or datasets; it is {datasets!r}"[:300])
-    opened = [_opened(one) for one in datasets]
+    given = [] if isinstance(datasets, os.PathLike | ClipSource) else listed(datasets, "datasets", _DATASETS)
+    if not given:
+        raise InputError(f"datasets must be a list of {_DATASETS}; it is {datasets!r}"[:300])
+    opened = [_opened(one) for one in given]
     source = opened[0] if len(opened) == 1 and not prefix else ConcatDataset(opened)
     rows = _delivered(source)
     keys = _merged_keys(source, rows, prefix=prefix) if isinstance(source, ConcatDataset) else None
@@ -117,7 +120,7 @@ def split(
         InputError: an option cannot be, a key is in no clip or in two parts, a part would be empty.
         DatasetError: the dataset, or a clip, cannot be read.
     """
-    integer(shard_size, "shard_size", most=None)
+    integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
     run = JobRun(given_path(destination, "destination"), overwrite, workers=workers, progress=progress)
     integer(seed, "seed", least=0, most=None)
     if sum(rule is not None for rule in (shares, keys, column)) != 1:
@@ -127,7 +130,7 @@ def split(
             raise InputError(
                 f"{option} must be a dict with the name of each part, such as 'train'; it is {given!r}"[:300]
             )
-    for option, text in {"column": column or "", "group": group}.items():
+    for option, text in {"column": "" if column is None else column, "group": group}.items():
         if not isinstance(text, str):
             raise InputError(f"{option} must be the name of a column; it is {text!r}"[:300])
     opened = _opened(dataset)
@@ -186,7 +189,7 @@ def reshard(
         InputError: an option cannot be.
         DatasetError: the dataset, or a clip, cannot be read.
     """
-    integer(shard_size, "shard_size", most=None)
+    integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
     run = JobRun(given_path(destination, "destination"), overwrite, workers=workers, progress=progress)
     opened = _opened(dataset)
     rows = _delivered(opened)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 
 from fsspec.implementations.local import make_path_posix
@@ -49,9 +48,10 @@ def given_path(path: object, name: str) -> str:
 
 def given_paths(given: object, name: str) -> list[str]:
     """Paths or URLs that a user gave, one or several; errors as of `given_path`."""
-    several = [given] if isinstance(given, str | os.PathLike) else given
-    if not isinstance(several, Iterable):
-        raise InputError(f"{name} must be a path or URL or a list of them; it is {given!r}"[:300])
+    try:
+        several = [given] if isinstance(given, str | os.PathLike) else [*given]  # type: ignore[misc]
+    except TypeError:  # of an array without dimensions, too
+        raise InputError(f"{name} must be a path or URL or a list of them; it is {given!r}"[:300]) from None
     found = []
     for one in several:
         if not isinstance(one, str | os.PathLike):

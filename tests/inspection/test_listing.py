@@ -39,6 +39,7 @@ def test_what_cannot_be_asked_for(places: Path) -> None:
         ({"columns": "key"}, r"write \['key'\]"),
         ({"keys": ["nobody"]}, "not in the dataset: 'nobody'"),
         ({"columns": [3]}, "one of them is 3"),
+        ({"columns": 3}, "columns must be a list of column names; it is 3"),
         ({"limit": 0}, "limit must be a whole number of at least 1"),
     ):
         with pytest.raises(InputError, match=said):
