@@ -163,6 +163,7 @@ MISUSES: list[tuple[Callable[[], object], str]] = [
     (lambda: sv.PackOptions(track="first"), "a video track of number 'first': give 0"),  # type: ignore[arg-type]
     (lambda: sv.PackOptions(in_place="table"), r"PackOptions\(in_place\) must be .*did you mean 'tables'"),  # type: ignore[arg-type]
     (lambda: given_paths(np.array(2), "inputs"), "inputs must be a path or URL or a list of them; it is array"),
+    (lambda: sv.verify("ds", sample="1%"), "a sample of '1%' is no share of the clips: give one above 0"),  # type: ignore[arg-type]
     (lambda: sv.index("in", "to", camera=7), "camera must be a list of names of cameras; it is 7"),  # type: ignore[arg-type]
     (lambda: sv.forget("ds", keys=["a"], purge="no"), "purge must be True or False; it is 'no'"),  # type: ignore[arg-type]
     (lambda: sv.split("ds", "to", column="fold", copy=1), "copy must be True or False; it is 1"),  # type: ignore[arg-type]

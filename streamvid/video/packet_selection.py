@@ -116,7 +116,10 @@ def slice(
         ValueError: there are no frames, or their numbers do not rise; `stsd` is damaged; `read` returned more or fewer
             bytes.
     """
-    packets = select_packets(index, np.asarray(frames, dtype=np.int64))
+    numbers = np.asarray(frames)
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+        raise ValueError(f"frames must be a list of whole numbers; it is {frames!r}"[:300])
+    packets = select_packets(index, numbers.astype(np.int64))
     spans = byte_ranges(packets, gap=gap, waste=waste)
     blocks = []
     for start, end in spans.tolist():

@@ -408,3 +408,5 @@ def test_the_public_function_with_what_cannot_be(plain_clip: StoredClip) -> None
         sv.slice(index, [0], lambda start, end: b"abc", stsd=stsd)
     with pytest.raises(ValueError, match="too short"):
         sv.slice(index, [0], lambda start, end: bytes(end - start), stsd=stsd[:50])
+    with pytest.raises(ValueError, match=r"frames must be a list of whole numbers; it is \[0.5\]"):
+        sv.slice(index, [0.5], lambda start, end: bytes(end - start), stsd=stsd)
