@@ -112,8 +112,8 @@ def _extract(arguments: argparse.Namespace) -> int:
     report = call(extract, arguments, dataset=dataset, keys=arguments.key or arguments.keys)
     out = console()
     out.print(
-        f"extracted {format_count(report.clips, 'clip')}, {format_bytes(report.bytes)}, to {report.folder} in "
-        f"{format_duration(report.elapsed)}"
+        f"extracted {format_count(report.clips, 'clip')}, {format_bytes(report.bytes)}, to "
+        f"{printable(report.folder)} in {format_duration(report.elapsed)}"
     )
     if report.there:
         out.print(f"{format_count(report.there, 'clip')} had been extracted before")
@@ -132,7 +132,7 @@ def _diff(arguments: argparse.Namespace) -> int:
     first, second = [*given, None, None][:2]
     found = diff(
         open_dataset(arguments.first, arguments, first),
-        open_dataset(arguments.second or arguments.first, arguments, second),
+        open_dataset(arguments.first if arguments.second is None else arguments.second, arguments, second),
     )
     if arguments.json:
         print(json.dumps(vars(found) | {"changed": dict(found.changed)}, indent=1, ensure_ascii=False))

@@ -59,6 +59,10 @@ def test_extract_and_diff(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     capsys.readouterr()
     assert main(["diff", str(folder / "ds"), str(folder / "ds")]) == 0
     assert capsys.readouterr().out == "0 added, 0 removed, 0 changed, 6 the same\n"
+    assert main(["diff", str(folder / "ds"), ""]) == 2
+    assert "dataset is an empty path" in capsys.readouterr().err
+    assert main(["extract", str(folder / "ds"), f"{tmp_path}/o\x1b[31mut/", "slow"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
     assert main(["diff", str(tmp_path / "ds"), str(folder / "ds")]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("4 added, 0 removed, 2 changed (")
