@@ -25,6 +25,7 @@ from streamvid.plan.inputs import Source
 from streamvid.plan.run_log import Leg, legs_of, steps_before_legs
 from streamvid.plan.sample_id import rows_of, sample_of
 from streamvid.plan.world import World
+from streamvid.storage.regular_file import regular_file
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.url import given_path, local_path
 
@@ -177,13 +178,14 @@ def _read(run: object) -> Mapping[str, Any]:
     """The state in a file."""
     path = Path(local_path(given_path(run, "run")))
     try:
-        data = path.read_bytes()
-        try:
-            document = json.loads(data)
-        except (ValueError, RecursionError):
-            import torch
+        with regular_file(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
+            try:
+                document = json.load(file)
+            except (ValueError, RecursionError):
+                import torch
 
-            document = torch.load(path, map_location="cpu", weights_only=True)
+                file.seek(0)
+                document = torch.load(file, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; {_GIVE}") from error
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,7 @@ def test_mistakes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     for path in ("none.json", "x.bin", "x.json"):
         assert main(["ledger", str(tmp_path / path), "clip1"]) == 2
     assert capsys.readouterr().err.count("\n") == 3
+    os.mkfifo(tmp_path / "pipe")
+    for path in (str(tmp_path / "pipe"), "/dev/zero"):  # never read: neither ends
+        assert main(["ledger", path, "clip1"]) == 2
+        assert ", not a file; give the file in which a run saved" in capsys.readouterr().err
