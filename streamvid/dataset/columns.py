@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamvid.arrays import Bool, Int64
-from streamvid.checks import did_you_mean
+from streamvid.checks import did_you_mean, listed
 from streamvid.dataset.clip_table import CATEGORIES, Categories, ClipTable
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.errors import DatasetError, InputError
@@ -94,6 +94,8 @@ class Columns:
             InputError: there is no such column.
             DatasetError: its types contradict each other between shards or datasets.
         """
+        if not isinstance(name, str):
+            raise InputError(f"a column is named by a text; it is {name!r}"[:300])
         if name in self._makers:
             if name not in self._made:
                 self._made[name] = self._makers[name]()
@@ -119,7 +121,7 @@ class Columns:
 
     def table(self, names: Sequence[str]) -> pa.Table:
         """Columns as a table, one row per clip; errors as from `get`."""
-        return pa.table({name: self.get(name) for name in names})
+        return pa.table({name: self.get(name) for name in listed(names, "columns", "column names")})
 
     def batch(self, name: str, rows: npt.ArrayLike) -> npt.NDArray[Any] | list[Any]:
         """A column's values for the clips of a batch. Their type depends on the whole column, never on the rows.

@@ -76,6 +76,10 @@ def test_chosen_columns_in_their_order(packed: Dataset) -> None:
     assert packed.to_arrow([]).num_columns == 0
     with pytest.raises(InputError, match=r"no column 'captoin': did you mean 'caption'\? the columns are key, source"):
         packed.to_arrow(["captoin"])
+    with pytest.raises(InputError, match="columns must be a list of column names; it is 3"):
+        packed.to_arrow(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a column is named by a text; it is 3"):
+        packed.to_pandas(["key", 3])  # type: ignore[list-item]
     with pytest.raises(InputError, match=r"write \['key'\]"):
         packed.to_arrow("key")
 
