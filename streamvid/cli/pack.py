@@ -141,7 +141,7 @@ def print_summary(report: PackReport, done: str) -> None:
     from streamvid.packing.destination import REJECTED_FILE
     from streamvid.storage.url import join, redact
 
-    manifest, shown = report.manifest, redact(report.destination)
+    manifest, shown = report.manifest, printable(redact(report.destination))
     out = console()
     whole = (
         f"{format_count(manifest.clips, 'clip')} ({manifest.frames:,} frames, {format_duration(manifest.seconds)}) in "
@@ -166,7 +166,7 @@ def print_summary(report: PackReport, done: str) -> None:
         for sentence in one.sentences():
             out.print(printable(sentence))
     if report.rejected:
-        where = redact(join(report.destination, REJECTED_FILE))
+        where = printable(redact(join(report.destination, REJECTED_FILE)))
         out.print(f"rejected {format_count(len(report.rejected), 'video')}, listed in {where}:")
         print_some([f"{rejected.source}: {rejected.reason}" for rejected in report.rejected], "  ")
 

@@ -60,6 +60,15 @@ def test_everything_at_once(videos: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_a_folder_of_control_characters_is_shown_without(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for said in ("packed", "nothing to do"):
+        assert main(["pack", str(videos), f"{tmp_path}/d\x1b[31m\ns", "--workers", "1"]) == 0
+        assert (out := capsys.readouterr().out).startswith(said)
+        assert "/d\N{REPLACEMENT CHARACTER}[31m\N{REPLACEMENT CHARACTER}s" in out
+
+
 def test_for_any_copies_and_warns(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pack", str(videos), str(tmp_path / "gpu"), "--workers", "1"]) == 0
     assert "warning" not in capsys.readouterr().out
