@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from streamvid.checks import integer, one_of
+from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.color.render import recolouring
 from streamvid.color.tags import Color, ColorOption
 from streamvid.errors import InputError
 from streamvid.storage import filesystem
+from streamvid.storage.url import given_path, is_local, local_path, redact
 from streamvid.transform.dali_graph import by_constants, crop_resize, finish
 from streamvid.transform.params import followers, needed
 from streamvid.transform.sharing import largest, pair
@@ -38,6 +39,7 @@ _TRITON_TYPES: Final = {"uint8": "TYPE_UINT8", "float16": "TYPE_FP16", "float32"
 _DEVICES: Final[tuple[Literal["cuda", "cpu"], ...]] = ("cuda", "cpu")
 
 
+@suggest_keywords
 def export(
     directory: str | os.PathLike[str],
     *,
@@ -74,6 +76,9 @@ def export(
         InputError: an option is invalid, or the transform is none that a server can have.
         DatasetError: the folder cannot be written to.
     """
+    path = given_path(directory, "directory")
+    if not is_local(path):
+        raise InputError(f"directory {redact(path)} is not on this machine: write the model to a folder, and copy it")
     if isinstance(transform, Mapping):
         transform = Views(transform)
     if not isinstance(transform, Transform | Views):
@@ -115,7 +120,7 @@ def export(
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"a pipeline with this Transform(dali) cannot be serialized: {reason}") from error
-    folder = Path(directory) / name
+    folder = Path(local_path(path)) / name
     config = _config(views, frames, name=name, device=device, batch_size=max_batch_size, num_threads=num_threads)
     # Whole or not at all, as a server that polls its models may read at any moment.
     filesystem.write_bytes(folder / "1" / "model.dali", serialized)

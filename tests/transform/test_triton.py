@@ -302,10 +302,12 @@ def scripted(frames: Any) -> Any:
         ({"name": ""}, "name must be"),
         ({"device": "gpu"}, "device must be one of 'cuda', 'cpu'"),
         ({"max_batch_size": 0}, "max_batch_size"),
+        ({"directory": None}, "directory must be a path or URL; it is None"),
+        ({"directory": "s3://bucket/models"}, "s3://bucket/models is not on this machine: write the model to a folder"),
         ({"transform": sv.Transform(dali=scripted), "device": "cpu"}, "cannot be serialized"),
     ],
 )
 def test_errors_are_words(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(sv.InputError, match=said):
-        sv.dali.export(tmp_path / "new", **{"transform": sv.Transform(resize=32), "frames": 8} | options)
+        sv.dali.export(**{"directory": tmp_path / "new", "transform": sv.Transform(resize=32), "frames": 8} | options)
     assert not (tmp_path / "new").exists()
