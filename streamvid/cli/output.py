@@ -8,6 +8,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -39,7 +40,7 @@ def parse_size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 256MiB, 1GB or a number of bytes")
     number, prefix, suffix = match.groups()
     units = _DECIMAL if (suffix or "").lower() == "b" else _UNITS
-    size = int(float(number) * units[prefix.lower()])
+    size = int(Fraction(number) * units[prefix.lower()])
     if size < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive size")
     return size

@@ -11,7 +11,7 @@ import pytest
 
 import streamvid as sv
 from streamvid.cli.main import _parser
-from streamvid.cli.output import call
+from streamvid.cli.output import call, parse_size
 from streamvid.inspection.listing import list_clips
 from streamvid.inspection.preview.preview import preview
 
@@ -55,3 +55,8 @@ def test_call_prefers_what_the_command_gives() -> None:
 
     given = argparse.Namespace(first=10, second=20, verbose=True)
     assert call(made, given, second=21) == (10, 21, 3)
+
+
+def test_sizes_that_no_float_has() -> None:
+    assert parse_size("0.3MB") == 300_000
+    assert parse_size("9" * 400) == int("9" * 400)
