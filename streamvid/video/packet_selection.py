@@ -113,15 +113,13 @@ def slice(
 
     Raises:
         IndexError: the clip does not have one of the frames.
-        ValueError: there are no frames, or their numbers do not rise; `stsd` is damaged; `read` returned more or fewer
-            bytes.
+        ValueError: no frames, or no whole numbers that rise; `stsd` is damaged; `read` returned more or fewer bytes.
     """
     numbers = np.asarray(frames)
     if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
         raise ValueError(f"frames must be a list of whole numbers; it is {frames!r}"[:300])
     packets = select_packets(index, numbers.astype(np.int64))
-    spans = byte_ranges(packets, gap=gap, waste=waste)
-    blocks = []
+    spans, blocks = byte_ranges(packets, gap=gap, waste=waste), []
     for start, end in spans.tolist():
         blocks.append(np.frombuffer(read(start, end), dtype=np.uint8))
         if len(blocks[-1]) != end - start:
