@@ -85,6 +85,7 @@ FOREIGN_EXCEPTIONS = {
     "_new_shared",  # as PyTorch's own collate function allocates
     "_shutdown_workers",  # GpuDataLoader: there is no other way to end workers at once
     "_iterator",  # the workers that persist
+    "_workers",  # of these, whether one was killed
     "_cat_file",  # of fsspec's asynchronous clients, documented: their coroutines have an underscore
 }
 

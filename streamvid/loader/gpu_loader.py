@@ -233,10 +233,9 @@ class GpuDataLoader:
 
     def close(self) -> None:
         """End persistent workers, and free threads and device memory."""
-        if self._pipeline.home.here:
-            _shut_down(getattr(self._loader, "_iterator", None))
-            if self._loader is not None:
-                self._loader._iterator = None
+        if self._pipeline.home.here and self._loader is not None:
+            _shut_down(self._loader._iterator)
+            self._loader._iterator = None
         self._pipeline.close()
         self._watch.close()
 
@@ -300,6 +299,9 @@ class GpuDataLoader:
             # resumed run, whose workers are new, would get the sampler's draws behind it, another order.
             seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
             self._seeds.manual_seed(int(seed))
+            if not all(worker.is_alive() for worker in getattr(self._loader._iterator, "_workers", ())):
+                _shut_down(self._loader._iterator)  # for one that was killed, PyTorch would wait in every epoch
+                self._loader._iterator = None
             # Freed in a forked child, it would end the workers of its parent.
             iterator = in_children(iter(self._loader))
             batches = _watched(iterator)

@@ -289,6 +289,21 @@ def test_a_killed_worker_is_noticed(dataset: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_an_epoch_after_a_persistent_worker_was_killed_has_new_workers(dataset: Path) -> None:
+    options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+    with sv.GpuDataLoader(sv.ClipDataset(dataset, **OPTIONS), batch_size=2, device="cpu", **options) as proxy:
+        whole = [batch["key"] for batch in proxy]
+        with pytest.raises(RuntimeError, match="worker"):
+            kill_and_wait(workers()[0])
+        assert [batch["key"] for batch in proxy] == whole
+
+
+def kill_and_wait(worker: int) -> None:
+    os.kill(worker, signal.SIGKILL)
+    time.sleep(10)  # PyTorch's handler of SIGCHLD raises here
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_a_worker_that_is_killed_while_the_loader_is_closed(dataset: Path) -> None:
     """PyTorch's handler of SIGCHLD raises wherever the main thread is: here, in the wait for the worker's end."""
     options: dict[str, Any] = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
