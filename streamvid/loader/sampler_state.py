@@ -66,6 +66,10 @@ class EpochOrder(Iterator[Sequence[Item]]):
         if self._failed is not None:
             raise self._failed
         if not self._coming:
+            if not self._taken:  # a loop that counts epochs would never end
+                raise InputError(
+                    "an epoch has no batch: the sampler gives no clip, or drop_last leaves out all of them"
+                )
             self.count = self._taken
             raise StopIteration
         (now,), self._coming = self._coming, []

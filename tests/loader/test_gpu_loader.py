@@ -288,6 +288,14 @@ def test_a_killed_worker_is_noticed(dataset: Path) -> None:
         assert not workers()
 
 
+@pytest.mark.parametrize("given", [{"batch_size": 500, "drop_last": True}, {"batch_size": 2, "sampler": []}])
+def test_an_epoch_without_a_batch_is_an_error(dataset: Path, given: dict[str, Any]) -> None:
+    """A loop that counts epochs would never end."""
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+    with sv.GpuDataLoader(ds, device="cpu", **given) as proxy, pytest.raises(sv.InputError, match="has no batch"):
+        list(proxy)
+
+
 @pytest.mark.usefixtures("nothing_left")
 def test_an_epoch_after_a_persistent_worker_was_killed_has_new_workers(dataset: Path) -> None:
     options: dict[str, Any] = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
