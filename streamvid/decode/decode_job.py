@@ -318,7 +318,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
     try:
         if syntax is None:
             header, packets = stream_header(encoded.codec, encoded.stsd), Packets.checked(encoded.data, encoded.sizes)
-            # MPEG-4 has none: for a VOP that is not coded, NVDEC outputs the picture before it again.
+            # Of MPEG-4, NVDEC outputs a picture for every packet: for a VOP that is not coded, the one before it again.
             if encoded.codec != "mpeg4":
                 kind_of = classifier(encoded.codec, encoded.stsd)
                 kinds = [kind_of(memoryview(packet)) for packet in packets]

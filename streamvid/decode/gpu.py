@@ -99,7 +99,7 @@ class GpuDecoder:
     (`streamvid.decode.nvdec`) where they work and support the clip, by DALI's `fn.decoders.video` otherwise.
 
     For DALI, slices with the same parameter sets are joined into one stream per engine of an H200, and at most one per
-    thread. More streams gain next to nothing at 720p, and lose at 1080p: docs/performance.md. The CPU decodes the clips
+    thread. More streams gain next to nothing at 720p, and lose at 1080p. The CPU decodes the clips
     whose size DALI's decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and the clips that
     the table or `submit`'s caller gives to it.
 

@@ -207,7 +207,7 @@ def _check_last_quote(path: str, data: bytes, table: pa.Table, shown: str) -> No
     cell = (table.column(table.num_columns - 1)[-1].as_py() or "").rpartition('"')[-1]
     if not data.endswith(cell.encode()):
         return  # something closes it
-    # One row more is one row more, but where a cell takes it in.
+    # A row behind the last one is counted, unless it becomes text of a cell that is open.
     more = b"\n" + b",".join([b'""'] * table.num_columns) + b"\n"
     if _parse(path, data + more, table.schema.names[:1]).num_rows == table.num_rows:
         raise InputError(
