@@ -22,6 +22,8 @@ class Checksum(Protocol):
 _POLYNOMIAL: Final = 0x82F63B78
 _ONES: Final = 0xFFFFFFFF
 _TABLE_ENTRIES: Final = 1024
+_WITH_GIL: Final = 32 << 10
+"""Bytes at most that libavutil reads with the GIL held."""
 
 
 def ffmpeg_crc32c() -> Checksum:
@@ -35,17 +37,18 @@ def ffmpeg_crc32c() -> Checksum:
     found = sorted(Path(av.__file__).parent.parent.glob("av.libs/libavutil*"))
     if not found:
         raise ImportError("streamvid needs the package crc32c: pip install crc32c")
-    library = ctypes.CDLL(str(found[0]))
+    library = ctypes.PyDLL(str(found[0]))
     table = (ctypes.c_uint32 * _TABLE_ENTRIES)()
     library.av_crc_init(table, 1, 32, ctypes.c_uint32(_POLYNOMIAL), ctypes.sizeof(table))
-    av_crc = library.av_crc
-    av_crc.restype, av_crc.argtypes = (
-        ctypes.c_uint32,
-        (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t),
-    )
+    # As the package does, with the GIL where that is shorter than getting it back from the threads of an NVDEC engine.
+    held, freed = library.av_crc, ctypes.CDLL(str(found[0])).av_crc
+    for av_crc in (held, freed):
+        av_crc.restype = ctypes.c_uint32
+        av_crc.argtypes = (ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
 
     def crc(data: bytes | bytearray | memoryview | UInt8, value: int = 0, /) -> int:
         array = np.frombuffer(data, dtype=np.uint8)
+        av_crc = held if array.size <= _WITH_GIL else freed
         return int(av_crc(table, value ^ _ONES, array.ctypes.data, array.size)) ^ _ONES
 
     return crc
