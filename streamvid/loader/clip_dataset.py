@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import numpy as np
@@ -28,6 +28,7 @@ from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
 from streamvid.loader.rescue import BAD_CLIP, Member, Rescuer
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
+from streamvid.plan.checkpoint import clips_digest, digest
 from streamvid.plan.inputs import DatasetLike, Pools, Subset, open_source
 from streamvid.plan.permutation import Pool
 from streamvid.plan.sample_id import rows_of
@@ -295,6 +296,18 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return read_slices(
             self.dataset, samples, self.dataset.reader, self.dataset.shard_path, checksum=self._spec.checksum
         )
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What samples are made of, and are others without: their number, hashes of the clips and of the sampling, as
+        states of a StreamLoader have them, and the seed."""
+        checksums = [entry.identity for entry in self.dataset.shards]
+        return {
+            "samples": len(self),
+            "dataset": clips_digest(checksums, [self._ids()]),
+            "sampling": digest(self._spec.sampling),
+            "seed": self._spec.seed,
+        }
 
     def sample_set(self) -> SampleSet:
         """The samples, for a loader that streams them.

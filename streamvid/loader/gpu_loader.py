@@ -208,15 +208,15 @@ class GpuDataLoader:
         the state of PyTorch's global generator, from which samplers without a generator draw. It is JSON-safe if the
         sampler's state is.
         """
-        return to_state(self._position.to_save(), self._batches, batch_size=self._batch_size, samples=len(self.dataset))
+        return to_state(self._position.to_save(), self._batches, self._batch_size, self.dataset.identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration resume from a state, and put the sampler where it was.
 
         Raises:
-            InputError: the state is invalid, or of other clips, batch size, ranks or kind of sampler.
+            InputError: the state is invalid, or of other clips, sampling, seed, batch size, ranks or kind of sampler.
         """
-        position = from_state(state, self._batches, batch_size=self._batch_size, samples=len(self.dataset))
+        position = from_state(state, self._batches, self._batch_size, self.dataset.identity)
         self._position.put(position, restored=True)
 
     def stats(self) -> LoaderStats:

@@ -19,6 +19,7 @@ import torch
 from streamvid.checks import integer, is_integer
 from streamvid.errors import InputError
 from streamvid.loader.clip_items import Item
+from streamvid.plan.checkpoint import BELONGS_TO
 
 VERSION: Final = 1
 """Version of the state's fields."""
@@ -159,13 +160,19 @@ def global_generator(state: Mapping[str, Any] | None) -> Iterator[None]:
         yield
 
 
-def to_state(position: SamplerPosition, batches: ResumableBatches, *, batch_size: int, samples: int) -> dict[str, Any]:
-    """A position as a dict, JSON-safe if the samplers' own states are, of about 7 KiB for each generator."""
+def to_state(
+    position: SamplerPosition, batches: ResumableBatches, batch_size: int, identity: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A position as a dict, JSON-safe if the samplers' own states are, of about 7 KiB for each generator.
+
+    Args:
+        identity: of the dataset, as `ClipDataset` has it.
+    """
     samplers = batches.state() if position.samplers is None else position.samplers
     return {
         "version": VERSION,
         "batch_size": batch_size,
-        "samples": samples,
+        **identity,
         "num_replicas": batches.num_replicas,
         "epoch": position.epoch_number,
         "batches": position.batches,
@@ -174,7 +181,7 @@ def to_state(position: SamplerPosition, batches: ResumableBatches, *, batch_size
 
 
 def from_state(
-    state: Mapping[str, Any], batches: ResumableBatches, *, batch_size: int, samples: int
+    state: Mapping[str, Any], batches: ResumableBatches, batch_size: int, identity: Mapping[str, Any]
 ) -> SamplerPosition:
     """The position that a state is of; the samplers are put where they were.
 
@@ -185,13 +192,11 @@ def from_state(
         raise InputError("this is not the state of a GpuDataLoader: give what its state_dict() returned")
     here = {"version": VERSION}
     if state.get("batches"):
-        here |= {"batch_size": batch_size, "samples": samples, "num_replicas": batches.num_replicas}
-    for name in here:
-        if (name in state or name != "num_replicas") and state.get(name) != here[name]:  # states of before lack it
-            raise InputError(
-                f"the state is of a loader whose {name} is {state.get(name)!r}, here it is {here[name]}: make the "
-                "loader the same, or leave the state out"
-            )
+        here |= {"batch_size": batch_size, **identity, "num_replicas": batches.num_replicas}
+    for name, value in here.items():
+        if state.get(name) != value:
+            differs = BELONGS_TO.get(name, f"{name}={state.get(name)!r}; here it is {value}")
+            raise InputError(f"the state is of a loader with {differs}: make the loader the same, or leave it out")
     try:
         epoch, made = (integer(state[name], "a count", least=0) for name in ("epoch", "batches"))
         position = SamplerPosition(epoch, made, [dict(one) for one in state["samplers"]])

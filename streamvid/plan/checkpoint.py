@@ -12,12 +12,13 @@ continues with the new one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from streamvid.checks import integer, is_integer
 from streamvid.errors import InputError
@@ -29,7 +30,7 @@ from streamvid.sampling.base import FrameSampler
 
 VERSION: Final = 1
 """Version of the state's JSON fields."""
-_BELONGS_TO: Final = {
+BELONGS_TO: Final = {
     "dataset": "another dataset, or other clips of it (a filter, a key list, weights)",
     "sampling": "another sampling or padding",
     "order": "another seed, shuffle, locality, mixture or steps_per_epoch",
@@ -113,15 +114,12 @@ class RunSchedule:
     def identity(self) -> Identity:
         """The hashes that states of this schedule contain."""
         plan, stream = self.plan, self.plan.stream
-        content = hashlib.sha256("\n".join(self.checksums).encode())
-        for pool in stream.pools:
-            content.update(np.ascontiguousarray(pool.sample_ids).data)
-            if pool.weights is not None:
-                content.update(np.ascontiguousarray(pool.weights).data)
+        arrays = (one for pool in stream.pools for one in (pool.sample_ids, pool.weights) if one is not None)
         order = (stream.seed, stream.shuffle, stream.block_shards, stream.weights, plan.local, plan.steps)
         return Identity(
-            content.hexdigest()[:16], _digest(self.sampling), _digest(order), len(self.checksums), len(stream.pools)
-        )
+            clips_digest(self.checksums, arrays), digest(self.sampling), digest(order),
+            len(self.checksums), len(stream.pools),
+        )  # fmt: skip
 
     def before_append(self, shards: int, state: Mapping[str, Any]) -> RunSchedule:
         """The schedule as it was when the dataset had only its first `shards` shards."""
@@ -195,7 +193,7 @@ def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
     """The position in a state; raises InputError as `RunSchedule.resume`, and if it is of another version."""
     if not is_integer(version := state.get("version")) or version != VERSION:
         raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
-    for name, meaning in _BELONGS_TO.items():
+    for name, meaning in BELONGS_TO.items():
         if not isinstance(theirs := state.get(name), str) or theirs != getattr(identity, name):
             raise InputError(f"the state belongs to a run with {meaning}: make the loader the same, or leave it out")
     try:
@@ -210,10 +208,12 @@ def _is_plausible(position: Position, plan: Plan) -> bool:
     """Whether a run of this plan can have come to that position. To replay any other could take for ever."""
     history = position.history
     sizes = [position.size if run.size is None else run.size for run in history]
-    if plan.steps is None and {position.size, *sizes} != {plan.size}:
+    if plan.steps is None and ({position.size, *sizes}, position.first) != ({plan.size}, position.epoch * plan.size):
         return False
     return (
-        max([position.size, position.consumed, *sizes]) <= _LARGER * max(plan.size, plan.topology.share)
+        # Epochs before may have had other sizes, with `steps_per_epoch` on other ranks; every step has a sample.
+        position.epoch * (plan.steps or 0) <= position.first <= position.epoch * _LARGER * plan.size
+        and max([position.size, position.consumed, *sizes]) <= _LARGER * max(plan.size, plan.topology.share)
         and len(history) <= _RUNS
         and sum(run.topology.partitions for run in history) <= _PARTITIONS
         and (plan.local or all(run.topology.partitions == 1 for run in history))
@@ -257,5 +257,14 @@ def _count(value: object, least: int = 0) -> int:
     return integer(value, "a count", least=least, most=(1 << 62) - 1)
 
 
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """Hash of what an option is."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def clips_digest(checksums: Sequence[str], arrays: Iterable[npt.NDArray[Any]]) -> str:
+    """Hash of shards, by their checksums in order, and of arrays of selected sample ids, and weights."""
+    content = hashlib.sha256("\n".join(checksums).encode())
+    for array in arrays:
+        content.update(np.ascontiguousarray(array).data)
+    return content.hexdigest()[:16]

@@ -336,7 +336,7 @@ def test_an_appended_dataset_through_the_loader(videos: Path, tmp_path: Path, ra
     assert following == Counter(old | new)
 
 
-HUGE = 10**18
+HUGE = 10**17
 
 
 @pytest.mark.parametrize(
@@ -357,6 +357,9 @@ HUGE = 10**18
         {"segments": [[1, 1]]},
         {"epoch": 10**30},
         {"first": -1},
+        {"first": 1},
+        {"first": HUGE},
+        {"epoch": 0, "first": 7},
         {"size": True},
     ],
     ids=str,
@@ -373,7 +376,7 @@ def test_absurd_numbers_take_no_time(change: dict[str, Any], options: dict[str, 
 
 def test_large_numbers_that_can_be() -> None:
     run = schedule([4, 3])
-    assert run.resume({**run.start(0).state(), "epoch": HUGE, "first": HUGE}).epoch().left == 4
+    assert run.resume({**run.start(0).state(), "epoch": HUGE, "first": HUGE * 7}).epoch().left == 4
 
 
 def test_a_state_without_its_dataset() -> None:

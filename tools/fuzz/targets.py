@@ -32,7 +32,7 @@ from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import StreamvidError
 from streamvid.inspection.checks import check_fields, check_idx, check_tar
 from streamvid.loader.quarantine import read_folder
-from streamvid.loader.sampler_state import ResumableBatches, from_state
+from streamvid.loader.sampler_state import ResumableBatches, SamplerPosition, from_state, to_state
 from streamvid.mp4 import boxes, edit_list, sample_entry
 from streamvid.mp4.reader import read_track
 from streamvid.packing import images, journal
@@ -299,7 +299,7 @@ def _batches() -> ResumableBatches:
 
 def _states(_: Path) -> list[bytes]:
     made = [run.start(1).advanced().state() for run in SCHEDULES]
-    samplers = {"version": 1, "batch_size": 2, "samples": 8, "epoch": 1, "batches": 2, "samplers": _batches().state()}
+    samplers = to_state(SamplerPosition(1, 2), _batches(), 2, {"samples": 8})
     return [json.dumps(one).encode() for one in (*made, samplers)]
 
 
@@ -315,7 +315,7 @@ def _state(data: bytes) -> None:
                 run.after(cursor).state()
         batches = _batches()
         with contextlib.suppress(StreamvidError):
-            list(batches.begin(from_state(state, batches, batch_size=2, samples=8).batches))
+            list(batches.begin(from_state(state, batches, 2, {"samples": 8}).batches))
 
 
 def _images(_: Path) -> list[bytes]:
