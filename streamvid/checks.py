@@ -91,6 +91,21 @@ def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_
     return int(value)
 
 
+def position(value: Any, name: str, count: int) -> int:
+    """The value as an int, which must be the place of one of `count` things; also of a tensor with one number.
+
+    Raises:
+        InputError: it is no whole number, or there is no such place.
+    """
+    try:
+        found = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = -1
+    if not 0 <= found < count:
+        raise InputError(f"{name} must be a whole number from 0 to {count - 1}; it is {value!r}"[:300])
+    return found
+
+
 def listed(value: Any, name: str, members: str) -> list[Any]:
     """The members of a list, or of anything else that can be iterated over and is no text.
 

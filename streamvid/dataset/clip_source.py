@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
+from streamvid.checks import position
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.frame_indexes import INDEX_BYTES, memory_of, parse_together, spans_to_read, with_parts
@@ -106,16 +107,17 @@ class ClipSource:
         return all(map(is_local, places))
 
     def key(self, i: int) -> str:
-        """The key of clip *i*; no other clip has it."""
-        return self.clips.key[i]
+        """The key of clip *i*; no other clip has it. Raises InputError if there is no such clip."""
+        return self.clips.key[position(i, "the row of a clip", len(self))]
 
     def row(self, key: str) -> int:
-        """The row of a clip. Raises KeyError if there is no such key, with the key that was probably meant."""
-        row = self._find(key)
-        if row is None:
-            meant = self.keys_meant(key)[:3] if isinstance(key, str) else []
+        """The row of a clip. Raises InputError if there is no such key, with the key that was probably meant."""
+        if not isinstance(key, str):
+            raise InputError(f"key must be the text of a clip's key; it is {key!r}"[:300])
+        if (row := self._find(key)) is None:
+            meant = self.keys_meant(key)[:3]
             hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else ""
-            raise KeyError(f"there is no clip {key[:100]!r} in {redact(self.path)}{hint}")
+            raise InputError(f"there is no clip {key[:100]!r} in {redact(self.path)}{hint}")
         return row
 
     def keys_meant(self, name: str) -> list[str]:
@@ -204,10 +206,8 @@ class ClipSource:
         return self.shards[s].name, row - int(self._first_rows[s])
 
     def index(self, i: int) -> FrameIndex:
-        """The frame index of clip *i*; errors as from `indexes`, and IndexError if there is no such clip."""
-        if not 0 <= i < len(self):
-            raise IndexError(f"clip {i} of {len(self)}")
-        return self.indexes([i])[0]
+        """The frame index of clip *i*; errors as from `indexes`, and InputError if there is no such clip."""
+        return self.indexes([position(i, "the row of a clip", len(self))])[0]
 
     def indexes(self, rows: Sequence[int]) -> list[FrameIndex]:
         """The whole frame indexes of clips; errors as from `use_indexes`."""

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamvid.arrays import Int64
-from streamvid.checks import suggest_keywords
+from streamvid.checks import position, suggest_keywords
 from streamvid.dataset import consolidated, table_cache
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import CATEGORIES, ClipTable
@@ -184,7 +184,7 @@ class Dataset(ClipSource):
     def members(self, clip: str | int) -> list[str]:
         """The names of the files beside a clip in the tar that it was indexed in, all behind the first dot, such as
         "json" and "depth.npy"; none of a packed clip. Errors as of `member`."""
-        return list(members_of(self, clip))
+        return list(members_of(self, self._row(clip)))
 
     def member(self, clip: str | int, name: str) -> bytes:
         """The bytes of a file beside a clip, read now.
@@ -194,16 +194,20 @@ class Dataset(ClipSource):
             name: as of `members`.
 
         Raises:
-            KeyError, IndexError: there is no such clip or member.
+            InputError: there is no such clip or member.
             ClipError: the tar is another one than was indexed.
             DatasetError: it cannot be read.
         """
-        row = self.row(clip) if isinstance(clip, str) else range(len(self))[clip]
-        (data,) = read_members(self, [name], [row])[name]
+        row = self._row(clip)
+        data = read_members(self, [name], [row])[name][0] if isinstance(name, str) else None
         if data is None:
-            there = ", ".join(self.members(row)) or "none"
-            raise KeyError(f"clip {self.key(row)!r} has no member {name[:100]!r}: it has {there}")
+            there = ", ".join(members_of(self, row)) or "none"
+            raise InputError(f"clip {self.key(row)!r} has no member {repr(name)[:100]}: it has {there}")
         return data
+
+    def _row(self, clip: str | int) -> int:
+        name = "clip, if it is no key,"
+        return self.row(clip) if isinstance(clip, str) else position(clip, name, len(self))
 
     def __getstate__(self) -> dict[str, Any]:
         return {

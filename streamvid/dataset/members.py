@@ -64,14 +64,9 @@ class MemberColumn:
         return cls(name, kinds[0].as_py() if found.null_count == 0 and len(kinds) == 1 else "")
 
 
-def members_of(source: ClipSource, clip: int | str) -> dict[str, tuple[int, int]]:
-    """Where the files beside a clip lie in its tar, offset and size by name; none of a packed clip.
-
-    Raises:
-        KeyError, IndexError: there is no such clip.
-        DatasetError: the dataset is damaged.
-    """
-    row = source.row(clip) if isinstance(clip, str) else range(len(source))[clip]
+def members_of(source: ClipSource, row: int) -> dict[str, tuple[int, int]]:
+    """Where the files beside a clip lie in its tar, offset and size by name; none of a packed clip. Raises DatasetError
+    if the dataset is damaged."""
     text = source.columns.get(MEMBERS)[row].as_py() if _is_indexed(source) else None
     if source.version(row) is None or text is None:
         return {}

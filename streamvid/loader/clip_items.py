@@ -120,7 +120,10 @@ def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec
 
 def _row(dataset: ClipSource, clip: object) -> int:
     if isinstance(clip, str):
-        row = dataset.row(clip)
+        try:
+            row = dataset.row(clip)
+        except InputError as error:
+            raise KeyError(str(error)) from None
     else:
         row = _index(clip, "a clip")
         if not -len(dataset) <= row < len(dataset):

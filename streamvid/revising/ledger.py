@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -116,15 +117,12 @@ def _check(schedule: RunSchedule, state: Mapping[str, Any]) -> None:
 
 
 def _row(source: Source, key: str) -> int:
-    if not isinstance(key, str):
-        raise InputError(f"key must be the text of a clip's key; it is {key!r}")
     try:
         return source.dataset.row(key)
-    except KeyError as error:
-        try:
+    except InputError:
+        with contextlib.suppress(InputError):
             return source.dataset.row(purged_name(key))
-        except KeyError:
-            raise InputError(str(error.args[0])) from None
+        raise
 
 
 def _seen(

@@ -93,7 +93,7 @@ def test_everything_is_as_in_the_parts(folder: Path) -> None:
         if isinstance(column, np.ndarray):
             assert column.dtype in (np.int32, np.int64, np.uint32)
     for beyond in (-1, 7):
-        with pytest.raises(IndexError):
+        with pytest.raises(InputError, match="from 0 to 6"):
             joined.index(beyond)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import re
@@ -69,11 +70,15 @@ def test_rows_and_indexes(packed: Path) -> None:
         assert dataset.shard_path(i) == str(packed / f"shards/{100 * i:08d}.tar")
     assert dataset.clips.label.tolist() == [-1] * 6
     assert dataset.classes is None
-    for beyond in (-1, 6):
-        with pytest.raises(IndexError):
-            dataset.index(beyond)
-    with pytest.raises(KeyError, match="there is no clip 'none'"):
+    wrong: tuple[Any, ...] = (-1, 6, 1.0, True, None, dataset.key(0), "none", [0])
+    for one, look_up in itertools.product(wrong, (dataset.key, dataset.index)):
+        with pytest.raises(InputError, match="the row of a clip must be a whole number from 0 to 5; it is "):
+            look_up(one)
+    assert dataset.key(np.array(5)) == dataset.key(np.int32(5)) == dataset.key(5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="there is no clip 'none'"):
         dataset.row("none")
+    with pytest.raises(InputError, match="key must be the text of a clip's key; it is 3"):
+        dataset.row(3)  # type: ignore[arg-type]
     assert dataset.clips.seconds[0] == pytest.approx(12 / 30)
 
 
@@ -368,14 +373,14 @@ def test_what_is_no_path() -> None:
 def test_a_file_name_in_place_of_a_key(packed: Path, name: str) -> None:
     dataset = Dataset.open(packed)
     key = next(dataset.key(i) for i in range(6) if "clip10" in dataset.key(i))
-    with pytest.raises(KeyError, match=f"there is no clip '{name}' in .*; did you mean '{key}'"):
+    with pytest.raises(InputError, match=f"there is no clip '{name}' in .*; did you mean '{key}'"):
         dataset.row(name)
     with pytest.raises(InputError, match=f"'{name}'; write '{key}'"):
         select_rows(dataset, keys=[name])
 
 
 def test_a_key_that_is_not_utf8(packed: Path) -> None:
-    with pytest.raises(KeyError, match=r"there is no clip 'clip.*udcff'"):
+    with pytest.raises(InputError, match=r"there is no clip 'clip.*udcff'"):
         Dataset.open(packed).row("clip\udcff")
     with pytest.raises(InputError, match="1 of the 1 keys are not in the dataset"):
         select_rows(Dataset.open(packed), keys=["clip\udcff"])
@@ -383,7 +388,7 @@ def test_a_key_that_is_not_utf8(packed: Path) -> None:
 
 def test_a_key_with_an_extension(packed: Path) -> None:
     dataset = Dataset.open(packed)
-    with pytest.raises(KeyError, match=r"there is no clip 'slow.mp4' in .*; did you mean 'slow'\?"):
+    with pytest.raises(InputError, match=r"there is no clip 'slow.mp4' in .*; did you mean 'slow'\?"):
         dataset.row("slow.mp4")
 
 

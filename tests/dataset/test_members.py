@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,14 @@ def test_members_on_demand(tmp_path: Path, tar: Path) -> None:
     assert data.members("3") == ["fixed.npy", "npy", "objects.npy", "pyd", "rare.npy"]
     assert data.member("2", "pyd") == b"pickle 2"
     assert data.member(1, "npy") == npy([0, 1], "int64")
-    with pytest.raises(KeyError, match=r"no member 'rare.npy': it has fixed.npy"):
-        data.member("1", "rare.npy")
-    with pytest.raises(KeyError, match="no clip"):
-        data.member("7", "pyd")
+    for name in ("rare.npy", None, 3, ["pyd"]):
+        with pytest.raises(InputError, match=rf"no member {re.escape(repr(name))}: it has fixed.npy"):
+            data.member("1", name)  # type: ignore[arg-type]
+    for clip, words in {"7": "no clip '7'", 4: "a whole number from 0 to 3; it is 4", None: "it is None"}.items():
+        with pytest.raises(InputError, match=words):
+            data.member(clip, "pyd")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=words):
+            data.members(clip)  # type: ignore[arg-type]
     tar.write_bytes(tar.read_bytes())
     with pytest.raises(ClipError, match="changed since it was indexed"):
         sv.Dataset.open(tmp_path / "set").member("1", "npy")
