@@ -30,6 +30,8 @@ _HTTP: Final = ("http", "https")
 _TELL_SECRETS: Final = ("botocore.auth", "botocore.endpoint", "botocore.parsers", "s3fs", "fsspec.http")
 """Loggers whose details, at level DEBUG, hold session tokens, signatures, signed URLs, answers with credentials, and
 keys of encrypted objects."""
+_NO_STORAGE: Final = {"data", "tar", "zip", "libarchive", "blockcache", "cached", "filecache", "simplecache"}
+"""Protocols of fsspec for files within others, or in front of another protocol (`simplecache::s3://…`)."""
 T = TypeVar("T")
 
 # References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
@@ -47,6 +49,11 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
     if is_local(text):
         return fsspec.filesystem("file"), local_path(text)
     protocol = get_protocol(text)
+    if protocol in _NO_STORAGE and "::" not in text:
+        raise InputError(
+            f"{redact(text)}: {protocol}:// names no storage; use a local path, s3://, gs://, az://, hf://, https://, "
+            "or another that fsspec knows"
+        )
     try:
         fs, name = url_to_fs(text, **_options(protocol, patient=patient))
     except (TypeError, AttributeError) as error:  # as from a class that lacks an argument

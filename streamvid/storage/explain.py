@@ -162,7 +162,15 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     busy = code in _UNAVAILABLE or (status is not None and (status >= 500 or status in _UNAVAILABLE_STATUSES))
 
     if isinstance(exc, ImportError):
-        return InputError, f"a Python package for this kind of storage is missing ({_detail(exc)})"
+        cause = exc if isinstance(exc, ModuleNotFoundError) else exc.__cause__
+        if not isinstance(cause, ModuleNotFoundError) or not cause.name:
+            return InputError, f"the Python package for {get_protocol(path)}:// cannot be imported ({_detail(exc)})"
+        package = cause.name.partition(".")[0]
+        package = {"smbclient": "smbprotocol"}.get(package, package)
+        return InputError, f"{get_protocol(path)}:// needs a Python package that is missing: pip install {package}"
+    if isinstance(exc, OSError) and ("libjvm" in str(exc) or "libhdfs" in str(exc)):
+        needs = "needs Java and Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH, or use webhdfs://"
+        return InputError, f"{get_protocol(path)}:// {needs}"
     if isinstance(exc, ValueError) and "Protocol not known" in str(exc):
         known = "use a local path, s3:// or another protocol that fsspec knows, in lower case"
         return InputError, f"'{get_protocol(path)}' is not a known protocol; {known}"

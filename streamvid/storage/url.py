@@ -13,7 +13,7 @@ from streamvid.errors import InputError
 
 AnyPath = str | os.PathLike[str]
 
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:(//|:)")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+._\-]*:(//|:)")
 _LOCAL = re.compile(r"^(file|local):(//)?")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 _NO_BUCKET = re.compile(r"(s3|gs|gcs|az|abfs|oci|oss)://(/|$)")

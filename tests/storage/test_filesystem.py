@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -252,7 +253,38 @@ def test_missing_package() -> None:
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("streamvid.errors.InputError: Cannot read s3://bucket/x: ")
-    assert "Install s3fs" in last
+    assert "s3:// needs a Python package that is missing: pip install s3fs" in last
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("data://x/y", "data:// names no storage; use a local path, s3://, "),
+        ("zip://x/y", "zip:// names no storage; use a local path, s3://, "),
+        ("simplecache://x/y", "simplecache:// names no storage; use a local path, s3://, "),
+        ("async_wrapper://x/y", "fsspec opens no async_wrapper:// by its URL alone"),
+        ("dask://x/y", "dask:// needs a Python package that is missing: pip install dask"),
+        ("smb://x/y", "smb:// needs a Python package that is missing: pip install smbprotocol"),
+        ("hdfs://x/y", "hdfs:// needs Java and Hadoop's libraries: set JAVA_HOME"),
+    ],
+)
+def test_urls_that_name_no_storage_or_one_that_is_not_installed(
+    url: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("dask", "smbclient"):
+        monkeypatch.setitem(sys.modules, name, None)
+    if url.startswith("hdfs"):  # as pyarrow says it without Java
+
+        def connect(**_: object) -> None:
+            raise OSError("Unable to load libjvm: dlopen(/usr/lib/jvm/default-java/libjvm.so) failed")
+
+        monkeypatch.setattr("pyarrow.fs.HadoopFileSystem", connect)
+    with pytest.raises(InputError, match=re.escape(words)) as error:
+        filesystem.read_bytes(url)
+    assert "\n" not in str(error.value)
+    if "wrapper" not in url:
+        with pytest.raises(InputError, match=re.escape(words)):
+            filesystem.write_bytes(url, b"")
 
 
 def test_defects_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
