@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +28,9 @@ TEXT_COLUMNS: Final = ("path", "video", "key")
 _LABEL_TYPES: Final = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
 RESERVED_COLUMNS: Final = ("key", "source")
 """Fields that packing itself writes to the JSON of a clip."""
+_QUOTED: Final = re.compile(rb'"(?:(?<=[,\r\n]")|(?<=\A")|(?<=\A\xef\xbb\xbf"))[^"]*+(?:""[^"]*+)*+("?)([^,\r\n]?)')
+"""A cell of a CSV that a quotation mark opens, the one that closes it, and a byte behind that if it is none of the next
+cell. Before the first cell there may be a byte order mark."""
 _ROWS_AT_ONCE: Final = 4096
 """Rows that are converted to Python objects at a time, which bounds the memory for lists of millions."""
 
@@ -77,12 +81,13 @@ def read_list(path: str) -> ParsedList:
     try:
         if path.lower().endswith(".csv"):
             check_csv(data)
+            _check_quotes(data, shown)
         elif path.lower().endswith(".jsonl"):
             check_json_lines(data)
         table = _parse(path.lower(), data, [])
         table.validate(full=True)  # text that is not UTF-8
         if path.lower().endswith(".csv"):
-            _check_last_quote(path.lower(), data, table, shown)
+            _check_line_breaks(table, shown)
         names = table.schema.names
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -195,24 +200,37 @@ def _usable(table: pa.Table) -> pa.Table:
     return table
 
 
-def _check_last_quote(path: str, data: bytes, table: pa.Table, shown: str) -> None:
-    """Refuse a CSV whose last cell is opened by a quotation mark that no other closes: pyarrow takes all rows that
-    follow for text of that cell.
+def _check_quotes(data: bytes, shown: str) -> None:
+    """Refuse a CSV with a cell that a quotation mark opens, and none closes, or one before the cell's end, such as the
+    one that opens a later cell: pyarrow takes the rows between for text of the cell (RFC 4180, section 2).
 
     Raises:
         InputError: it is one.
     """
-    if not table.num_rows or b'"' not in data or not is_text(table.schema.types[-1]):
-        return
-    cell = (table.column(table.num_columns - 1)[-1].as_py() or "").rpartition('"')[-1]
-    if not data.endswith(cell.encode()):
-        return  # something closes it
-    # A row behind the last one is counted, unless it becomes text of a cell that is open.
-    more = b"\n" + b",".join([b'""'] * table.num_columns) + b"\n"
-    if _parse(path, data + more, table.schema.names[:1]).num_rows == table.num_rows:
-        raise InputError(
-            f"a quotation mark in row {table.num_rows} of {shown} opens a cell, and none closes it: add one at its end"
-        )
+    for cell in _QUOTED.finditer(data):
+        if not cell[1] or cell[2]:
+            opened, closed = (len(data[:at].splitlines()) for at in (cell.start() + 1, cell.end(1)))
+            closes = f"the one that closes it, in line {closed}, has text behind it" if cell[1] else "none closes it"
+            raise InputError(
+                f"a quotation mark in line {opened} of {shown} opens a cell, and {closes}: close each cell at its end, "
+                "and write a quotation mark in a quoted cell twice"
+            )
+
+
+def _check_line_breaks(table: pa.Table, shown: str) -> None:
+    """Refuse a CSV with line breaks where none is meant: a quotation mark too many has made several rows one.
+
+    Raises:
+        InputError: it is one.
+    """
+    for field in table.schema:
+        if field.name in (*TEXT_COLUMNS, "label") and is_text(field.type):
+            row = pc.index(pc.match_substring_regex(table[field.name], "[\r\n]"), True).as_py()
+            if row >= 0:
+                raise InputError(
+                    f"row {row + 1} of {shown} has a line break in the column {field.name!r}: remove it, or the "
+                    "quotation mark that opens the cell"
+                )
 
 
 def _parse(path: str, data: bytes, text: list[str]) -> pa.Table:

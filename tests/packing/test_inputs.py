@@ -173,8 +173,13 @@ def test_nan_is_kept_and_empty_cells_become_null(tmp_path: Path) -> None:
         ("l.csv", "path,x,x\na.mp4,1,2\n", "column 'x' more than once"),
         ("l.csv", "path,source\na.mp4,1\n", "'source', a name that packing itself uses"),
         ("l.csv", "path,n\na.mp4,1\na.mp4,2\n", "listed more than once with different columns"),
-        ("l.csv", 'path,x\na.mp4,"said\nb.mp4,2\n', "a quotation mark in row 1 of .* opens a cell, and none closes it"),
-        ("l.csv", 'path,x\na.mp4,"1"\nb.mp4,"it ""\nc.mp4,3', "a quotation mark in row 2 .* opens a cell"),
+        ("l.csv", 'path,x\na.mp4,"said\nb.mp4,2\n', "mark in line 2 of .* opens a cell, and none closes it"),
+        ("l.csv", 'path,x\na.mp4,"1"\nb.mp4,"it ""\nc.mp4,3', "mark in line 3 of .* opens a cell, and none"),
+        ("l.csv", 'path,x\na.mp4,"said\nb.mp4,2\nc.mp4,"two"\n', "in line 2 .* closes it, in line 4, has text behind"),
+        ("l.csv", '\ufeff"path",x\ra.mp4,"said\rb.mp4,12" wide\r', "in line 2 .* closes it, in line 3, has text"),
+        ("l.csv", 'path,x\na.mp4,""said" he"\n', "in line 2 .* closes it, in line 2, has text behind it: close each"),
+        ("l.csv", 'path,x\n"a.mp4,1\nb.mp4",2\n', "row 1 of .* has a line break in the column 'path': remove"),
+        ("l.csv", 'path,label\nc.mp4,cat\na.mp4,"dog\nb.mp4,5"\n', "row 2 of .* a line break in the column 'label'"),
         ("l.jsonl", '{"path": ', "cannot read the list"),
         ("l.jsonl", '{"path": 3}\n', "path"),
         ("l.parquet", "no parquet", "cannot read the list"),
@@ -188,7 +193,7 @@ def test_lists_that_cannot_be_used(tmp_path: Path, file: str, content: str, said
 
 
 @pytest.mark.parametrize(
-    "cell", ['"two\nlines"', '"a ""word"""', '"""word"" said"', '12" wide', 'a"', '"lines\n"', '""']
+    "cell", ['"two\nlines"', '",""\n"', '"a ""word"""', '"""word"" said"', '12" wide', 'a"', '"lines\n"', '""']
 )
 @pytest.mark.parametrize("end", ["\n", "", "\r\n"])
 def test_quotation_marks_that_are_closed(tmp_path: Path, cell: str, end: str) -> None:
