@@ -88,12 +88,15 @@ class _TemporalUnits:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
                 starts = first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
             if kind in (_FRAME_HEADER, _FRAME):
-                displayed[layer] += bool(len(payload) and payload[0] & 0b1001_0000)  # show_existing_frame, show_frame
+                # show_existing_frame, show_frame; what is cut off counts, so that it is missed.
+                displayed[layer] += bool(not len(payload) or payload[0] & 0b1001_0000)
                 refreshes |= self._refresh(BitReader(payload[:_FRAME_BYTES])) != 0
+        pictures = max(displayed.values(), default=-1)
         return PacketKind(
             random_access=starts is True,
             disposable=starts is False and not refreshes,
-            several=max(displayed.values(), default=0) > 1,
+            hidden=pictures == 0,
+            several=pictures > 1,
             colors=colors,
         )
 

@@ -212,6 +212,7 @@ def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:
         LEAD_IN: not kinds[0].random_access,
         "show-existing": any(kind.show_existing for kind in kinds),
         "superframes": any(kind.superframe for kind in kinds),
+        "non-displayed": codec == "av1" and any(kind.hidden for kind in kinds),
     }
     return ",".join(sorted(name for name, there in found.items() if there))
 

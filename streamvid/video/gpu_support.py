@@ -139,8 +139,8 @@ def support(
     dali = ""
     if odd:
         dali = "DALI garbles frames with an odd width or height"
-    elif again or "superframes" in found:
-        dali = "DALI returns wrong frames of VP9 with non-displayed pictures"
+    elif again or "superframes" in found or "non-displayed" in found:
+        dali = "DALI returns wrong frames of videos with non-displayed pictures"
     elif codec == "h264" and all_intra:
         dali = "DALI fails on H.264 of I-frames alone"
     elif bit_depth not in caps.dali:

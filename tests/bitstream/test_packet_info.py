@@ -237,9 +237,13 @@ def test_av1_headers() -> None:
 def test_av1_pictures_of_a_unit_that_are_displayed() -> None:
     """A decoder outputs one of the layers of a temporal unit, and every picture of a layer."""
     key, inter, hidden, shown_again = (6, "0 00 1 0 0"), (6, "0 01 1"), (6, "0 01 0"), (3, "1 000")
-    units = {(key,): False, (hidden, inter): False, (hidden, shown_again): False, (inter, shown_again): True}
-    for parts, several in units.items():
-        assert packet_info.classify("av1", b"", [av1_unit(*parts)])[0].several is several
+    units = {
+        (key,): 1, (hidden, inter): 1, (hidden, shown_again): 1, (inter, shown_again): 2, (hidden,): 0,
+        ((5, ""),): 1, ((6, ""),): 1,
+    }  # fmt: skip
+    for parts, pictures in units.items():
+        (kind,) = packet_info.classify("av1", b"", [av1_unit(*parts)])
+        assert (kind.hidden, kind.several) == (pictures == 0, pictures == 2)
     # With extensions: temporal_id 0, spatial_id 0 and 1.
     low, high = (bytes([6 << 3 | 6, layer << 3, 1, 0b0011_0000]) for layer in (0, 1))
     for data, several in ((low + high, False), (low + high + high, True)):

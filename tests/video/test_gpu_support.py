@@ -87,6 +87,7 @@ TABLE: list[tuple[str, str, int, int, dict[str, object], Route]] = [
     ("mpeg4", "yuv420p", 640, 360, {"traits": "lead-in"}, Route.NVDEC),
     ("vp9", "yuv420p", 640, 360, {"traits": "show-existing"}, Route.CPU),
     ("vp9", "yuv420p", 640, 360, {"traits": "superframes"}, Route.NVDEC),
+    ("av1", "yuv420p", 640, 360, {"traits": "non-displayed"}, Route.CPU),
     ("hevc", "yuv422p10le", 640, 360, {}, Route.CPU),
     ("hevc", "yuv420p12le", 640, 360, {}, Route.NVDEC),
     ("vp9", "yuv444p", 640, 360, {}, Route.CPU),

@@ -11,6 +11,7 @@ import av
 import numpy as np
 import pytest
 
+from streamvid.bitstream.packet_info import classifier
 from streamvid.checksum import crc32c
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder, decode_with_pyav
 from streamvid.errors import VideoError
@@ -278,6 +279,37 @@ def test_vp9_whose_hidden_pictures_are_packets(container: str, tmp_path: Path) -
     np.testing.assert_array_equal(decode_with_pyav(whole(clip)), frames)
     np.testing.assert_allclose(clip.index.frame_pts * clip.time_base[0] / clip.time_base[1], seconds(source), atol=1e-4)
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [50, 90])), [frames[50], frames[90]])
+
+
+@pytest.mark.parametrize("container", ["mkv", "mp4"])
+def test_av1_whose_hidden_pictures_are_packets(container: str, tmp_path: Path) -> None:
+    """Of their own, in Matroska at the time of the next; the format's binding has one packet of both."""
+    recipe = Recipe(codec="av1", container="mkv", width=160, height=128, frames=48, gop=24, b_frames=3)
+    made, source = write(recipe, tmp_path / "made.mkv"), tmp_path / f"a.{container}"
+    with av.open(str(made)) as file, av.open(str(source), "w") as output:
+        stream = file.streams.video[0]
+        track = output.add_stream_from_template(stream, opaque=True)
+        split = av.BitStreamFilterContext("av1_frame_split", stream)
+        parts = [part for packet in file.demux(stream) for part in split.filter(packet if packet.size else None)]
+        classify, shown, before = classifier("av1", bytes(8)), 0, 0
+        hidden = [classify(memoryview(bytes(part))).hidden for part in parts]
+        for part, is_hidden in zip(parts, hidden, strict=True):
+            before = before + 1 if is_hidden else 0
+            part.pts = part.dts = (
+                40 * shown - 30 * (container == "mp4" and is_hidden) + (before if container == "mp4" else 0)
+            )
+            shown += not is_hidden
+            part.time_base, part.stream = Fraction(1, 1000), track
+            output.mux(part)
+    frames = sequential(source, full_range=False)
+    assert np.array_equal(frames, sequential(made, full_range=False))
+    clip = store_clip(source, tmp_path)
+    assert len(clip.index.visible) == 48 < len(clip.index) == len(parts)
+    assert (clip.codec, clip.traits) == ("av1", "non-displayed")
+    np.testing.assert_array_equal(decode_with_pyav(whole(clip)), frames)
+    np.testing.assert_allclose(clip.index.frame_pts * clip.time_base[0] / clip.time_base[1], seconds(source), atol=1e-4)
+    for wanted in (*([n] for n in range(48)), [5, 17, 40], [23, 24]):
+        np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, np.array(wanted))), [frames[n] for n in wanted])
 
 
 @pytest.mark.parametrize("codec", ["vp9", "av1"])
