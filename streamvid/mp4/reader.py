@@ -152,6 +152,7 @@ class _Movie:
             parts += self._fragments(*mvex, self._only(trak, b"tkhd")[0], file, parts[0].end if parts else 0)
         require(bool(parts), "no packets")
         found = Samples.join(parts)
+        require(int(np.diff(found.dts, append=found.end).max()) < 1 << 31, "a gap that no table of an MP4 can have")
         require(bool(found.sync[0]) and int(found.size.min()) > 0, "a start that is no key frame, or an empty packet")
         require(len(np.unique(found.pts)) == len(found.pts), "frames that are shown at the same time")
         _check_places(found.offset, found.size, file.media)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -388,6 +390,30 @@ def test_fragments_that_begin_before_the_last_one_ends_are_refused(codec: Codec,
         store_clip(source, tmp_path)
     with source.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
         index_by_tables(source, file, lambda spans: [source.read_bytes()[begin:end] for begin, end in spans])
+
+
+@pytest.mark.parametrize(("gap", "kept"), [(1 << 30, True), (1 << 31, False), (1 << 32, False), (1 << 40, False)])
+def test_fragments_far_apart(gap: int, kept: bool, tmp_path: Path) -> None:
+    """What an MP4 without fragments cannot have is refused where the tables alone are read, too: no copy of it could be
+    written."""
+    muxer = (("movflags", "frag_keyframe+delay_moov"),)
+    source = write(Recipe(frames=36, gop=12, width=64, height=64, muxer=muxer), tmp_path / "a.mp4")
+    data = bytearray(source.read_bytes())
+    at = data.rindex(b"tfdt") + 8
+    data[at : at + 8] = (int.from_bytes(data[at : at + 8]) + gap).to_bytes(8)
+    source.write_bytes(data)
+    results: list[Any] = []
+    with source.open("rb", buffering=0) as file:
+        for store in (
+            lambda: store_clip(source, tmp_path),
+            lambda: index_by_tables(source, file, lambda spans: [bytes(data[begin:end]) for begin, end in spans]),
+        ):
+            with suppress(CannotCopyError, NeedsDemuxerError):
+                results.append(store().index.frame_pts)
+    assert len(results) == 2 * kept
+    if kept:
+        np.testing.assert_array_equal(*results)
+        assert results[0][24] - results[0][23] > gap
 
 
 def test_mpeg4_whose_container_has_decode_times_alone(tmp_path: Path) -> None:
