@@ -26,7 +26,7 @@ from rich.table import Table
 Row = Mapping[str, str | int | float]
 _PACKAGES: Final = (
     "streamvid", "nvidia-dali-cuda120", "nvidia-dali-cuda130", "PyNvVideoCodec", "torchcodec", "torch", "av", "numpy",
-    "pyarrow", "webdataset",
+    "pyarrow", "crc32c", "webdataset",
 )  # fmt: skip
 
 
