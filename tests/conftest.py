@@ -29,7 +29,7 @@ os.environ.setdefault("SVT_LOG", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.support.s3_server"]
+pytest_plugins = ["tests.support.s3_server", "tests.support.scheduler"]
 
 
 _number = itertools.count()
