@@ -34,7 +34,7 @@ def add_parser(commands: Commands) -> None:
     add_command(commands, "doctor", _doctor, what, {
         "dataset DATASET": "folder or URL to read as well",
         "--cache-dir DIR": "as the loader's; default: the user's cache",
-        **common("json"),
+        **common("json roots"),
     }, {"dataset": {"nargs": "?"}}, description=f"{what.capitalize()}; exit code 1 if something is missing."
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     findings = []
     out = console()
-    for finding in examine(arguments.dataset, cache_dir=arguments.cache_dir):
+    for finding in examine(arguments.dataset, cache_dir=arguments.cache_dir, roots=arguments.roots):
         findings.append(finding)
         if not arguments.json:
             out.print(_row(finding))

@@ -98,7 +98,7 @@ def _resolved(dataset: str, root: str, granted: tuple[str, ...]) -> str:
         shown = redact(root)[:200]
         raise InputError(
             f"the dataset {redact(dataset)} reads files of {shown}: if you trust whoever indexed it, open it with "
-            f"roots=[{shown!r}]"
+            f"roots=[{shown!r}] (--roots)"
         )
     return whole.rstrip("/")
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import pairwise
@@ -20,6 +20,7 @@ from typing import Final, Literal
 import numpy as np
 
 from streamvid.color import render
+from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.decode.nvdec import decoder_caps, load_nvdec, missing_packages, open_session_pool
 from streamvid.decode.nvdec_library import CODECS, Caps, built_modules, native_library
@@ -76,12 +77,14 @@ class Finding:
     remedy: str = ""
 
 
-def examine(dataset: str | None = None, *, cache_dir: str | os.PathLike[str] | None = None) -> Iterator[Finding]:
+def examine(
+    dataset: str | None = None, *, cache_dir: str | os.PathLike[str] | None = None, roots: Sequence[str] = ()
+) -> Iterator[Finding]:
     """Look at this machine; findings come as they are made.
 
     Args:
         dataset: folder or URL of a dataset that is to be read as well, with the credentials that a run would have.
-        cache_dir: as of `StreamLoader`.
+        cache_dir, roots: as of `StreamLoader`.
     """
     cache = user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir"))
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
@@ -95,7 +98,7 @@ def examine(dataset: str | None = None, *, cache_dir: str | os.PathLike[str] | N
         ("cache disk", lambda: _cache_disk(cache)),
     ]
     if dataset is not None:
-        checks.append(("dataset", lambda: _dataset(dataset)))
+        checks.append(("dataset", lambda: _dataset(dataset, roots)))
     for what, check in checks:
         try:
             yield from check()
@@ -261,24 +264,28 @@ def _cache_disk(folder: Path) -> Iterator[Finding]:
     yield _finding("cache disk", f"{folder}: {format_bytes(free)} free", free >= _CACHE_BYTES, "note", remedy)
 
 
-def _dataset(path: str) -> Iterator[Finding]:
-    """Whether a dataset can be read, and how fast: the beginning of its largest shard, in ranges."""
+def _dataset(path: str, roots: Sequence[str]) -> Iterator[Finding]:
+    """Whether a dataset can be read, and how fast: the beginning of its largest shard, or file in place, in ranges."""
     started = time.perf_counter()
     manifest = read_manifest(dataset_path(path), retry_for=_ONCE)
     opened = time.perf_counter() - started
     yield Finding("dataset", f"{redact(path)}: {manifest.clips:,} clips, opened in {1000 * opened:.0f} ms")
-    shard = max(manifest.shards, key=lambda entry: entry.bytes)
-    url = join(path, shard.file("tar"))
-    edges = np.linspace(0, min(shard.bytes, _PIECES * _PIECE), _PIECES + 1).astype(np.int64).tolist()
+    if manifest.roots:  # clips in place, perhaps all of them
+        source = Dataset.open(path, retry_for=_ONCE.seconds, roots=roots)
+        row = int(np.argmax(source.clips.mp4_size))
+        reader, what, url = source.reader, "its files", source.location(row)
+        first, size = int(source.clips.mp4_offset[row]), int(source.clips.mp4_size[row])
+    else:
+        shard = max(manifest.shards, key=lambda entry: entry.bytes)
+        reader, what, url = RangeReader(_ONCE), "its shards", join(path, shard.file("tar"))
+        first, size = 0, shard.bytes
+    edges = (first + np.linspace(0, min(size, _PIECES * _PIECE), _PIECES + 1).astype(np.int64)).tolist()
     ranges = [ByteRange(url, start, end) for start, end in pairwise(edges) if end > start]
-    reader = RangeReader(_ONCE)
     started = time.perf_counter()
-    reader.read([ByteRange(url, 0, 1)])
+    reader.read([ByteRange(url, first, first + 1)])
     latency = time.perf_counter() - started
     started = time.perf_counter()
     taken = sum(len(part) for part in reader.read(ranges))
     rate = taken / max(time.perf_counter() - started, 1e-9)
-    where = "disk or page cache" if is_local(path) else "this connection"
-    yield Finding(
-        "its shards", f"{format_bytes(round(rate))} a second from {where}; {1000 * latency:.0f} ms for a byte"
-    )
+    where = "disk or page cache" if is_local(url) else "this connection"
+    yield Finding(what, f"{format_bytes(round(rate))} a second from {where}; {1000 * latency:.0f} ms for a byte")

@@ -124,6 +124,18 @@ def test_a_dataset_is_read(tmp_path: Path) -> None:
     assert "dataset.json" in damaged.remedy
 
 
+def test_a_dataset_in_place_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shards have no tars."""
+    (tmp_path / "videos").mkdir()
+    write(Recipe(frames=5), tmp_path / "videos" / "a.mp4")
+    sv.index([tmp_path / "videos"], tmp_path / "indexed", progress=False, workers=1)
+    found = list(examine(str(tmp_path / "indexed")))
+    assert "a second" in finding("its files", found).found
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another user"))
+    assert "--roots" in finding("dataset", list(examine(str(tmp_path / "indexed")))[-1:]).remedy
+    assert finding("its files", list(examine(str(tmp_path / "indexed"), roots=[str(tmp_path / "videos")])))
+
+
 def test_a_bucket_that_is_not_there_leaks_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASECRETKEY")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "very-secret-key")
