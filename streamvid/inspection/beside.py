@@ -22,6 +22,7 @@ from streamvid.dataset.revisions import kept_manifests
 from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.tables import usable
 from streamvid.errors import DatasetError, StreamvidError
+from streamvid.inspection.checks import by_shard
 from streamvid.storage import filesystem
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import join
@@ -87,6 +88,15 @@ def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
                 found, own = part.slice(end - entry.clips, entry.clips), whole.select(part.column_names)
                 if not found.equals(own) and _content(found) != _content(own):
                     yield f"{file} has other rows than shard {entry.name}: write it anew"
+
+
+def forgotten_by_shard(path: str, manifest: Manifest) -> list[tuple[int, ...]]:
+    """For each shard the forgotten clips, by their numbers in it; none where the table is damaged, as `check_tables`
+    says then."""
+    try:
+        return by_shard(manifest, read_forgotten(path, manifest, Retry()))
+    except StreamvidError:
+        return [()] * len(manifest.shards)
 
 
 def _check_others(path: str, manifest: Manifest) -> Iterator[str]:

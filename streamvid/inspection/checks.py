@@ -56,7 +56,13 @@ def sampled(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]
     """The share of all clips, rounded up, at random; for each shard their numbers in it, rising. The same for the same
     seed."""
     count = math.ceil(manifest.clips * share)
-    chosen = np.sort(np.random.default_rng(seed).choice(manifest.clips, count, replace=False, shuffle=False))
+    return by_shard(
+        manifest, np.sort(np.random.default_rng(seed).choice(manifest.clips, count, replace=False, shuffle=False))
+    )
+
+
+def by_shard(manifest: Manifest, chosen: Int64) -> list[tuple[int, ...]]:
+    """Row numbers of a dataset, rising, as those of clips in each shard."""
     ends = np.cumsum([entry.clips for entry in manifest.shards])
     parts = np.split(chosen, np.searchsorted(chosen, ends[:-1])) if len(ends) else []
     return [

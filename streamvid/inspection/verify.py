@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from streamvid.dataset.schema import BLOCK, EXTENSIONS
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
 from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import DatasetError, InputError
-from streamvid.inspection.beside import check_tables, named, notes
+from streamvid.inspection.beside import check_tables, forgotten_by_shard, named, notes
 from streamvid.inspection.checks import (
     Read,
     check_clip,
@@ -107,6 +107,7 @@ class ShardTask:
         roots, bounds: where clips outside of shards lie; see `streamvid.dataset.shard_files.ShardFiles`.
         fill: a folder for shards' files with the checksums that they lack; "": they are not added.
         work: a folder for temporary files, which outlives a killed worker; None: the system's.
+        unread: clips that are not read in place, nor decoded.
     """
 
     path: str
@@ -118,6 +119,7 @@ class ShardTask:
     bounds: Bounds = field(default_factory=Bounds)
     fill: str = ""
     work: str | None = None
+    unread: Collection[int] = ()
 
 
 @dataclass(frozen=True)
@@ -192,10 +194,10 @@ def verify(
     if quarantine is not None:
         decode, drawn = True, quarantined(manifest, quarantine)
         shards = [s for s in shards if drawn[s]]
+    unread = forgotten_by_shard(path, manifest) if quarantine is None else [()] * len(manifest.shards)
     problems: list[Problem] = []
     keys: Counter[str] = Counter()
     seconds = 0.0
-    complete = len(shards) == len(manifest.shards)
     foreign: list[str] = []
     told: list[str] = []
     with (
@@ -204,13 +206,10 @@ def verify(
         Progress("verifying", manifest.clips, enabled=progress) as bar,
     ):
         fill = work if revision is None else ""
+        task = partial(ShardTask, decode=decode, threads=threads, roots=resolved, bounds=bounds, fill=fill, work=work)
         futures = [
-            pool.submit(
-                check_shard,
-                ShardTask(path, entry, drawn[s] if drawn else None, decode, threads, resolved, bounds, fill, work),
-            )
-            for s, entry in enumerate(manifest.shards)
-            if s in shards
+            pool.submit(check_shard, task(path, manifest.shards[s], drawn[s] if drawn else None, unread=unread[s]))
+            for s in shards
         ]
         filled = 0
         for entry, future in zip([manifest.shards[s] for s in shards], futures, strict=True):
@@ -221,16 +220,16 @@ def verify(
             problems += checked.problems
             keys.update(checked.keys)
             seconds += checked.seconds
-            complete = complete and len(checked.keys) == entry.clips
             foreign += [entry.name] if checked.foreign else []
             filled += checked.filled
             bar.advance(entry.clips, note=f"{len(problems)} problems" if problems else "")
         if filled:
             told.append(publish_shards(path, manifest, Path(work), filled))
     problems += [Problem("", key, f"{count} clips have this key") for key, count in keys.items() if count > 1]
-    if complete and abs(seconds - manifest.seconds) > 1e-3 + 1e-6 * seconds:
-        what = f"dataset.json says {manifest.seconds} seconds, the clips add up to {seconds:.6f}"
-        problems.append(Problem("", "", what))
+    if keys.total() == manifest.clips and abs(seconds - manifest.seconds) > 1e-3 + 1e-6 * seconds:
+        problems.append(
+            Problem("", "", f"dataset.json says {manifest.seconds} seconds, the clips add up to {seconds:.6f}")
+        )
     if drawn is None:
         problems += [Problem("", "", what) for what in check_tables(path, manifest)]
     if foreign:
@@ -296,8 +295,9 @@ def _check_row(
     """What is wrong with a clip; and its index, if that has checksums now that it lacked."""
     found: list[str] = []
     index = filled = None
-    if not clips.mp4_size[row]:
-        return [], None  # purged
+    decode = task.decode and row not in task.unread
+    if not clips.mp4_size[row] or (source is not None and row in task.unread):
+        return [], None  # purged, or of a file that may have been replaced
     if "packets" in files:
         stored = _read_local(files["packets"], int(clips.index_offset[row]), int(clips.index_size[row]))
         index, found = check_index(stored, clips, row)
@@ -305,9 +305,9 @@ def _check_row(
         read = _reader(task, files, clips, row)
         if task.rows is not None:
             found += check_headers(read, clips, row)
-        found += check_clip(read, clips, row, index, sha256=checksums[row], decode=task.decode)
+        found += check_clip(read, clips, row, index, sha256=checksums[row], decode=decode)
     if source is not None and index is not None:
-        wrong, known = check_place(source, row, index, decode=task.decode)
+        wrong, known = check_place(source, row, index, decode=decode)
         found += wrong
         filled = known if (known.crc32c != index.crc32c).any() else None
     return found, filled

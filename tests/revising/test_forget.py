@@ -176,6 +176,20 @@ def test_purged_clips_of_files_of_others(packed: Path, tmp_path: Path) -> None:
     assert not {key for key, _ in order(loader(tmp_path / "ds"))} & set(GONE)
 
 
+def test_a_purge_needs_no_files_of_others(packed: Path, tmp_path: Path) -> None:
+    """What became of them is no matter: of those that are forgotten, and of those that are not."""
+    videos = Path(shutil.copytree(packed.parent / "in", tmp_path / "in"))
+    with packing_inline():
+        sv.index([videos], tmp_path / "ds", progress=False)
+        lost = next(videos.glob("clip2.*"))
+        lost.unlink()
+        assert sv.forget(tmp_path / "ds", ["clip1"], purge=True).purged == 1
+        (problem,) = sv.verify(tmp_path / "ds", progress=False).problems
+        assert problem.clip == "clip2"
+        sv.forget(tmp_path / "ds", ["clip2"])
+        assert sv.verify(tmp_path / "ds", decode=True, progress=False).ok
+
+
 def test_purged_clips_are_read_by_nothing(folder: Path) -> None:
     sv.forget(folder, list(GONE), purge=True)
     items = sv.ClipDataset(folder, sampling=sv.Window(2))
