@@ -111,6 +111,7 @@ def _samples(frame: VideoFrame, number: int) -> Any:
 
 def _graph(frame: VideoFrame, full_range: bool) -> Any:
     """FFmpeg's filter graph for frames like this one. PyAV's reformatter has no option for chroma siting."""
+    import av  # first, as in native_decoder.py
     import av.filter
 
     graph = av.filter.Graph()

@@ -130,6 +130,7 @@ class NativeRun(ctypes.Structure):
 @cache
 def compiled() -> Any:
     """The compiled library; None, and one warning, if it was not built or does not support the FFmpeg of this PyAV."""
+    import av  # first: it waits for another thread that imports PyAV, which the import of a part of it does not
     import av.container.core
 
     reason = "it was not built: install streamvid again where there is a C compiler"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import av  # noqa: F401 - first, as in native_decoder.py
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 
 from streamvid.color.tags import MATRICES, PRIMARIES, settled_tags

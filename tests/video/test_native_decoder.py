@@ -280,3 +280,26 @@ def test_it_neither_leaves_its_memory_nor_computes_what_is_not_defined(tmp_path:
         env=os.environ | settings, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
+
+
+_TWO_THREADS = """
+import sys, threading, time
+from streamvid.video import native_decoder
+assert "av" not in sys.modules
+failed, first = [], threading.Thread(target=lambda: __import__("av"))
+def second():
+    while "av" not in sys.modules: time.sleep(1e-5)
+    try: native_decoder.compiled()
+    except Exception as error: failed.append(error)
+threads = [first, *(threading.Thread(target=second) for _ in range(3))]
+for one in threads: one.start()
+for one in threads: one.join()
+sys.exit(f"{failed[0]!r}" if failed else 0)
+"""
+
+
+def test_threads_that_import_pyav_at_the_same_time_wait_for_each_other() -> None:
+    """The decode threads of a loader are the first to import it."""
+    for _ in range(3):
+        ran = subprocess.run([sys.executable, "-c", _TWO_THREADS], capture_output=True, text=True, check=False)
+        assert (ran.returncode, ran.stderr) == (0, "")
