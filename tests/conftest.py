@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import logging
 import os
@@ -29,7 +30,9 @@ os.environ.setdefault("SVT_LOG", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.support.s3_server", "tests.support.scheduler"]
+pytest_plugins = ["tests.support.s3_server"]
+if importlib.util.find_spec("xdist"):  # not on every machine with a GPU
+    pytest_plugins.append("tests.support.scheduler")
 
 
 _number = itertools.count()
