@@ -19,7 +19,7 @@ from streamvid.fetch.epoch_reader import Rescue, read_epoch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.forks import HomeProcess
 from streamvid.loader.pipeline import Background, RenderPipeline, begun
-from streamvid.loader.preflight import ClipRoute, Fallback, find_cpu_decoded, probe_slice, routes_to
+from streamvid.loader.preflight import ClipRoute, Fallback, check_batch_memory, find_cpu_decoded, probe_slice, routes_to
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.rescue import epoch_rescuer
 from streamvid.loader.sample_set import SampleSet
@@ -211,12 +211,15 @@ def make_engine(
         isolate: the CPU decodes in child processes.
 
     Raises:
-        InputError: the engine cannot decode the clips on this device, or in child processes.
+        InputError: the engine cannot decode the clips on this device, or in child processes; or a batch has more bytes
+            than the machine's memory.
     """
     boolean(isolate, "isolate")
     if isolate and name == "dali":
         raise InputError("engine='dali' decodes in its own threads: leave out isolate=True")
     dataset, spec, transform = samples.dataset, samples.spec, samples.clip_transform(rows)
+    if device_id is None:
+        check_batch_memory(samples, rows, batch_size=max_batch)
     if name == "dali":
         support.check_decodable(dataset, rows, device_id=device_id)
     routes = None

@@ -126,6 +126,13 @@ def _check_shared_crop(views: Views, heights: Int64, widths: Int64, key: Callabl
                 )
 
 
+def upright_sizes(clips: ClipTable, rows: Int64) -> tuple[Int64, Int64]:
+    """int64 [rows] each: the heights and widths of clips' upright frames."""
+    swapped = (clips.rotation[rows] % 180) != 0
+    heights, widths = (one[rows].astype(np.int64) for one in (clips.height, clips.width))
+    return np.where(swapped, widths, heights), np.where(swapped, heights, widths)
+
+
 def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int64, *, one_size: bool = True) -> None:
     """Raise InputError unless the transform fits all these clips, and they come out in one size, so that they fit a
     batch.
@@ -138,10 +145,7 @@ def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int
     """
 
     def check(rows: Int64) -> None:
-        swapped = (clips.rotation[rows] % 180) != 0
-        heights = np.where(swapped, clips.width[rows], clips.height[rows]).astype(np.int64)
-        widths = np.where(swapped, clips.height[rows], clips.width[rows]).astype(np.int64)
-        output_sizes(transform, heights, widths, lambda number: clips.key[int(rows[number])])
+        output_sizes(transform, *upright_sizes(clips, rows), lambda number: clips.key[int(rows[number])])
 
     first, _ = unique_rows(clips.width[rows], clips.height[rows], clips.rotation[rows])
     if not one_size:
