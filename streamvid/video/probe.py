@@ -91,7 +91,7 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
         fill_times: let FFmpeg make up times that the container does not have.
 
     Raises:
-        ValueError: it is of none of the formats in `streamvid.video.containers`.
+        ValueError: it is empty, or of none of the formats in `streamvid.video.containers`.
     """
     options = {"protocol_whitelist": "file", "format_whitelist": ",".join(FORMATS), "enable_drefs": "0"}
     options["max_pixels"] = str(MAX_PIXELS)  # of what FFmpeg decodes to find out about the streams
@@ -103,6 +103,8 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
         with nameless(source) as url:
             return av.open(url, "r", options=options, metadata_errors="replace")
     except (av.error.ArgumentError, av.error.InvalidDataError) as error:
+        if not source.stat().st_size:
+            raise ValueError("it is empty, a file of 0 bytes: copy it again") from error
         kind = kind_of_refused(source)
         if not kind and isinstance(error, av.error.InvalidDataError):
             if not lacks_moov(source):
