@@ -24,6 +24,7 @@ import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -275,17 +276,20 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
             fs.invalidate_cache()
 
 
-def get_file(path: AnyPath, local: AnyPath, *, retry: Retry | None = None, length: int = 0) -> None:
+def get_file(path: AnyPath, local: AnyPath | FileIO, *, retry: Retry | None = None, length: int = 0) -> None:
     """Copy `path` into the local file `local`, in concurrent ranges where the storage supports it.
 
     `local` is written in place and may be left in part after an error. Fewer bytes than a `length` that is known are
-    one of the network. Raises DatasetError or InputError.
+    one of the network. From a web server an open file may be written to, too. Raises DatasetError or InputError.
     """
 
     def copy() -> None:
         fs, name = locate(path, patient=retry is not None)
-        fs.get_file(name, os.fspath(local), callback=_AtMost(length) if length else Callback())
-        if (found := os.path.getsize(local)) < length:
+        target = local if isinstance(local, FileIO) else os.fspath(local)
+        if isinstance(target, FileIO):  # what an attempt has left
+            target.truncate(target.seek(0))
+        fs.get_file(name, target, callback=_AtMost(length) if length else Callback())
+        if (found := os.path.getsize(target if isinstance(target, str) else target.fileno())) < length:
             raise ConnectionError(f"{found} of {length} bytes came")
 
     asked(path, copy, retry)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Final, Self
@@ -24,7 +25,7 @@ from typing import Final, Self
 from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
-from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, claim, give_up, modified
+from streamvid.storage.cache_folder import BusyError, CacheFolder, Copy, Lease, claim, give_up, modified
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.link import Link
@@ -318,12 +319,8 @@ class ShardCache:
             self.write(file, content, 0)
             return
         if size > _RANGE_BYTES and not has_ranges(url):
-            try:
-                filesystem.get_file(url, f"/proc/self/fd/{file.fileno()}", retry=retry, length=size)
-            except DatasetError as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
-                    raise error.__cause__ from None
-                raise
+            with Copy(file, partial(self.write, file)) as copy:
+                filesystem.get_file(url, copy, retry=retry, length=size)
             return
         remote = RemoteRanges(self.link, {url: mark})
         for first in range(0, size, _WINDOW_BYTES):
@@ -333,14 +330,15 @@ class ShardCache:
                 self.write(file, block, start)
 
     def write(self, file: FileIO, block: bytes | memoryview, start: int) -> None:
-        """Write at a place. Where the disk is full, files that nobody uses make room."""
+        """Write at a place. Where the disk is full, files that nobody uses make room. Raises CacheUnusable."""
         done = 0
         while done < len(block):
             try:
                 done += os.pwrite(file.fileno(), memoryview(block)[done:], start + done)
             except OSError as error:
                 if error.errno not in _FULL or not self._evict():
-                    raise
+                    with self.usable():
+                        raise
                 self.warn(
                     "full",
                     "The disk of the cache folder %s is full, below the cache's limit of %d bytes: the cache goes on "

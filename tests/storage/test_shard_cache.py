@@ -672,6 +672,9 @@ def test_a_file_of_an_older_version_is_checked_and_kept(
 
 # --- a full disk
 
+WAYS = pytest.mark.parametrize("most", [8 << 20, 1], ids=["a range", "a whole file"])
+"""From web servers, files above so many bytes come by a request for all of them."""
+
 
 @dataclass
 class Disk:
@@ -688,9 +691,16 @@ class Disk:
         return os.write(descriptor, block)
 
 
+@WAYS
 def test_on_a_full_disk_the_cache_goes_on_with_fewer_files(
-    cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: ShardCache,
+    site: Site,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    most: int,
 ) -> None:
+    monkeypatch.setattr(cache_module, "_RANGE_BYTES", most)
     monkeypatch.setattr(os, "pwrite", Disk(tmp_path / "cache", 60).pwrite)
     a, b = (site.add(name, data(name)) for name in "ab")
     for file in (a, b, a, b):
@@ -725,10 +735,14 @@ def test_a_run_begins_without_a_cache_where_its_disk_is_full_or_read_only(
         ShardCache(tmp_path / "other", limit_bytes=1000)
 
 
+@WAYS
 def test_on_a_disk_full_of_files_in_use_the_error_names_the_folder_and_the_remedy(
-    cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
+    """Whatever secrets are in the URL, with which errors of storages have no cause."""
+    monkeypatch.setattr(cache_module, "_RANGE_BYTES", most)
     monkeypatch.setattr(os, "pwrite", Disk(tmp_path / "cache", 60).pwrite)
+    site.address = site.address.replace("//", "//user:password@")
     a, b = (site.add(name, data(name)) for name in "ab")
     with cache.lease(**a):
         with pytest.raises(CacheUnusable, match=f"{tmp_path}/cache cannot be used: No space left .*free some space"):
