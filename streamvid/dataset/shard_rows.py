@@ -210,6 +210,8 @@ def text_block(table: pa.Table, entries: Sequence[ShardEntry]) -> TextBlock:
     with _explained(entries):
         texts = {name: _text(table[name]) for name in (*TEXTS, *(() if entries[0].has_tar else PLACE_TEXTS))}
         stsd, stsd_row, stsd_sizes = _sample_descriptions(table["stsd"])
+        meta = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
+        meta.validate(full=True)
     key = texts["key"]
     rules = {
         "its key is not of letters, digits, '_' and '-'": _matches(key, _KEY_PATTERN),
@@ -223,7 +225,6 @@ def text_block(table: pa.Table, entries: Sequence[ShardEntry]) -> TextBlock:
             & (pc.binary_length(file).to_numpy() <= _MAX_FILE_NAME)
         )
     _hold(rules, entries, lambda row: str(key[row].as_py()))
-    meta = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
     names = [name.removeprefix(FIELD_PREFIX) for name in meta.column_names]
     return TextBlock(texts, hashes(key), stsd, stsd_row, from_parquet(meta.rename_columns(names)))
 

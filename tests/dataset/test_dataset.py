@@ -25,6 +25,7 @@ from streamvid.dataset.frame_indexes import memory_of
 from streamvid.dataset.schema import SCHEMA
 from streamvid.dataset.selection import select_rows
 from streamvid.errors import DatasetError, InputError
+from streamvid.inspection.verify import verify
 from streamvid.packing.clip_rows import write_parquet
 from streamvid.packing.pack import pack
 from streamvid.storage.byte_range import ByteRange
@@ -377,6 +378,14 @@ def test_a_file_name_in_place_of_a_key(packed: Path, name: str) -> None:
         dataset.row(name)
     with pytest.raises(InputError, match=f"'{name}'; write '{key}'"):
         select_rows(dataset, keys=[name])
+
+
+def test_metadata_that_are_not_utf8(copy: Path) -> None:
+    damaged = pa.array([b"to\xf7n"]).view(pa.string())
+    pq.write_table(pq.read_table(copy / PARQUET).append_column("meta_place", damaged), copy / PARQUET)
+    with pytest.raises(DatasetError, match=r"text in shards .* is not UTF-8 .*: copy the shard again"):
+        Dataset.open(copy)
+    assert any("is not UTF-8" in problem.what for problem in verify(copy, progress=False).problems)
 
 
 def test_a_key_that_is_not_utf8(packed: Path) -> None:
