@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,10 +21,13 @@ from streamvid.dataset.string_column import StringColumn
 from streamvid.dataset.tables import file_of
 from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
+from streamvid.storage.regular_file import read_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.table_bounds import JointLimit, TooLargeError
 from streamvid.storage.url import is_local, join, local_path, redact
+
+log = logging.getLogger(__name__)
 
 _TEXTS: Final = ("key", "source", "meta", "stsd", "file", "file_etag")
 """Of a table's second file, with the metadata columns. `sha256`, which no loader reads, is in none."""
@@ -71,7 +75,7 @@ class ShardFiles:
         """The columns with one value per clip: see `streamvid.dataset.shard_rows.read_scalars`.
 
         Args:
-            check_sha256: compare a remote file with its checksum in dataset.json.
+            check_sha256: another checksum than in dataset.json is an error; else of a local file a warning.
             retry: for how long a storage that does not answer is asked again.
             stop: gives up waiting for it.
             joint: counts what the tables take together.
@@ -106,6 +110,14 @@ class ShardFiles:
         """The path of the Parquet file, or the bytes of a remote one; otherwise as `read_scalars`."""
         path = self.path("parquet")
         if is_local(path):
+            try:
+                self.checked(read_file(local_path(path)))
+            except OSError:
+                pass  # whoever reads it says what is wrong
+            except DatasetError as error:
+                if check_sha256:
+                    raise
+                log.warning("%s; until then labels and metadata of its clips may be wrong", error)
             return local_path(path)
         if self.cache is not None:
             return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))

@@ -380,6 +380,14 @@ def test_a_file_name_in_place_of_a_key(packed: Path, name: str) -> None:
         select_rows(dataset, keys=[name])
 
 
+def test_a_local_parquet_with_another_checksum_is_told(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As where a bit of a label has flipped: a wrong label looks like any other."""
+    edit_parquet(copy / PARQUET, 0, label=3)
+    assert len(Dataset.open(copy)) == 6
+    (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert said.startswith("shard 00000100.parquet is not the one in dataset.json, by its SHA-256: copy it again")
+
+
 def test_metadata_that_are_not_utf8(copy: Path) -> None:
     damaged = pa.array([b"to\xf7n"]).view(pa.string())
     pq.write_table(pq.read_table(copy / PARQUET).append_column("meta_place", damaged), copy / PARQUET)

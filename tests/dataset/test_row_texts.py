@@ -37,7 +37,7 @@ from tests.dataset.test_tables import (
     site,
 )
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.packed import packing_inline
+from tests.support.packed import edit_parquet, packing_inline
 
 __all__ = ["packed", "site"]
 
@@ -124,17 +124,27 @@ def test_a_file_that_does_not_fit_is_not_used(
     assert "read instead" in said[0]
 
 
-def test_of_a_damaged_shard_the_table_is_read(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        lambda path: edit_parquet(path, 0, key="another"),
+    ],
+    ids=["shorter", "another text"],
+)
+def test_of_a_damaged_shard_the_table_is_read(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], object]
+) -> None:
     want = small(packed, monkeypatch)
     copy = Path(shutil.copytree(packed, tmp_path / "set"))
     dataset = Dataset.open(copy)
     path = copy / want.shards[2].file("parquet")
-    path.write_bytes(path.read_bytes()[:-9])
+    damage(path)
     assert [dataset.key(row) for row in range(len(want))] == [want.key(row) for row in range(len(want))]
     # With both gone, it says which shard.
     _lose_texts(copy)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-    with pytest.raises(DatasetError, match=rf"{want.shards[2].name}\.parquet cannot be read"):
+    with pytest.raises(DatasetError, match=rf"{want.shards[2].name}\.parquet is not the one in dataset.json"):
         Dataset.open(copy).key(2)
 
 
