@@ -203,6 +203,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "it is a folder; name a file"
     if isinstance(exc, (NotADirectoryError, FileExistsError)):
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
+    if "TooManyRedirects" in names:
+        return DatasetError, "it redirects again and again; check the address"
     if number in (errno.ELOOP, errno.ENAMETOOLONG):
         return DatasetError, f"{_detail(exc).lower()}; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):

@@ -46,7 +46,8 @@ async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: 
         if mark_of(answer.headers) != mark:
             raise FileChangedError(f"{redact(url)} was changed since it was indexed: its server has another version")
         if answer.status != 206:
-            raise DatasetError(f"Cannot read {redact(url)}: its server does not answer requests for ranges of bytes.")
+            why = "its server does not answer requests for ranges of bytes: use one that does"
+            raise DatasetError(f"Cannot read {redact(url)}: {why}.")
         return await body_of(answer, url, start, end)
 
 
@@ -103,4 +104,4 @@ async def _answer(
                 f"Cannot read {redact(url)}: it redirects to another host, {redact(str(host))}; if that is meant, name "
                 "it with roots= (--roots)."
             )
-    raise DatasetError(f"Cannot read {redact(url)}: it redirects again and again.")
+    raise DatasetError(f"Cannot read {redact(url)}: it redirects again and again; check the address.")

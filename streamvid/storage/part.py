@@ -25,6 +25,10 @@ _PACE_BYTES: Final = 16 << 10
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
 _SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
 _VERSION: Final = re.compile(r"[ -~]{1,300}")
+NO_RANGES: Final = (
+    "its server does not answer requests for ranges of bytes: use one that does, or have whole shards fetched "
+    "(fetch='shards')"
+)
 _SHORT: Final = 64 << 10
 """Bytes of a range that takes about as long as its latency."""
 
@@ -206,7 +210,7 @@ def check_range(
         return
     shown = redact(url)
     if not other and not ranged:
-        raise DatasetError(f"Cannot read {shown}: its server does not answer requests for ranges of bytes.")
+        raise DatasetError(f"Cannot read {shown}: {NO_RANGES}.")
     what = f"bytes from {found[1]} on" if other and found else "more"
     error = StorageUnavailable(
         f"Cannot read {shown}: the storage sent {what}, where {start} to {end} were asked for; look for what changes "

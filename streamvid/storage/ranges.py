@@ -18,7 +18,7 @@ from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
 from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
 from streamvid.storage.link import Link
-from streamvid.storage.part import Part, changed, is_sendable, read_part
+from streamvid.storage.part import NO_RANGES, Part, changed, is_sendable, read_part
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
@@ -247,7 +247,7 @@ class RemoteRanges:
         """Raise an error for a range of another length than requested, unless the file ends there."""
         shown = redact(path)
         if found > end - start:
-            raise DatasetError(f"Cannot read {shown}: its server does not answer requests for ranges of bytes.")
+            raise DatasetError(f"Cannot read {shown}: {NO_RANGES}.")
         fs, name = locate(path, patient=True)
         if (size := self._sizes.get(_url(fs, name))) is None:
             size = fs.info(name).get("size") or 0

@@ -111,6 +111,7 @@ XML = "<Error><Code>{}</Code><Message>{}</Message></Error>"
         (400, "<html>what?</html>", {}, DatasetError, "400"),
         (404, XML.format("NoSuchKey", ""), {}, DatasetError, "it does not exist"),
         (410, "", {}, DatasetError, "410"),
+        (302, "", {"Location": "?X-Amz-Signature=hunter2"}, DatasetError, "it redirects again and again"),
     ],
 )
 def test_the_body_of_an_answer_says_what_it_is(
