@@ -326,6 +326,9 @@ def touch(file: FileIO, *, mark: int | None = None) -> None:
     clock is coarse and would make ties. Raises PermissionError with `mark` alone, where another user owns the file."""
     now = time.time_ns()
     modified = os.fstat(file.fileno()).st_mtime_ns if mark is None else mark * 10**9
-    # Of other users' files the eviction order is less exact.
-    with contextlib.suppress(*([PermissionError] if mark is None else [])):
+    # Of other users' files, and on a disk that is read-only, the eviction order is less exact.
+    try:
         os.utime(file.fileno(), ns=(now, modified))
+    except OSError as error:
+        if mark is not None or error.errno not in (errno.EPERM, errno.EACCES, errno.EROFS):
+            raise

@@ -735,6 +735,22 @@ def test_a_run_begins_without_a_cache_where_its_disk_is_full_or_read_only(
         ShardCache(tmp_path / "other", limit_bytes=1000)
 
 
+def test_what_is_cached_is_used_on_a_disk_that_has_become_read_only(
+    cache: ShardCache, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while its storage is away."""
+
+    def utime(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    a = site.add("a", data("a"))
+    cache.lease(**a).release()
+    monkeypatch.setattr(os, "utime", utime)
+    with cache.lease(**a) as lease:
+        assert lease.path.read_bytes() == data("a")
+    assert site.gets == {"a": 1}
+
+
 @WAYS
 def test_on_a_disk_full_of_files_in_use_the_error_names_the_folder_and_the_remedy(
     cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
