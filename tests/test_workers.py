@@ -68,6 +68,7 @@ def test_time_without_a_core_does_not_count() -> None:
         assert busy.stdout is not None
         busy.stdout.readline()
         with Workers(1) as workers:
+            assert workers.submit(hostile.where).result(timeout=200)  # imports, which takes a second on slow cores
             assert workers.submit(hostile.compute, 0.3, core, limit_s=1.0).result(timeout=200)
     finally:
         busy.kill()
