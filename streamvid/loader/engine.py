@@ -19,12 +19,13 @@ from streamvid.fetch.epoch_reader import Rescue, read_epoch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.forks import HomeProcess
 from streamvid.loader.pipeline import Background, RenderPipeline, begun
-from streamvid.loader.preflight import ClipRoute, Fallback, check_batch_memory, find_cpu_decoded, probe_slice, routes_to
+from streamvid.loader.preflight import ClipRoute, Fallback, find_cpu_decoded, probe_slice, routes_to
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.rescue import epoch_rescuer
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.epoch import Epoch
 from streamvid.transform.cpu_batch_writer import fits_batch_writer
+from streamvid.transform.output_size import check_batch_memory
 from streamvid.transform.render import RenderedBatch, make_renderer
 
 EngineName = Literal["default", "dali"]
@@ -218,8 +219,8 @@ def make_engine(
     if isolate and name == "dali":
         raise InputError("engine='dali' decodes in its own threads: leave out isolate=True")
     dataset, spec, transform = samples.dataset, samples.spec, samples.clip_transform(rows)
-    if device_id is None:
-        check_batch_memory(samples, rows, batch_size=max_batch)
+    if device_id is None and len(rows):
+        check_batch_memory(samples.transform, dataset.clips, rows, max_batch * (spec.sampling.num_frames or 1))
     if name == "dali":
         support.check_decodable(dataset, rows, device_id=device_id)
     routes = None

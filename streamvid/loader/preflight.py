@@ -4,7 +4,6 @@ epoch must not stop in the middle for a clip that the GPU does not decode."""
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,11 +26,8 @@ from streamvid.fetch.encoded_batch import read_batches
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.rescue import BAD_CLIP
-from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.epoch import Step
 from streamvid.sampling.spread import Uniform
-from streamvid.transform.output_size import output_sizes, upright_sizes
-from streamvid.transform.spec import by_view
 from streamvid.video.gpu_support import NOT_IN_SESSIONS, Route
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -46,7 +42,6 @@ _MAX_DIFFERENCE: Final = 6.0
 """Mean difference in levels above which frames from GPU and CPU are not the same frames; usual is about 1."""
 _LOOKED_AT: Final = 1 << 15
 """Sample descriptions: a second or two."""
-_BYTES: Final = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4}
 _NO_SESSIONS: Final = "PyNvVideoCodec or Triton is missing or does not work"
 _REMEDY: Final = (
     "transcode them (8-bit 4:2:0 H.264 with even sides always works), leave them out, or give fallback='cpu' or "
@@ -291,27 +286,3 @@ def _try(encoded: EncodedSlice, decoder: GpuDecoder, route: Route) -> str:
     if difference <= _MAX_DIFFERENCE:
         return ""
     return f"their frames differ from the CPU's by {difference:.0f} levels on average"
-
-
-def check_batch_memory(samples: SampleSet, rows: Int64, *, batch_size: int) -> None:
-    """Raise InputError if the tensors of one batch need more memory than the machine has: the kernel would end the
-    process without a word, where PyTorch says it of a GPU.
-
-    Args:
-        samples: how samples are made. Where their number of frames depends on the clip, one counts.
-        rows: int64 [clips], those that are used; the largest counts.
-        batch_size: clips in a batch.
-    """
-    clips, (heights, widths) = samples.dataset.clips, upright_sizes(samples.dataset.clips, rows)
-    largest = [int(np.argmax(heights * widths))] if len(rows) else []
-    pixels = 0
-    for one in by_view(samples.transform).values():
-        for size in output_sizes(one, heights[largest], widths[largest], lambda n: clips.key[int(rows[n])]).values():
-            pixels += _BYTES[one.dtype] * size[0] * size[1]
-    frames = samples.spec.sampling.num_frames or 1
-    needed, has = batch_size * frames * 3 * pixels, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > has:
-        raise InputError(
-            f"a batch of {batch_size} x {frames} frames takes {needed / 1e9:,.1f} GB, and this machine has "
-            f"{has / 1e9:,.1f} GB: give a smaller batch_size, fewer frames, or a smaller crop or resize"
-        )

@@ -266,7 +266,7 @@ def claim(part: Path) -> FileIO | None:
     return file
 
 
-class Copy(FileIO):
+class PartWriter(FileIO):
     """A part that is held, written from front to back by `put`, which is given bytes and their place."""
 
     def __init__(self, part: FileIO, put: Callable[[bytes | memoryview, int], None]) -> None:

@@ -25,7 +25,7 @@ from typing import Final, Self
 from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
-from streamvid.storage.cache_folder import BusyError, CacheFolder, Copy, Lease, claim, give_up, modified
+from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, PartWriter, claim, give_up, modified
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.link import Link
@@ -319,8 +319,8 @@ class ShardCache:
             self.write(file, content, 0)
             return
         if size > _RANGE_BYTES and not has_ranges(url):
-            with Copy(file, partial(self.write, file)) as copy:
-                filesystem.get_file(url, copy, retry=retry, length=size)
+            with PartWriter(file, partial(self.write, file)) as part:
+                filesystem.get_file(url, part, retry=retry, length=size)
             return
         remote = RemoteRanges(self.link, {url: mark})
         for first in range(0, size, _WINDOW_BYTES):

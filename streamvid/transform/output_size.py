@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -156,3 +157,28 @@ def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int
         check(rows[first])
     except InputError:
         check(rows)  # its message counts all clips, and names the first
+
+
+def check_batch_memory(transform: Transform | Views, clips: ClipTable, rows: Int64, frames: int) -> None:
+    """Raise InputError if the tensors of one batch need more memory than the machine has: the kernel would end the
+    process without a word, where PyTorch says it of a GPU.
+
+    Args:
+        transform: what is done to the frames; one that makes all clips the same size, as the first one's counts.
+        clips: the dataset's rows.
+        rows: int64 [clips], which of them; one at least.
+        frames: in a batch.
+    """
+    import torch
+
+    sizes = upright_sizes(clips, rows[:1])
+    plane = 0  # bytes of a channel of a frame in all views
+    for one in by_view(transform).values():
+        height, width = output_size(one, *sizes, lambda _: clips.key[int(rows[0])])
+        plane += getattr(torch, one.dtype).itemsize * height * width
+    needed, has = 3 * frames * plane, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > has:
+        raise InputError(
+            f"a batch of {frames} frames takes {needed / 1e9:,.1f} GB, and this machine has {has / 1e9:,.1f} GB: "
+            "give a smaller batch_size, fewer frames, or a smaller crop or resize"
+        )

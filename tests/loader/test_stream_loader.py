@@ -452,7 +452,7 @@ def test_rank_and_world_from_the_environment(packed: Packed, monkeypatch: pytest
         ({"device": "tpu"}, "device"),
         ({"transform": Transform(crop=65)}, "crop of 65x65.*resize"),
         ({"transform": Transform(resize=30, crop=(31, 10))}, "crop"),
-        ({"batch_size": 50_000_000}, r"a batch of 50000000 x \d+ frames takes .* GB.*smaller batch_size"),
+        ({"batch_size": 50_000_000}, r"a batch of [0-9]+ frames takes .* GB.*smaller batch_size"),
         ({"sampling": Window(2_000_000_000)}, "takes .* GB, and this machine has .*fewer frames"),
     ],
 )
