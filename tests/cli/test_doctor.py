@@ -13,7 +13,7 @@ from streamvid.inspection.doctor import Finding
 
 
 def give(monkeypatch: pytest.MonkeyPatch, *found: Finding) -> None:
-    def examine(dataset: str | None, *, cache_dir: str | None) -> Iterator[Finding]:
+    def examine(dataset: str | None, *, cache_dir: str | None, roots: str | None) -> Iterator[Finding]:
         yield from found
 
     monkeypatch.setattr(doctor, "examine", examine)

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
+from fsspec import AbstractFileSystem
 
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
@@ -262,7 +264,7 @@ def test_missing_package() -> None:
         ("data://x/y", "data:// names no storage; use a local path, s3://, "),
         ("zip://x/y", "zip:// names no storage; use a local path, s3://, "),
         ("simplecache://x/y", "simplecache:// names no storage; use a local path, s3://, "),
-        ("async_wrapper://x/y", "fsspec opens no async_wrapper:// by its URL alone"),
+        ("wrapper://x/y", "fsspec opens no wrapper:// by its URL alone"),
         ("dask://x/y", "dask:// needs a Python package that is missing: pip install dask"),
         ("smb://x/y", "smb:// needs a Python package that is missing: pip install smbprotocol"),
         ("hdfs://x/y", "hdfs:// needs Java and Hadoop's libraries: set JAVA_HOME"),
@@ -273,6 +275,11 @@ def test_urls_that_name_no_storage_or_one_that_is_not_installed(
 ) -> None:
     for name in ("dask", "smbclient"):
         monkeypatch.setitem(sys.modules, name, None)
+
+    class Wrapper(AbstractFileSystem):  # type: ignore[misc]  # as some of fsspec's, which only code can give another
+        def __init__(self, fs: AbstractFileSystem, **_: object) -> None: ...
+
+    fsspec.register_implementation("wrapper", Wrapper, clobber=True)
     if url.startswith("hdfs"):  # as pyarrow says it without Java
 
         def connect(**_: object) -> None:
