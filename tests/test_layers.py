@@ -15,7 +15,7 @@ LAYERS = (
     *("loader", "dali_engine", "transform", "decode", "fetch", "plan", "sampling"),
     *("dataset", "storage", "video", "color", "bitstream", "mp4"),
 )
-BELOW_ALL = (("workers", "progress", "forks"), ("arrays", "checks", "checksum", "stopwatch", "text", "errors"))
+BELOW_ALL = (("workers", "progress", "forks"), ("arrays", "checks", "checksum", "host", "stopwatch", "text", "errors"))
 """Modules beside the folders, which import none of them."""
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

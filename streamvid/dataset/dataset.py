@@ -34,6 +34,7 @@ from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks
 from streamvid.dataset.tables import TableEntry, usable
 from streamvid.errors import DatasetError, InputError
+from streamvid.host import usable_cores
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
@@ -237,7 +238,7 @@ def _read_blocks(
     as far as there are some, and a local dataset has many shards; else from the shards' own. Rows that are `kept` come
     without the texts of consolidated tables."""
     shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
-    local, cores = is_local(path), len(os.sched_getaffinity(0))
+    local, cores = is_local(path), usable_cores()
     tables = () if local and len(shards) < _MANY_SHARDS else manifest.tables
     threads = max(1, min(len(shards), cores if local else _THREADS, _THREADS))
     stop, joint = threading.Event(), JointLimit()

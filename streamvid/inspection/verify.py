@@ -25,6 +25,7 @@ from streamvid.dataset.schema import BLOCK, EXTENSIONS
 from streamvid.dataset.shard_rows import read_scalars, row_blocks
 from streamvid.dataset.table_cache import in_memory
 from streamvid.errors import DatasetError, InputError
+from streamvid.host import usable_cores
 from streamvid.inspection.beside import check_tables, forgotten_by_shard, named, notes
 from streamvid.inspection.checks import (
     Read,
@@ -185,10 +186,9 @@ def verify(
     allowed = given_roots(roots)
     resolved = resolve_roots(path, manifest.roots, allowed)
     bounds = Bounds.of(path, resolved, allowed)
-    cores = len(os.sched_getaffinity(0))
-    count = min(workers or cores, max(1, len(manifest.shards)))
-    # With fewer shards than cores, several clips of a shard are checked at a time.
-    threads = max(1, (workers or cores) // count)
+    cores = workers or usable_cores()
+    count = min(cores, max(1, len(manifest.shards)))
+    threads = max(1, cores // count)  # with fewer shards than cores, several clips of a shard are checked at a time
     drawn = None if sample is None else sampled(manifest, sample, seed)
     shards: Sequence[int] = range(len(manifest.shards))
     if quarantine is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from streamvid.dataset.forgotten import write_forgotten
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import InputError
+from streamvid.host import usable_cores
 from streamvid.packing.append import read_base
 from streamvid.packing.destination import (
     DATASET_EXISTS,
@@ -244,7 +244,7 @@ def _pack_groups(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record
             for record in pack_groups_on_ray(spec.job, tasks, destination, address=run.address, advance=bar.advance):
                 records[record.number] = record
         else:
-            count = min(run.workers or len(os.sched_getaffinity(0)), len(spec.sources))
+            count = min(run.workers or usable_cores(), len(spec.sources))
             with work_folder(destination) as folder:
                 for record in pack_groups(spec.job, tasks, destination, folder, workers=count, advance=bar.advance):
                     records[record.number] = record

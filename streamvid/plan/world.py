@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamvid.checks import integer
 from streamvid.errors import InputError
+from streamvid.host import usable_cores
 from streamvid.plan import launchers
 from streamvid.plan.mesh import data_parallel_rank
 
@@ -142,13 +143,13 @@ def _on_nodes(rank: int, size: int, ranks_per_node: int | None, source: str) -> 
 
 
 def find_cores() -> int:
-    """CPU cores for this process: those of its CPU affinity, divided by the ranks on its node as torchrun and deepspeed
-    say it; Slurm and MPI set affinities.
+    """CPU cores for this process: the usable ones, divided by the ranks on its node as torchrun and deepspeed say it;
+    Slurm and MPI set affinities.
 
     Raises:
         InputError: LOCAL_WORLD_SIZE is no number.
     """
-    return max(1, len(os.sched_getaffinity(0)) // (launchers.local_world_size() or 1))
+    return max(1, usable_cores() // (launchers.local_world_size() or 1))
 
 
 def find_device(device: str | int | None) -> int | None:

@@ -14,6 +14,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.revisions import change
 from streamvid.dataset.roots import grant
 from streamvid.errors import InputError, StreamvidError
+from streamvid.host import usable_cores
 from streamvid.loader.quarantine import quarantined
 from streamvid.packing.clip_rows import clip_columns, place_columns
 from streamvid.packing.destination import work_folder
@@ -152,7 +153,7 @@ def _made(
 ) -> tuple[dict[int, PreparedClip], dict[str, str]]:
     """The new clips by row, and what is wrong with the others by key."""
     made, bad = {}, {}
-    count = min(workers or len(os.sched_getaffinity(0)), max(1, len(wanted)))
+    count = min(workers or usable_cores(), max(1, len(wanted)))
     with Workers(count) as pool, Progress("repairing", len(wanted), enabled=progress) as bar:
         futures = {}
         for row, source in wanted.items():

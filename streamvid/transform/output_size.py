@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from streamvid.arrays import Float64, Int64, unique_rows
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.errors import InputError
+from streamvid.host import usable_memory
 from streamvid.transform.sharing import largest, pair
 from streamvid.transform.spec import Transform, Views, by_view
 
@@ -160,7 +160,7 @@ def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int
 
 
 def check_batch_memory(transform: Transform | Views, clips: ClipTable, rows: Int64, frames: int) -> None:
-    """Raise InputError if the tensors of one batch need more memory than the machine has: the kernel would end the
+    """Raise InputError if the tensors of one batch need more memory than the process may use: the kernel would end the
     process without a word, where PyTorch says it of a GPU.
 
     Args:
@@ -176,9 +176,9 @@ def check_batch_memory(transform: Transform | Views, clips: ClipTable, rows: Int
     for one in by_view(transform).values():
         height, width = output_size(one, *sizes, lambda _: clips.key[int(rows[0])])
         plane += getattr(torch, one.dtype).itemsize * height * width
-    needed, has = 3 * frames * plane, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed, has = 3 * frames * plane, usable_memory()
     if needed > has:
         raise InputError(
-            f"a batch of {frames} frames takes {needed / 1e9:,.1f} GB, and this machine has {has / 1e9:,.1f} GB: "
+            f"a batch of {frames} frames takes {needed / 1e9:,.1f} GB, and this process may use {has / 1e9:,.1f} GB: "
             "give a smaller batch_size, fewer frames, or a smaller crop or resize"
         )
