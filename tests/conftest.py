@@ -74,7 +74,7 @@ def inline_workers() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="leave out tests marked `full`: tests/gpu in some 80 seconds")
+    parser.addoption("--quick", action="store_true", help="leave out tests marked `full`")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,8 +2,8 @@
 # The quick tests with another Python, or with other versions of what pyproject.toml requires, in an environment of its
 # own that is removed afterwards. `make install` comes first.
 #
-#   tools/test_versions.sh 3.12 tested    the versions of constraints.txt
-#   tools/test_versions.sh 3.11 lowest    the lowest versions that pyproject.toml allows
+#   tools/test_versions.sh 3.11 tested    the versions of constraints.txt
+#   tools/test_versions.sh 3.12 lowest    the lowest versions that pyproject.toml allows
 #   tools/test_versions.sh 3.13 newest    the newest
 #
 # The exit code is pytest's; 69 where this Python or a package cannot be had.
@@ -49,4 +49,4 @@ fi
 [ $code -eq 0 ] || exit $code
 echo "Python $version with the $which versions:" \
     "$(uv pip freeze --python "$venv/env" | grep -iE '^(av|fsspec|numpy|nvidia-dali-cuda120|pyarrow|torch)=' | xargs)"
-"$venv/env/bin/python" -m pytest -p no:cacheprovider --quiet "${tests[@]}"
+"$venv/env/bin/python" -m pytest -p no:cacheprovider --quick --quiet "${tests[@]}"
