@@ -158,6 +158,7 @@ def test_colours_by_the_tags(tmp_path: Path, color: Any) -> None:
 
 def test_images_are_refused(tmp_path: Path) -> None:
     """In words, before a run: a graph of images and videos was not seen to come through on a GPU."""
+    pytest.importorskip("nvidia.nvimgcodec")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "image.jpg").write_bytes(taken()["jpeg_420"].data)
     with packing_inline():
