@@ -17,6 +17,7 @@ from typing import ClassVar, Final, Protocol
 import numpy as np
 
 from streamvid.arrays import UInt8
+from streamvid.color import render
 from streamvid.color.full_size import FullSizeConverter
 from streamvid.color.picture import Picture
 from streamvid.color.tags import ColorOption
@@ -30,6 +31,7 @@ from streamvid.decode.slice_frames import (
     decode_pictures,
     undecodable,
 )
+from streamvid.video import native_decoder
 from streamvid.video.codec_context import ReusableCodecContext
 from streamvid.video.image_decoder import opens_pipeline
 from streamvid.video.native_decoder import FindTargets
@@ -104,6 +106,8 @@ class CpuDecoder:
     ) -> None:
         self._pace = Pace() if pace is None else pace
         self._open = decoder or InThreadDecoder
+        for native in (native_decoder.compiled, render.compiled):
+            native()  # what was not built is logged once: threads that come to it together would each log it
         self._threads = DeadlineThreads(
             max(1, threads), name="streamvid-decode", tool=partial(_opened, self._open, initializer),
             progress=lambda decoder: decoder.packets,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from streamvid.decode.deadline import Pace
 from streamvid.decode.slice_frames import StuckDecoderError, decode_frames
 from streamvid.errors import VideoError
 from streamvid.mp4.sample_entry import visual_sample_description
-from streamvid.video import image_decoder
+from streamvid.video import image_decoder, native_decoder
 from streamvid.video.image_decoder import image_pipeline
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -174,6 +177,23 @@ def test_a_damaged_picture_that_others_are_made_from_is_noticed(tmp_path: Path) 
         dict(decode_frames(replace(part, data=data)))
     before = slice_of(clip, [4, 9])
     assert len(dict(decode_frames(before))) == 2
+
+
+def test_a_native_part_that_was_not_built_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that come to it together would each log it."""
+    logged: list[str] = []
+
+    def log(text: str, *_: object) -> None:
+        time.sleep(0.1)  # as one that writes to a slow terminal, while others go on
+        logged.append(text)
+
+    monkeypatch.setattr(native_decoder, "_VERSION", -1)
+    monkeypatch.setattr(native_decoder, "compiled", cache(native_decoder.compiled.__wrapped__))
+    monkeypatch.setattr(native_decoder.log, "warning", log)
+    slices = [slice_of(stored(Recipe(frames=2), tmp_path), np.arange(2))] * 4
+    with closing(CpuDecoder(threads=4)) as decoder:
+        assert len(decoder.submit(slices).result()) == 4
+    assert len(logged) == 1
 
 
 @pytest.mark.usefixtures("cut_everywhere")
