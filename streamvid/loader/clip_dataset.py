@@ -139,6 +139,12 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         path, how = state["dataset"]
         self.__dict__.update(state, dataset=Dataset.open(path, **how))
 
+    def __copy__(self) -> ClipDataset:
+        """A copy that shares the open dataset and the epoch."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
     def __len__(self) -> int:
         """Number of samples: one per clip, or as many as the sampling takes of it."""
         return len(self.dataset) if self._sample_ids is None else len(self._sample_ids)
@@ -229,6 +235,12 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def policy(self) -> ErrorPolicy:
         """The policy for bad clips."""
         return self._errors.policy
+
+    def in_epoch(self, epoch: int) -> ClipDataset:
+        """This dataset as it is in an epoch, whatever `set_epoch` says to it meanwhile."""
+        other = copy.copy(self)
+        other._epoch = torch.tensor([epoch, -1])
+        return other
 
     def with_policy(self, policy: ErrorPolicy) -> ClipDataset:
         """This dataset with another policy; the epoch is shared."""

@@ -259,14 +259,14 @@ class GpuDataLoader:
             own = begin.samplers[-1]
             samplers[-1] = dict(own)
         following = SamplerPosition(number + 1)
-        order = self._batches.begin(made)
+        order = self._batches.begin(number, made)
         self.dataset.set_epoch(number)
         if self._undivided and self._stats.batches == 0:
             _warn_undivided()
         self.dataset.quarantine(anew=True)
         policy, rescue = self.dataset.policy, None
         if policy.on_error != "raise":
-            rescue = self.dataset.rescuer(order.given.__getitem__, threads=self._num_threads)
+            rescue = self.dataset.in_epoch(number).rescuer(order.given.__getitem__, threads=self._num_threads)
         encoded = self._encoded(global_generator(own), made, rescue)
         rendered = self._pipeline.run(encoded, read_here=self._num_workers > 0, rescue=rescue)
         try:
@@ -345,13 +345,11 @@ class _Slices(torch.utils.data.Dataset[_Read]):
     def __len__(self) -> int:
         return len(self._clips)
 
-    def __getitem__(self, item: Item) -> _Read:
-        return self.__getitems__([item])
-
-    def __getitems__(self, items: Sequence[Item]) -> _Read:
+    def __getitems__(self, batch: tuple[int, Sequence[Item]]) -> _Read:
+        epoch, items = batch
         try:
             check_items(items, self._max_batch)
-            return self._clips.encode(items)
+            return self._clips.in_epoch(epoch).encode(items)
         except (StreamvidError, IndexError, KeyError) as error:
             # PyTorch would wrap it into a traceback as text; the user gets the one sentence that it is.
             return error.with_traceback(None)

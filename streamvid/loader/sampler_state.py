@@ -11,7 +11,7 @@ import base64
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Final
 
 import torch
@@ -96,13 +96,14 @@ class ResumableBatches:
     def __init__(self, batches: Iterable[Sequence[Item]], generator: torch.Generator | None) -> None:
         self._batches = batches
         self._parts = _parts([batches, generator])
-        self._order = EpochOrder(batches, 0)
+        self._order, self._epoch = EpochOrder(batches, 0), 0
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]
 
-    def __iter__(self) -> Iterator[Sequence[Item]]:
-        return self._order
+    def __iter__(self) -> Iterator[tuple[int, Sequence[Item]]]:
+        """Lists of items, each with its epoch: several loaders may read one dataset, each in an epoch of its own."""
+        return zip(repeat(self._epoch), self._order, strict=False)
 
     @property
     def num_replicas(self) -> int:
@@ -110,9 +111,9 @@ class ResumableBatches:
         found = (getattr(part, "num_replicas", None) for part in self._parts)
         return next((int(one) for one in found if is_integer(one)), 1)
 
-    def begin(self, skip: int) -> EpochOrder:
-        """Let the next `iter()` be an epoch without its first `skip` batches, and return it."""
-        self._order = EpochOrder(self._batches, skip)
+    def begin(self, epoch: int, skip: int) -> EpochOrder:
+        """Let the next `iter()` be this epoch without its first `skip` batches, and return it."""
+        self._order, self._epoch = EpochOrder(self._batches, skip), epoch
         return self._order
 
     def set_epoch(self, epoch: int) -> None:

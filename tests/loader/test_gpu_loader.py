@@ -196,6 +196,34 @@ def test_epochs(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+def test_loaders_of_one_dataset_are_each_in_an_epoch_of_their_own(dataset: Path, num_workers: int) -> None:
+    """As one that trains, and one that evaluates more often: its epochs are not those of what the first reads ahead."""
+
+    def times(*, evaluated: bool) -> list[Any]:
+        ds = sv.ClipDataset(dataset, **OPTIONS)
+        options: dict[str, Any] = {"batch_size": 1, "device": "cpu", "num_threads": 1}
+        with (
+            sv.GpuDataLoader(ds, sampler=[*range(len(ds))] * 3, num_workers=num_workers, **options) as train,
+            sv.GpuDataLoader(ds, sampler=["five"], **options) as evaluate,
+        ):
+            seen = []
+            for number, batch in enumerate(train):
+                seen.append((batch["epoch"].tolist(), batch["pts"].tolist()))
+                if evaluated and not number:
+                    assert [one["epoch"].tolist() for _ in range(2) for one in evaluate] == [[0], [1]]
+            return seen
+
+    assert times(evaluated=True) == times(evaluated=False)
+
+
+def test_iterations_at_the_same_time_are_each_of_their_own_epoch(dataset: Path) -> None:
+    ds = sv.ClipDataset(dataset, **OPTIONS)
+    with sv.GpuDataLoader(ds, batch_size=1, sampler=[*range(len(ds))] * 2, device="cpu", num_threads=1) as loader:
+        for one, two in zip(loader, loader, strict=True):
+            assert (set(one["epoch"].tolist()), set(two["epoch"].tolist())) == ({0}, {1})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.usefixtures("nothing_left")
 def test_an_error_in_a_worker_is_one_sentence(dataset: Path, tmp_path: Path, num_workers: int) -> None:
     opened = sv.Dataset.open(dataset)

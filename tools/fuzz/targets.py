@@ -315,7 +315,7 @@ def _state(data: bytes) -> None:
                 run.after(cursor).state()
         batches = _batches()
         with contextlib.suppress(StreamvidError):
-            list(batches.begin(from_state(state, batches, 2, {"samples": 8}).batches))
+            list(batches.begin(0, from_state(state, batches, 2, {"samples": 8}).batches))
 
 
 def _images(_: Path) -> list[bytes]:
