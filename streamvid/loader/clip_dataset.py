@@ -15,10 +15,11 @@ import torch.utils.data
 
 from streamvid.arrays import Int64
 from streamvid.checks import boolean, integer, suggest_keywords
+from streamvid.dataset import tables
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.members import read_columns
 from streamvid.dataset.picked import Pick
-from streamvid.errors import InputError, VideoError
+from streamvid.errors import DatasetError, InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import Checksum, SamplePlan, pad_to_longest
 from streamvid.loader.batch import column_values, mask_absent
@@ -133,11 +134,13 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         large dataset are then mapped from the user's cache folder, and shared by all processes of the machine."""
         dataset = self.dataset
         how = {"retry_for": dataset.reader.retry, "roots": dataset.roots, "revision": dataset.manifest.revision}
-        return {**self.__dict__, "dataset": (dataset.path, how)}
+        return {**self.__dict__, "dataset": (dataset.path, how, tables.digest(dataset.shards))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        path, how = state["dataset"]
+        path, how, shards = state["dataset"]
         self.__dict__.update(state, dataset=Dataset.open(path, **how))
+        if tables.digest(self.dataset.shards) != shards:  # the rows that samplers name would be other clips
+            raise DatasetError(f"{self.dataset!r} was packed anew since the ClipDataset was made: make that anew, too")
 
     def __copy__(self) -> ClipDataset:
         """A copy that shares the open dataset and the epoch."""

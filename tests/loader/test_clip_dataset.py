@@ -325,6 +325,20 @@ def test_a_pickled_dataset_is_small_and_the_same(dataset: Path) -> None:
     same(pickle.loads(data)["vp9"], expected)
 
 
+def test_a_pickled_dataset_is_not_another_one_that_was_packed_in_its_place(dataset: Path, tmp_path: Path) -> None:
+    """As in workers that are spawned in the next epoch: the frames of the new clips would come under the old keys."""
+    folder = Path(shutil.copytree(dataset, tmp_path / "set"))
+    data = pickle.dumps(sv.ClipDataset(folder, sampling=sv.Uniform(2)))
+    assert len(pickle.loads(data)) == len(sv.ClipDataset(dataset))
+    sv.forget(folder, ["vp9"])
+    assert len(pickle.loads(data)) == len(sv.ClipDataset(dataset))  # its revision is there
+    write(replace(SMALL, seed=99), tmp_path / "vp9.mp4")
+    shutil.rmtree(folder)
+    sv.pack([tmp_path / "vp9.mp4"], folder, progress=False)
+    with pytest.raises(sv.DatasetError, match="packed anew"):
+        pickle.loads(data)
+
+
 def test_open_files_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "MAX_OPEN_FILES", 2)
     gc.collect()  # what other tests left
