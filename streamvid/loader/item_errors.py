@@ -44,12 +44,12 @@ class ItemErrors:
             self._known = (
                 here,
                 -1,
-                Quarantine(self.policy, dataset, self.excluded, clips=clips, world=_world()),
+                Quarantine(self.policy, dataset, self.excluded, clips=clips, world=this_world()),
                 AbsentRows(),
             )
         _, number, quarantine, absent = self._known
         if number != epoch:
-            quarantine.world, absent = _world(), quarantine.absent()
+            quarantine.world, absent = this_world(), quarantine.absent()
             self._known = here, epoch, quarantine, absent
         return quarantine, absent
 
@@ -100,7 +100,8 @@ class ItemErrors:
         return ResolvedItem(row_of(chosen), chosen, at, absent=wanted.row)
 
 
-def _world() -> World:
+def this_world() -> World:
+    """The ranks that this process knows of now; alone, where what it knows contradicts itself."""
     try:
         return find_world(settle=False)
     except InputError:

@@ -8,6 +8,7 @@ sampler begins the epoch again, and those are skipped.
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,10 @@ import torch
 from streamvid.checks import integer, is_integer
 from streamvid.errors import InputError
 from streamvid.loader.clip_items import Item
+from streamvid.loader.item_errors import this_world
 from streamvid.plan.checkpoint import BELONGS_TO
+
+log = logging.getLogger(__name__)
 
 VERSION: Final = 1
 """Version of the state's fields."""
@@ -175,6 +179,7 @@ def to_state(
         "batch_size": batch_size,
         **identity,
         "num_replicas": batches.num_replicas,
+        "rank": _rank(),
         "epoch": position.epoch_number,
         "batches": position.batches,
         "samplers": tuple(samplers),  # of a list, torch.distributed.checkpoint would lose dicts that are empty
@@ -204,7 +209,19 @@ def from_state(
     except (KeyError, TypeError, ValueError) as error:
         raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
     batches.load(position.samplers or ())
+    rank = _rank()
+    if made and batches.num_replicas == 1 and state.get("rank", rank) != rank:
+        log.warning(
+            "rank %s loads the state of rank %s: if their samplers do not give the same, clips will be repeated and "
+            "lost; save a state of each rank (in torch.distributed.checkpoint under a name of its own), or divide the "
+            "clips by a sampler with num_replicas, as DistributedSampler", rank, state["rank"],
+        )  # fmt: skip
     return position
+
+
+def _rank() -> str:
+    world = this_world()
+    return f"{world.rank} of {world.size}"
 
 
 def _parts(found: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, We
 
 import streamvid as sv
 from tests.support.clips import write
+from tests.support.launch import torchrun, use
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -252,6 +253,35 @@ def test_other_ranks_refuse_the_state(dataset: Path) -> None:
         with pytest.raises(sv.InputError, match="num_replicas=3; here it is 2"):
             two.load_state_dict(within)
         two.load_state_dict(between)
+
+
+@pytest.mark.parametrize("kind", ["generator", "distributed"])
+def test_a_state_of_another_rank_is_told(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """A checkpoint that holds one state for all ranks gives the generator of one to all: torch.distributed.checkpoint
+    keeps that of one rank under a name, frameworks save on the first. Of samplers that divide it is right."""
+
+    def on(rank: int) -> sv.GpuDataLoader:
+        use(monkeypatch, torchrun(rank, 2, 2))
+        if kind == "generator":
+            return make(dataset, kind)
+        ds = sv.ClipDataset(dataset, **OPTIONS)
+        return sv.GpuDataLoader(ds, batch_size=2, device="cpu", sampler=DistributedSampler(ds, 2, rank))
+
+    with on(0) as loader:
+        iterator = iter(loader)
+        between = loader.state_dict()
+        next(iterator)
+        within = json.loads(json.dumps(loader.state_dict()))
+        loader.load_state_dict(within)
+        assert not caplog.text
+    with on(1) as other:
+        other.load_state_dict(between)
+        other.load_state_dict({name: value for name, value in within.items() if name != "rank"})  # of an older version
+        assert not caplog.text
+        other.load_state_dict(within)
+        assert ("rank 1 of 2 loads the state of rank 0 of 2" in caplog.text) == (kind == "generator")
 
 
 def test_another_loader_refuses_the_state(dataset: Path, tmp_path: Path) -> None:
