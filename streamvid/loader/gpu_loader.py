@@ -258,6 +258,8 @@ class GpuDataLoader:
             # PyTorch's global generator is set back only while the epoch begins.
             own = begin.samplers[-1]
             samplers[-1] = dict(own)
+        # Before its first batch, too: by then the reader has drawn from the samplers' generators.
+        self._position.next = replace(begin, samplers=samplers)
         following = SamplerPosition(number + 1)
         order = self._batches.begin(number, made)
         self.dataset.set_epoch(number)

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, WeightedRandomSampler
 
 import streamvid as sv
+from streamvid.loader import gpu_loader
 from tests.support.clips import write
 from tests.support.launch import torchrun, use
 from tools.clips import Recipe
@@ -203,6 +204,27 @@ def test_an_epoch_that_is_set_while_another_is_held_is_what_a_state_is_of(datase
         assert resumed.epoch == 7
         assert [summary(batch) for batch in resumed] == [summary(batch) for batch in one]
         del held
+
+
+@pytest.mark.parametrize("kind", ["generator", "own"])
+def test_a_state_saved_where_the_first_batch_failed_begins_the_same_epoch(
+    dataset: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By Ctrl-C, say: what reads ahead has taken from the sampler by then, of which the loop was given nothing."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with make(dataset, kind) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(gpu_loader, "make_batch", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                list(one)
+        state = json.loads(json.dumps(one.state_dict()))
+    assert (state["epoch"], state["batches"]) == (0, 0)
+    with make(dataset, kind) as resumed:
+        resumed.load_state_dict(state)
+        assert run(resumed) == whole(kind)
 
 
 def test_a_sampler_that_fails_does_so_in_its_place(dataset: Path) -> None:
