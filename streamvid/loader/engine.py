@@ -137,7 +137,7 @@ class StagedEngine:
             yield from batches
         begun = self._start(following())
         self._next = replace(
-            begun, batches=_taken(Background(begun.batches, depth=1, name="streamvid-read"), begun.stop)
+            begun, batches=_taken(Background(begun.batches, depth=1, name="streamvid-read").start(), begun.stop)
         )
 
     def _drop(self) -> None:

@@ -95,8 +95,8 @@ class RenderPipeline:
                 encoded = Channel(_AHEAD + 1)
                 stages.callback(batches.close)
             else:
-                encoded = reading = Background(batches, depth=self._read_ahead, name="streamvid-read")
-                stages.callback(reading.close)
+                encoded = Background(batches, depth=self._read_ahead, name="streamvid-read")
+                stages.callback(encoded.close)
             if stop is not None:
                 stages.callback(stop.set)
 
@@ -105,11 +105,14 @@ class RenderPipeline:
                 stages.callback(decoded.close)
                 # The decoding thread may be waiting for the reading one: that is told to stop first.
                 stages.callback(encoded.stop)
+                decoded.start()
                 # Not `decoded` itself: a generator that is closed in `yield from` closes that first, which would wait
                 # for the decoding thread before the reading one is told to stop.
                 return _hand_over(batches, encoded, decoded) if read_here else (item for item in decoded)
 
             try:
+                if isinstance(encoded, Background):
+                    encoded.start()
                 rendered = renderer.run(encoded, decode_ahead, rescue)
                 yield None
                 for one in rendered:
@@ -245,18 +248,22 @@ class Background(Channel[T]):
     def __init__(self, source: Iterator[T], *, depth: int, name: str) -> None:
         super().__init__(depth)
         self._thread = threading.Thread(target=self._run, args=(source,), name=name, daemon=True)
+
+    def start(self) -> Background[T]:
+        """Let the thread begin. Ctrl-C may come here, so who has to close this is told of it before."""
         self._thread.start()
+        return self
 
     def close(self) -> None:
         """Stop making items, and wait for the thread. May be called more than once."""
         self.stop()
-        if threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread and self._thread.ident is not None:
             self._thread.join()
 
     def _run(self, source: Iterator[T]) -> None:
         end: BaseException | None = None
         try:
-            for item in source:
+            for item in () if self._stop.is_set() else source:
                 if not self.put(item):
                     break
         except BaseException as error:

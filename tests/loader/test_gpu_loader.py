@@ -195,6 +195,27 @@ def test_epochs(dataset: Path) -> None:
     same(default_collate([ds[row] for row in fifth["clip"].tolist()]), fifth)
 
 
+@pytest.mark.parametrize(
+    ("name", "num_workers"), [("streamvid-read", 0), ("streamvid-decode", 0), ("streamvid-decode", 1)]
+)
+@pytest.mark.usefixtures("nothing_left")
+def test_ctrl_c_while_a_thread_begins_leaves_none(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, name: str, num_workers: int
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == name:
+            raise KeyboardInterrupt
+
+    start = threading.Thread.start
+    with sv.GpuDataLoader(sv.ClipDataset(dataset, **OPTIONS), batch_size=1, num_workers=num_workers) as loader:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", interrupted)
+            with contextlib.suppress(KeyboardInterrupt):
+                list(loader)
+        assert len(list(loader)) == len(loader)
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loaders_of_one_dataset_are_each_in_an_epoch_of_their_own(dataset: Path, num_workers: int) -> None:
     """As one that trains, and one that evaluates more often: its epochs are not those of what the first reads ahead."""

@@ -18,7 +18,7 @@ def alive(name: str) -> bool:
 
 @given(st.lists(st.integers() | st.none()), st.integers(1, 5))
 def test_items_come_in_order(items: list[int | None], depth: int) -> None:
-    background = Background(iter(items), depth=depth, name="items")
+    background = Background(iter(items), depth=depth, name="items").start()
     assert list(background) == items
     with pytest.raises(StopIteration):
         next(background)
@@ -32,7 +32,7 @@ def test_an_error_comes_after_what_was_made_before_it(before: int, depth: int) -
         yield from range(before)
         raise KeyError("lost")
 
-    background = Background(source(), depth=depth, name="fails")
+    background = Background(source(), depth=depth, name="fails").start()
     assert [next(background) for _ in range(before)] == list(range(before))
     with pytest.raises(KeyError, match="lost"):
         next(background)
@@ -51,7 +51,7 @@ def test_no_kind_of_error_is_lost(error: type[BaseException]) -> None:
         def __next__(self) -> int:
             raise error
 
-    background = Background(Source(), depth=1, name="any")
+    background = Background(Source(), depth=1, name="any").start()
     with pytest.raises(error):
         next(background)
     background.close()
@@ -68,7 +68,7 @@ def test_it_runs_ahead_as_far_as_told_and_no_further() -> None:
                 enough.set()
             yield n
 
-    background = Background(source(), depth=3, name="ahead")
+    background = Background(source(), depth=3, name="ahead").start()
     assert enough.wait(10)  # three in the queue, one waiting for room
     assert made == [0, 1, 2, 3]
     assert next(background) == 0
@@ -86,7 +86,7 @@ def test_close_ends_the_thread_and_cleans_up_in_it() -> None:
         finally:
             cleaned.append(threading.current_thread().name)
 
-    background = Background(source(), depth=2, name="cleaned")
+    background = Background(source(), depth=2, name="cleaned").start()
     assert next(background) == 1
     background.close()
     assert cleaned == ["cleaned"]
@@ -97,14 +97,14 @@ def test_close_ends_the_thread_and_cleans_up_in_it() -> None:
 
 
 def test_close_before_the_first_item() -> None:
-    background = Background(iter(range(1000)), depth=1, name="unused")
+    background = Background(iter(range(1000)), depth=1, name="unused").start()
     background.close()
     assert not alive("unused")
 
 
 def test_a_chain_closes_from_its_end() -> None:
-    first = Background(iter(range(10**9)), depth=2, name="first")
-    second = Background((n + 1 for n in first), depth=2, name="second")
+    first = Background(iter(range(10**9)), depth=2, name="first").start()
+    second = Background((n + 1 for n in first), depth=2, name="second").start()
     assert next(second) == 1
     second.close()
     first.close()
@@ -122,7 +122,7 @@ def test_an_error_in_the_clean_up_reaches_the_consumer() -> None:
         def close(self) -> None:
             raise OSError("disk full")
 
-    background: Background[int] = Background(Source(), depth=1, name="close")  # type: ignore[arg-type]
+    background: Background[int] = Background(Source(), depth=1, name="close").start()  # type: ignore[arg-type]
     got: list[object] = []
 
     def consume() -> None:
