@@ -24,6 +24,7 @@ from streamvid.storage.byte_range import (
     join,
     whole_blocks,
 )
+from streamvid.storage.part import NoRangesError
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.url import is_local
 from streamvid.video.packet_selection import byte_ranges
@@ -181,4 +182,8 @@ def choose_fetch(
     shards = cost_of_shards(dataset, sample_ids, samples=samples, there=there).weight / (2 if fits else 1)
     if shards <= 2 * samples * REQUEST_BYTES:  # an index and a range for each sample at least
         return "shards"
-    return "shards" if shards <= cost_of_ranges(dataset, sample_ids, spec, samples=samples).weight else "ranges"
+    try:
+        ranges = cost_of_ranges(dataset, sample_ids, spec, samples=samples).weight
+    except NoRangesError:
+        return "shards"
+    return "shards" if shards <= ranges else "ranges"

@@ -14,7 +14,7 @@ from fsspec.asyn import sync
 from streamvid.errors import DatasetError
 from streamvid.storage.client import locate
 from streamvid.storage.explain import FileChangedError, RefusedError
-from streamvid.storage.part import HEAD_SECONDS, body_of, is_sendable, size_of
+from streamvid.storage.part import HEAD_SECONDS, NO_RANGES, body_of, is_sendable, size_of
 from streamvid.storage.url import redact
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -46,8 +46,7 @@ async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: 
         if mark_of(answer.headers) != mark:
             raise FileChangedError(f"{redact(url)} was changed since it was indexed: its server has another version")
         if answer.status != 206:
-            why = "its server does not answer requests for ranges of bytes: use one that does"
-            raise DatasetError(f"Cannot read {redact(url)}: {why}.")
+            raise DatasetError(f"Cannot read {redact(url)}: {NO_RANGES}.")
         return await body_of(answer, url, start, end)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -25,12 +26,17 @@ _PACE_BYTES: Final = 16 << 10
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
 _SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
 _VERSION: Final = re.compile(r"[ -~]{1,300}")
-NO_RANGES: Final = (
-    "its server does not answer requests for ranges of bytes: use one that does, or have whole shards fetched "
-    "(fetch='shards')"
-)
+NO_RANGES: Final = "its server does not answer requests for ranges of bytes: use one that does"
 _SHORT: Final = 64 << 10
 """Bytes of a range that takes about as long as its latency."""
+
+
+class NoRangesError(DatasetError):
+    """A server sends whole files alone."""
+
+    @classmethod
+    def of(cls, url: str) -> NoRangesError:
+        return cls(f"Cannot read {redact(url)}: {NO_RANGES}, or have whole shards fetched (fetch='shards').")
 
 
 class Part(NamedTuple):
@@ -86,23 +92,46 @@ async def _read(fs: Any, name: str, start: int, end: int, mark: str, link: Link)
 
 
 async def _of_web(fs: Any, url: str, start: int, end: int, link: Link) -> Part:
-    options = dict(fs.kwargs)
-    options["headers"] = {**options.get("headers", {}), "Range": f"bytes={start}-{end - 1}"}
-    session = await fs.set_session()
-    async with asyncio.timeout(HEAD_SECONDS):
-        answer = await session.get(fs.encode_url(url), **options)
     host = urlsplit(url).netloc
-    async with answer:
+    async with _answer(fs, url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
         if answer.status == NO_SUCH_RANGE:
             return behind_end(url, start, answer.headers)._replace(mark="")
-        if answer.status == 404:
-            raise FileNotFoundError(url)
-        if answer.status not in (200, 206):
-            raise await refusal(answer)
         data = await body_of(answer, url, start, end, ranged=host in link.ranged)
         if answer.status == 206:
             link.ranged.add(host)
         return Part(data, "")
+
+
+async def read_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Ranges of a file on a web server that knows none, cut out of all of it as it comes: no more is held."""
+    blocks, at, last = [bytearray() for _ in ranges], 0, max(end for _, end in ranges)
+    async with _answer(fs, url, {}) as answer:
+        pace = _Pace(answer)
+        try:
+            while at < last and (piece := await answer.content.readany()):
+                for block, (start, end) in zip(blocks, ranges, strict=True):
+                    block += piece[max(0, start - at) : max(0, end - at)]
+                at += len(piece)
+        finally:
+            pace.end()
+            answer.close()  # do not wait for the rest of the body
+    return [bytes(block) for block in blocks]
+
+
+@asynccontextmanager
+async def _answer(fs: Any, url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
+    """A web server's answer, of 200, 206 or 416."""
+    options = dict(fs.kwargs)
+    options["headers"] = {**options.get("headers", {}), **headers}
+    session = await fs.set_session()
+    async with asyncio.timeout(HEAD_SECONDS):
+        answer = await session.get(fs.encode_url(url), **options)
+    async with answer:
+        if answer.status == 404:
+            raise FileNotFoundError(url)
+        if answer.status not in (200, 206, NO_SUCH_RANGE):
+            raise await refusal(answer)
+        yield answer
 
 
 async def body_of(answer: Any, url: str, start: int, end: int, *, ranged: bool = False) -> bytes:
@@ -201,7 +230,7 @@ def check_range(
 
     Raises:
         StorageUnavailable: these are other bytes of the file.
-        DatasetError: it is more than was asked for: the server answers no requests for ranges. StorageUnavailable if
+        NoRangesError: it is more than was asked for: the server answers no requests for ranges. StorageUnavailable if
             it is known to do.
     """
     found = _CONTENT_RANGE.match(sent or "")
@@ -210,7 +239,7 @@ def check_range(
         return
     shown = redact(url)
     if not other and not ranged:
-        raise DatasetError(f"Cannot read {shown}: {NO_RANGES}.")
+        raise NoRangesError.of(url)
     what = f"bytes from {found[1]} on" if other and found else "more"
     error = StorageUnavailable(
         f"Cannot read {shown}: the storage sent {what}, where {start} to {end} were asked for; look for what changes "

@@ -9,6 +9,7 @@ import os
 from collections import ChainMap
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from fsspec.asyn import sync
 
@@ -18,7 +19,7 @@ from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
 from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
 from streamvid.storage.link import Link
-from streamvid.storage.part import NO_RANGES, Part, changed, is_sendable, read_part
+from streamvid.storage.part import NoRangesError, Part, changed, is_sendable, read_part, read_whole
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
@@ -44,6 +45,8 @@ class RemoteRanges:
 
     Attributes:
         link: measurements of the storage.
+        whole: ranges of files on web servers that know none are cut out of whole files. Else they are an error, as each
+            reading takes as many bytes as the file has.
     """
 
     def __init__(self, link: Link | None = None, expected: Mapping[AnyPath, str] | None = None) -> None:
@@ -53,6 +56,8 @@ class RemoteRanges:
         self._told: dict[str, tuple[str, str, int | None]] = {}
         self._doubted: set[str] = set()
         self._sizes: dict[str, int] = {}
+        self.whole = False
+        self._rangeless: set[str] = set()
         self._first: dict[tuple[int, str], tuple[int, asyncio.Event]] = {}
         self._s3 = S3Ranges()
 
@@ -179,6 +184,8 @@ class RemoteRanges:
             if end <= start:
                 return b""
             url = _url(fs, name)
+            if self.whole and urlsplit(name).netloc in self._rangeless:
+                raise NoRangesError.of(name)
             if (mark := marks.get(url)) and not is_sendable(mark):
                 raise changed(url, "none that a file can have")
             dataset, told, size = self._told.get(url, ("", "", None))
@@ -213,9 +220,35 @@ class RemoteRanges:
             return part.data
 
         async def every() -> list[bytes | BaseException]:
-            return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
+            blocks: list[Any] = await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
+            if self.whole:
+                await self._cut_out(fs, ranges, blocks)
+            return blocks
 
         return cast(list[bytes | BaseException], sync(fs.loop, every))
+
+    async def _cut_out(self, fs: Any, ranges: Sequence[tuple[str, int, int]], blocks: list[Any]) -> None:
+        """Put ranges that are cut out of whole files in the place of a NoRangesError."""
+        numbers_of: dict[str, list[int]] = {}
+        for number, block in enumerate(blocks):
+            if isinstance(block, NoRangesError):
+                numbers_of.setdefault(ranges[number][0], []).append(number)
+        for name, numbers in numbers_of.items():
+            if (host := urlsplit(name).netloc) not in self._rangeless:
+                self._rangeless.add(host)
+                log.warning(
+                    "The server of %s knows no ranges: of shards that are read where they are, all is fetched for "
+                    "every chunk of clips, which is slow.",
+                    redact(name),
+                )  # fmt: skip
+            some = [ranges[number][1:] for number in numbers]
+            self.link.count(1, max(end for _, end in some))
+            try:
+                found: Sequence[Any] = await read_whole(fs, name, some)
+            except Exception as error:
+                found = [error] * len(some)
+            for number, block in zip(numbers, found, strict=True):
+                blocks[number] = block
 
     def _doubt(self, dataset: str, url: str) -> None:
         """Trust no recorded ETag of a dataset any more, and log that once: a copy has other ETags for all objects."""
@@ -247,7 +280,7 @@ class RemoteRanges:
         """Raise an error for a range of another length than requested, unless the file ends there."""
         shown = redact(path)
         if found > end - start:
-            raise DatasetError(f"Cannot read {shown}: {NO_RANGES}.")
+            raise NoRangesError.of(shown)
         fs, name = locate(path, patient=True)
         if (size := self._sizes.get(_url(fs, name))) is None:
             size = fs.info(name).get("size") or 0

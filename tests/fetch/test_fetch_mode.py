@@ -22,6 +22,7 @@ from streamvid.storage.range_cache import give_up_latest
 from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.web import website
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -269,3 +270,20 @@ def test_the_option_is_checked(packed: Path) -> None:
         run(packed, fetch="range")
     with pytest.raises(sv.InputError, match="engine='dali' reads local files alone"):
         run(packed, fetch="ranges", engine="dali")
+
+
+def test_of_a_server_that_knows_no_ranges_whole_shards_are_fetched(packed: Path, tmp_path: Path) -> None:
+    """Also where ranges would be fewer bytes. Who wants ranges is told."""
+    options: dict[str, Any] = {"sampling": sv.Frames([0]), "cache_dir": tmp_path}
+    with website() as site, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetch_mode, "REQUEST_BYTES", 0)
+        site.ranges = False
+        site.files = {f"/{path.relative_to(packed)}": path.read_bytes() for path in packed.rglob("*.*")}
+        got, stats = run(site.url, **options)
+        assert stats.fetch == "shards"
+        with pytest.raises(sv.DatasetError, match="have whole shards fetched"):
+            run(site.url, **options | {"cache_dir": tmp_path / "none", "fetch": "ranges"})
+        site.ranges = True
+        expected, stats = run(site.url, **options | {"cache_dir": tmp_path / "other"})
+        assert stats.fetch == "ranges"
+    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))

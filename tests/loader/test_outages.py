@@ -19,6 +19,7 @@ from streamvid.packing.pack import pack
 from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.web import website
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -124,3 +125,34 @@ def test_a_run_goes_on_without_a_cache_whose_disk_is_full(
     assert len(said) == 1, said
     assert f"The cache folder {tmp_path} cannot be used: No space left on device; free some space there" in said[0]
     assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("fault", ["a full disk", "a damaged clip"])
+def test_a_web_server_that_knows_no_ranges(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    """Where a shard is not in the cache, what is wanted of it is cut out of all of it as it comes."""
+    pwrite, expected = os.pwrite, batches(packed)
+
+    def full(descriptor: int, data: Any, place: int) -> int:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(tmp_path / "cache")):
+            return pwrite(descriptor, data, place)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with website() as site:
+        site.ranges = False
+        site.files = {f"/{path.relative_to(packed)}": path.read_bytes() for path in packed.rglob("*.*")}
+        options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "quarantine": tmp_path / "quarantine"}
+        if fault == "a full disk":
+            monkeypatch.setattr(os, "pwrite", full)
+            same(batches(site.url, **options), expected)
+        else:
+            opened = sv.Dataset.open(packed)
+            name = f"/{Path(opened.shard_path(2)).relative_to(packed)}"
+            data = bytearray(site.files[name])
+            data[int(opened.clips.mp4_offset[2] + opened.index(2).offset[0])] ^= 1
+            site.files[name] = bytes(data)
+            valid = [batch["valid"].tolist() for batch in batches(site.url, shuffle=False, **options)]
+            assert valid == [[True], [True], [False], [True]]
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert sum("knows no ranges" in one for one in said) == 1, said
