@@ -125,17 +125,26 @@ def table_name(kind: str, revision: int, sha256: str) -> str:
 
 
 def ended_by(path: str, shard: ShardEntry) -> str:
-    """What ended a revision that is read, if its shard was purged since; "" if not, or nobody can tell.
+    """What ended a revision that is read, if its shard was purged since, or another dataset is in its place; "" if not,
+    or nobody can tell.
 
     Args:
         path: of the dataset.
-        shard: one that cannot be read.
+        shard: one that cannot be read, or is damaged.
     """
     try:
         newest = read_manifest(path, retry_for=0.0)
     except StreamvidError:
         return ""
-    if not newest.oldest or shard in newest.shards:
+    if shard in newest.shards:
+        return ""
+    # Revisions give shards of another content another name, and keep those before them.
+    if not newest.revision or any(one.name == shard.name for one in newest.shards):
+        return (
+            f"shard {shard.name} of the dataset {redact(path)} is gone: the dataset was replaced by another one since "
+            "it was opened; put it back, and go on from the last checkpoint, or begin anew"
+        )
+    if not newest.oldest:
         return ""
     return (
         f"shard {shard.name} of the dataset {redact(path)} is gone: revision {newest.oldest}, in which clips were "

@@ -25,6 +25,7 @@ from streamvid.arrays import Int64
 from streamvid.checks import integer, is_integer, one_of
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.revisions import ended_by
 from streamvid.errors import ClipError, DatasetError, InputError
 from streamvid.plan.absent import AbsentRows
 from streamvid.plan.world import World
@@ -156,12 +157,16 @@ class Quarantine:
         """Record a bad clip in the log, in `bad`, and in the rank's file; does nothing if it is known.
 
         Raises:
-            DatasetError: more clips are bad than the policy allows.
+            DatasetError: more clips are bad than the policy allows; or it is no fault of the clip, as another dataset
+                is in the place of this one.
         """
         with self._lock:
             if error.row in self._known or error.row in read_folder(self.policy.folder, self._dataset):
                 self._known.add(error.row)
                 return
+            shard = int(self._dataset.clips.shard[error.row])
+            if ended := ended_by(self._dataset.shard_files[shard].dataset, self._dataset.shards[shard]):
+                raise DatasetError(ended) from error
             self._known.add(error.row)
             self._shards[error.shard] += 1
             clip = BadClip(error.key, error.row, error.shard, error.offset, error.packet, error.reason, error.suspect)

@@ -16,6 +16,7 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support.clips import write
+from tests.support.web import website
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -146,3 +147,38 @@ def test_a_bucket_that_cannot_be_reached(packed: Path, tmp_path: Path, monkeypat
     assert "try again" in str(error.value)
     assert "last checkpoint" in str(error.value)
     assert "restore" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of other videos, whose shards have the names of those of `packed`."""
+    folder = tmp_path_factory.mktemp("another")
+    (folder / "videos").mkdir()
+    for n in range(24):
+        recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12, seed=100 + n)
+        write(recipe, folder / "videos" / f"{n:02}.webm")
+    pack([folder / "videos"], folder / "set", shard_size=1000, options=PackOptions("any"), progress=False)
+    return folder / "set"
+
+
+@pytest.mark.parametrize("fetch", ["disk", "ranges", "shards"])
+def test_a_dataset_that_is_replaced_by_another_one(packed: Path, another: Path, tmp_path: Path, fetch: Any) -> None:
+    """Before anything of it was read ahead. No clip is bad then."""
+
+    def files(folder: Path) -> dict[str, bytes]:
+        return {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*.*")}
+
+    shutil.copytree(packed, tmp_path / "set")
+    options: dict[str, Any] = {} if fetch == "disk" else {"fetch": fetch}
+    with website() as site:
+        site.files = files(packed)
+        path = str(tmp_path / "set") if fetch == "disk" else site.url
+        with sv.StreamLoader(
+            path, batch_size=1, sampling=sv.Window(2), device="cpu", num_threads=1, shuffle=False,
+            quarantine=tmp_path / "quarantine", cache_dir=tmp_path / "cache", **options,
+        ) as loader:  # fmt: skip
+            shutil.copytree(another, tmp_path / "set", dirs_exist_ok=True)
+            site.files = files(another)
+            with pytest.raises(sv.DatasetError, match=f"{path} is gone: the dataset was replaced by another one"):
+                list(loader)
+    assert not (tmp_path / "quarantine").exists()
