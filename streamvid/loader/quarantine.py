@@ -6,6 +6,7 @@ on any number of ranks.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -321,14 +322,18 @@ def _now() -> str:
 
 
 def _signature(dataset: ClipSource, row: int) -> list[int] | None:
-    """Sizes in bytes and modification times in ns of the local files with a clip and its frame index; None if they are
-    remote or missing."""
-    paths = [dataset.location(row), dataset.shard_path(int(dataset.clips.shard[row]), "packets")]
-    try:
-        found = [os.stat(local_path(path)) for path in paths if is_local(path)]
-    except OSError:
-        return None
-    return [value for one in found for value in (one.st_size, one.st_mtime_ns)] or None
+    """Sizes in bytes and modification times in ns of the local files with a clip and its frame index, -1 of a file that
+    is missing or that this user may not read; None if they are remote."""
+    found: list[int] = []
+    for path in (dataset.location(row), dataset.shard_path(int(dataset.clips.shard[row]), "packets")):
+        if is_local(path):
+            with contextlib.suppress(OSError):
+                status = os.stat(local_path(path))
+                if os.access(local_path(path), os.R_OK):
+                    found += [status.st_size, status.st_mtime_ns]
+                    continue
+            found += [-1, -1]
+    return found or None
 
 
 def _lines(file: Path) -> list[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -832,3 +833,38 @@ def test_ranks_that_are_killed_and_resumed_as_one(whole: Path, damaged: Path, tm
     assert len(got) == len(set(got))
     assert set(got) == expected
     assert sorted(entry["row"] for entry in entries(tmp_path)) == sorted(BAD)
+
+
+@pytest.mark.parametrize("lost", ["the file", "its folder", "the right to read it"])
+def test_a_file_in_place_that_was_gone_is_read_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """As after a mount that failed: the quarantine does not name its clip for good."""
+    folder, indexed = tmp_path / "root" / "videos", tmp_path / "indexed"
+    folder.mkdir(parents=True)
+    for n in range(3):
+        write(Recipe(codec="mjpeg", container="avi", width=64, height=64, frames=12, seed=n), folder / f"{n}.avi")
+    sv.index(folder, indexed, progress=False)
+    expected = samples(epochs(loader(indexed, tmp_path)))
+    file, aside = folder / "1.avi", tmp_path / "aside"
+    moved = file if lost == "the file" else folder
+    with monkeypatch.context() as patch:
+        if lost == "the right to read it":
+            opened, access = os.open, os.access
+
+            def refused(path: Any, *args: Any, **options: Any) -> int:
+                if str(path) == str(file):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                return opened(path, *args, **options)
+
+            patch.setattr(os, "open", refused)
+            patch.setattr(os, "access", lambda path, mode: str(path) != str(file) and access(path, mode))
+        else:
+            moved.rename(aside)
+        with contextlib.suppress(DatasetError), loader(indexed, tmp_path) as one:
+            epochs(one)
+    assert {entry["row"] for entry in entries(tmp_path)} == ({0, 1, 2} if lost == "its folder" else {1})
+    if aside.exists():
+        aside.rename(moved)
+    with loader(indexed, tmp_path) as one:
+        assert_good_ones(samples(epochs(one)), expected, set())
