@@ -32,6 +32,8 @@ _TELL_SECRETS: Final = ("botocore.auth", "botocore.endpoint", "botocore.parsers"
 keys of encrypted objects."""
 _NO_STORAGE: Final = {"data", "tar", "zip", "libarchive", "blockcache", "cached", "filecache", "simplecache"}
 """Protocols of fsspec for files within others, or in front of another protocol (`simplecache::s3://…`)."""
+_TWO_COLONS: Final = "\ue000"
+"""Stands for the `::` of a URL that fsspec would take for a chain there; a character that no standard has a use for."""
 T = TypeVar("T")
 
 # References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
@@ -55,7 +57,13 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
             "or another that fsspec knows"
         )
     try:
-        fs, name = url_to_fs(text, **_options(protocol, patient=patient))
+        options = _options(protocol, patient=patient)
+        first, _, rest = text.partition("::")
+        if "://" in first and "://" not in rest:  # no chain, but a name, or a host by its IPv6 address
+            fs, name = url_to_fs(text.replace("::", _TWO_COLONS), **options)
+            name = name.replace(_TWO_COLONS, "::")
+        else:
+            fs, name = url_to_fs(text, **options)
     except (TypeError, AttributeError) as error:  # as from a class that lacks an argument
         raise InputError(
             f"{redact(text)}: fsspec opens no {protocol}:// by its URL alone; use a local path or another protocol"

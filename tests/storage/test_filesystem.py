@@ -16,7 +16,7 @@ import pytest
 from fsspec import AbstractFileSystem
 
 from streamvid.errors import DatasetError, InputError
-from streamvid.storage import filesystem
+from streamvid.storage import client, filesystem
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.ranges import read_ranges
 from streamvid.storage.retry import Retry
@@ -60,6 +60,15 @@ def closed_port() -> int:
 )
 def test_is_local(path: AnyPath, local: bool) -> None:
     assert is_local(path) is local
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:8000/x.mp4", "https://host/a::b.mp4", "https://host/x.mp4?part=1::2"])
+def test_two_colons_in_a_url_are_no_chain(url: str) -> None:
+    """As of fsspec's `simplecache::https://…`."""
+    fs, name = client.locate(url)
+    assert name == url
+    assert fs.protocol == ("http", "https")
+    assert client.locate("simplecache::https://host/x.mp4")[0].protocol == "simplecache"
 
 
 def test_join() -> None:
