@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
+from urllib.parse import urlsplit
 
 from braceexpand import braceexpand
 from natsort import natsort_keygen
@@ -36,6 +37,7 @@ from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 log = logging.getLogger(__name__)
 
 _EXTENSIONS_SHOWN: Final = 5
+_NAMED: Final = (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS, *IMAGE_EXTENSIONS)
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,8 @@ def find_sources(
             raise InputError(str(error)) from error
         for video in videos:
             known = found.setdefault(video.parts, video)
+            if known.path != video.path and not is_local(video.path) and redact(video.path) != video.path:
+                raise InputError(f"{redact(video.path)} is given more than once, with other secrets: leave one out")
             if is_list(given) and _columns(known, lists) != _columns(video, lists):
                 raise InputError(f"{redact(video.path)} is listed more than once with different columns: keep one row")
     chosen = list(found.values())
@@ -179,14 +183,16 @@ def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...], *, sequ
         return _below(given, _walk(given), shown, extensions, sequences=sequences)
     if local and os.path.isfile(given):
         return _listed(given, lists) if is_list(given) else [_single(given)]
-    if glob.has_magic(given):
+    ranged = has_ranges(given)
+    address = given if ranged else urlsplit(given).path  # without a query
+    if not ranged and address.lower().endswith(_NAMED) and not glob.has_magic(address):
+        return [_single(given)]  # a web server would be asked for all of it, to look for links in it
+    if glob.has_magic(given) and (local or not ranged or not filesystem.exists(given)):
         return _globbed(given, shown, extensions)
     if local:
         raise InputError(f"no such file or folder: {shown}")
     if is_list(given):
         return _listed(given, lists)
-    if not has_ranges(given) and given.lower().endswith((*VIDEO_EXTENSIONS, *TAR_EXTENSIONS, *IMAGE_EXTENSIONS)):
-        return [_single(given)]  # a web server would be asked for all of it, to look for links in it
     files = filesystem.list_files(given, recursive=True)
     if [path_parts(file) for file in files] == [path_parts(given)]:
         return [_single(given)]
@@ -276,7 +282,7 @@ def _tell_left_out(files: Sequence[str], shown: str) -> None:
 
 def _counted(files: Sequence[str], before: str = ": ") -> str:
     """The number of files by extension, the most frequent first, behind `before`; empty without files."""
-    counted = Counter(posixpath.splitext(path)[1].lower() or "without one" for path in files)
+    counted = Counter(posixpath.splitext(redact(path))[1].lower() or "without one" for path in files)
     counts = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
     words = [f"{count:,} {extension}" for extension, count in counts[:_EXTENSIONS_SHOWN]]
     if len(counts) > len(words):

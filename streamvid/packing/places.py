@@ -49,12 +49,13 @@ class Found:
 
 
 def path_parts(path: str) -> tuple[str, ...]:
-    """The components of the absolute path: equal for all spellings of a path."""
+    """The components of the absolute path: equal for all spellings of a path. They become names, which are stored and
+    shown: secrets of a URL are none of them."""
     if is_local(path):
         # File names on disk may not be UTF-8; text in JSON and Parquet is.
         shown = os.path.abspath(local_path(path)).encode("utf-8", "backslashreplace").decode()
         return tuple(shown.split("/")[1:])
-    protocol, _, rest = path.partition("://")
+    protocol, _, rest = redact(path).partition("://")
     return (protocol, *[part for part in rest.split("/") if part])
 
 
@@ -93,15 +94,13 @@ class Places:
     def check(self, video: Found) -> Found:
         """The video, with a problem if it leads where nobody has told to go, or cannot be named."""
         problem = video.problem or self._problem(video)
-        if not problem:
-            return video
-        parts = video.parts if is_local(video.path) else tuple(map(redact, path_parts(redact(video.path))))
-        return replace(video, problem=problem, parts=parts)
+        return replace(video, problem=problem) if problem else video
 
     def _problem(self, video: Found) -> str:
         root, file = place_of(video)
         path = f"{root}/{file}"
-        if path != path.encode("utf-8", "replace").decode() or not _NAMES.fullmatch(file) or _DOTS.search(file):
+        lost = path != path.encode("utf-8", "replace").decode() or root.endswith("/")  # of two slashes, one
+        if lost or not _NAMES.fullmatch(file) or _DOTS.search(file):
             return "its name cannot be stored: rename it"
         if is_local(path):
             real = os.path.realpath(path)

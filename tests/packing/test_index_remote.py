@@ -17,6 +17,7 @@ from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing import process_source, run_local
 from streamvid.packing.index import index
+from streamvid.packing.pack import pack
 from streamvid.sampling.windows import Window
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import RemoteRanges
@@ -87,6 +88,16 @@ def test_a_bucket_of_videos_tars_and_episodes(tmp_path: Path, s3_bucket: str) ->
         assert len([*loader]) == 2
 
 
+def test_a_key_with_two_slashes_in_a_row_is_listed(tmp_path: Path, s3_bucket: str) -> None:
+    """A path cannot name it: every clip of it would be bad."""
+    data = write(CLIP, tmp_path / "a.mp4").read_bytes()
+    for key in ("videos/a.mp4", "videos//b.mp4", "videos/c//d.mp4"):
+        filesystem.write_bytes(f"s3://{s3_bucket}/{key}", data)
+    report = index(f"s3://{s3_bucket}/videos", tmp_path / "indexed", progress=False)
+    assert report.clips == 1
+    assert [one.reason for one in report.rejected] == ["its name cannot be stored: rename it"] * 2
+
+
 def test_an_object_that_changes_is_a_bad_clip(tmp_path: Path, s3_bucket: str) -> None:
     url = f"s3://{s3_bucket}/videos"
     filesystem.put_file(write(CLIP, tmp_path / "a.mp4"), f"{url}/a.mp4")
@@ -110,6 +121,17 @@ def test_a_table_of_urls(tmp_path: Path, site: Site) -> None:
     assert data.columns.get("caption").to_pylist() == ["of /v/a.mp4", "of /v/b.webm"]
     assert frames(tmp_path / "indexed", "a").shape[0] == 12
     assert frames(tmp_path / "indexed", "b").shape[0] == 12
+
+
+def test_signed_urls_are_packed_without_their_signatures(tmp_path: Path, site: Site) -> None:
+    """Neither names nor reports hold them."""
+    signed = "/a.mp4?X-Amz-Signature=q7q7&X-Amz-Expires=9"
+    site.files = {signed: write(CLIP, tmp_path / "a.mp4").read_bytes()}
+    (tmp_path / "list.csv").write_text(f"url\n{site.url}{signed}\n{site.url}/none.mp4?token=q7q7\n")
+    report = pack([tmp_path / "list.csv"], tmp_path / "packed", progress=False)
+    assert (report.clips, [one.source for one in report.rejected]) == (1, ["none.mp4?token=***"])
+    assert Dataset.open(tmp_path / "packed").clips.source[0] == "a.mp4?X-Amz-Signature=***&X-Amz-Expires=9"
+    assert not [path for path in (tmp_path / "packed").rglob("*.*") if b"q7q7" in path.read_bytes()]
 
 
 def test_tables_take_few_bytes_of_a_long_video(tmp_path: Path, site: Site) -> None:

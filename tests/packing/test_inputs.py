@@ -14,6 +14,7 @@ import pytest
 from streamvid.errors import InputError
 from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
+from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import touch
 
 
@@ -74,6 +75,26 @@ def test_globs(tmp_path: Path) -> None:
 def test_brackets_in_a_real_name_are_no_glob(tmp_path: Path) -> None:
     touch(tmp_path, "take[1]/x.mp4")
     assert names(tmp_path / "take[1]") == ["x.mp4"]
+
+
+def test_secrets_of_urls_are_in_no_names(tmp_path: Path) -> None:
+    signed = "https://example.org/v.mp4?X-Amz-Signature=q7&part=1"
+    assert names(signed) == ["v.mp4?X-Amz-Signature=***&part=1"]  # a video, and no pattern
+    assert names("https://example.org/v.mp4?id=7") == ["v.mp4?id=7"]
+    (tmp_path / "list.csv").write_text(f"url\n{signed}\nhttps://u:pw@example.net/w.mp4\n")
+    assert names(tmp_path / "list.csv") == ["***@example.net/w.mp4", "example.org/v.mp4?X-Amz-Signature=***&part=1"]
+    (tmp_path / "list.csv").write_text(f"url\n{signed}\n{signed.replace('q7', 'q8')}\n")
+    with pytest.raises(InputError, match=r"=\*\*\*&part=1 is given more than once, with other secrets"):
+        names(tmp_path / "list.csv")
+
+
+@pytest.mark.parametrize("folder", ["what?", "take[1]", "a::b", "100%25 #"])
+def test_remote_folders_of_odd_names(folder: str) -> None:
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    with faulty_s3() as site:
+        site.objects = {f"bucket/{folder}/x::y.mp4": b"", "bucket/other/z.mp4": b""}
+        assert names(f"s3://bucket/{folder}") == ["x::y.mp4"]
+        assert names(f"s3://bucket/{folder}/x::y.mp4") == ["x::y.mp4"]
 
 
 def test_the_same_file_given_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
