@@ -275,6 +275,12 @@ def _check_destination(rewrite: Rewrite, destination: str) -> None:
             inside = is_within(place.rstrip("/"), destination.rstrip("/"))
         if inside:
             raise InputError(f"{shown} holds what the dataset is made of, {redact(place)}: choose another place")
+    secret = next((root for root in rewrite.roots if not is_local(root) and redact(root) != root), None)
+    if secret is not None:
+        raise InputError(
+            f"the videos would stay in {redact(secret)}, whose URL holds a password or a signature, which no dataset "
+            "stores: give one without, or copy them (--copy)"
+        )
     local = None if is_local(destination) else next(filter(is_local, rewrite.roots), None)
     if local is not None:
         raise InputError(f"the dataset {shown} cannot name local files, such as those of {local}: copy them (--copy)")

@@ -38,6 +38,7 @@ from tests.support.dying import die_before_change
 from tests.support.foreign import CLIP, encoded, write_tar
 from tests.support.packed import InlineWorkers, digests, make_videos, packing_inline, without
 from tests.support.profile import by_profile
+from tests.support.web import website
 from tools.clips import Recipe
 
 QUIET: dict[str, Any] = {"progress": False}
@@ -474,3 +475,18 @@ def test_files_beside_clips_in_tars_of_others(tmp_path: Path) -> None:
         dataset = Dataset.open(tmp_path / name)
         assert not dataset.members("1")
         assert dataset.columns.get("txt").to_pylist() == ["a text", "other", None]
+
+
+def test_a_password_in_a_url_is_not_stored(made: Path, tmp_path: Path) -> None:
+    """As the place where videos stay."""
+    with website() as site:
+        site.files = {f"/{path.relative_to(made)}": path.read_bytes() for path in (made / "one").rglob("*.*")}
+        url = f"{site.url}/one".replace("//", "//user:s3cr3t@", 1)
+        said = r"\*\*\*@127.0.0.1:\d+/one, whose URL holds a password .* \(--copy\)"
+        with pytest.raises(InputError, match=said):
+            merge([url], tmp_path / "merged", **QUIET)
+        with pytest.raises(InputError, match=said):
+            split(url, tmp_path / "parts", shares={"a": 0.5, "b": 0.5}, **QUIET)
+        merge([url], tmp_path / "copied", copy=True, **QUIET)
+    assert not diff(made / "one", tmp_path / "copied")
+    assert not [path for path in tmp_path.rglob("*.*") if path.is_file() and b"s3cr3t" in path.read_bytes()]
