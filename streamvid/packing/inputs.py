@@ -233,8 +233,8 @@ def _below(
     videos = [path for path in files if path.lower().endswith(extensions)]
     found = _sequences(files, root, {parts[path][:-1] for path in videos}) if sequences else []
     videos = videos or ([] if found else _others(files))
-    folders = {sequence.parts for sequence in found}
-    left_out = [path for path in files if path not in set(videos) and parts[path][:-1] not in folders]
+    folders, taken = {sequence.parts for sequence in found}, set(videos)
+    left_out = [path for path in files if path not in taken and parts[path][:-1] not in folders]
     if not found and not videos:
         raise InputError(
             f"no videos in {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all are "
@@ -296,7 +296,8 @@ def _globbed(pattern: str, shown: str, extensions: tuple[str, ...]) -> list[Foun
     else:
         matches = filesystem.glob(pattern)
     videos = [path for path in matches if path.lower().endswith(extensions)] or _others(matches)
-    left_out = [path for path in matches if path not in set(videos)]
+    taken = set(videos)
+    left_out = [path for path in matches if path not in taken]
     if not videos:
         raise InputError(
             f"no videos match {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all "

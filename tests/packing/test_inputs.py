@@ -14,6 +14,7 @@ import pytest
 from streamvid.errors import InputError
 from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
+from streamvid.storage import filesystem
 from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import touch
 
@@ -95,6 +96,29 @@ def test_remote_folders_of_odd_names(folder: str) -> None:
         site.objects = {f"bucket/{folder}/x::y.mp4": b"", "bucket/other/z.mp4": b""}
         assert names(f"s3://bucket/{folder}") == ["x::y.mp4"]
         assert names(f"s3://bucket/{folder}/x::y.mp4") == ["x::y.mp4"]
+
+
+class Counted(str):
+    """A path that counts how often any of its kind is looked up."""
+
+    looked = 0
+
+    def __hash__(self) -> int:
+        Counted.looked += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("given", ["memory://many", "memory://many/*.mp4"])
+def test_twice_as_many_files_are_twice_as_much_work(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    for count in (50, 100):
+        files = [Counted(f"memory://many/{n}.{'mp4' if n % 2 else 'txt'}") for n in range(count)]
+        monkeypatch.setattr(filesystem, "list_files", lambda *_, files=files, **__: files)
+        monkeypatch.setattr(filesystem, "glob", lambda *_, files=files: files)
+        Counted.looked = 0
+        assert len(names(given)) == count // 2
+        looked.append(Counted.looked)
+    assert looked[1] <= 2 * looked[0] + 10
 
 
 def test_the_same_file_given_twice_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
