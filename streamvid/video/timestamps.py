@@ -292,10 +292,7 @@ def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> Packet
     order = _output_order(
         source, codec, count=len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped
     )
-    by_time = np.argsort(found.pts, kind="stable")
-    hidden = np.empty_like(found.hidden)
-    hidden[order] = found.hidden[by_time]
-    return replace(_shown(found, order, ordered), hidden=hidden)
+    return replace(_shown(found, order, ordered), hidden=found.hidden)
 
 
 def _output_order(
