@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +40,8 @@ _MIN_TIMESCALE: Final = 10_000
 ways of storing a file give the same index."""
 _LOOKED_AT: Final = 3
 """Sync samples of a track that are looked at, the first and the last among them."""
+_NEAR: Final = 8
+"""Packets at the start of a track in which B-frames are looked for: of most encoders one in four is one, or none is."""
 _HEAD_BYTES: Final = 512
 """Bytes of a packet in which its first slice begins, behind parameter sets and messages."""
 _PROBED_BYTES: Final = {"h264": 2048, "hevc": 4096}
@@ -186,22 +189,34 @@ class _Header:
 def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
     """Read as much of the first packet as a decoder makes a picture of, and as much of others as tells their kind."""
     first = track.size[:1].tolist()[0]
-    if (most := _PROBED_BYTES.get(track.codec)) is None:
+    if track.codec not in ("h264", "hevc", "mpeg4"):
         return _probe(track, *read(_spans(track, [0], first)))
+    most = _PROBED_BYTES.get(track.codec, first)
     sync = np.flatnonzero(track.sync)
-    looked = np.unique(sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)][1:])
-    # lengthSizeMinusOne (ISO/IEC 14496-15, 5.3.3.1.2 and 8.3.3.1.2)
-    length_size = (track.configuration[4 if track.codec == "h264" else 21] & 3) + 1
-    heads = read([*_spans(track, [0], most), *_spans(track, looked[looked > 0].tolist(), _HEAD_BYTES)])
+    looked = sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)]
+    # Where tables reorder nothing, they may have decode times alone: the first packets tell.
+    near = np.arange(min(_NEAR, len(track.pts)) if (np.diff(track.pts) > 0).all() else 0)
+    looked = np.union1d(looked, near)
+    heads = read([*_spans(track, [0], most), *_spans(track, looked[1:].tolist(), _HEAD_BYTES)])
     found = None
     if first > most:
         with suppress(ValueError, av.error.FFmpegError):
-            found = _probe(track, head_of_packet(heads[0], length_size))
+            found = _probe(track, _cut(track, heads[0]))
     found = found or _probe(track, heads[0] if first <= most else read(_spans(track, [0], first))[0])
-    for head in heads[1:]:
-        if not found.of(memoryview(head_of_packet(head, length_size))).random_access:
-            raise NeedsDemuxerError("a key frame by the container that is none by the bitstream")
+    kinds = [found.of(memoryview(_cut(track, head))) for head in heads]
+    if not all(kind.random_access for kind in compress(kinds, track.sync[looked])):
+        raise NeedsDemuxerError("a key frame by the container that is none by the bitstream")
+    if not packet_info.in_output_order(track.codec, kinds[: len(near)], track.pts[: len(near)]):
+        raise NeedsDemuxerError("times in another order than that of its pictures")
     return found
+
+
+def _cut(track: VideoTrack, head: bytes) -> bytes:
+    """The first bytes of a packet as a packet of its own."""
+    if track.codec == "mpeg4":
+        return head
+    # lengthSizeMinusOne (ISO/IEC 14496-15, 5.3.3.1.2 and 8.3.3.1.2)
+    return head_of_packet(head, (track.configuration[4 if track.codec == "h264" else 21] & 3) + 1)
 
 
 def _spans(track: VideoTrack, numbers: list[int], most: int) -> list[tuple[int, int]]:

@@ -19,6 +19,8 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
 from tools.clips import Recipe
+from tools.damage import lie_about_order
+from tools.recipes import Codec
 
 SMALL = Recipe(width=128, height=96, frames=18, gop=6)
 LYING = {
@@ -82,6 +84,18 @@ def test_recovery_points_are_no_random_access_by_tables(tmp_path: Path) -> None:
     assert np.count_nonzero(full.index.flags & RANDOM_ACCESS) == 1
     with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="none by the bitstream"):
         index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "mpeg4"])
+def test_decode_times_are_no_times_by_tables(tmp_path: Path, codec: Codec) -> None:
+    """A key frame by itself contradicts nothing, and would be shown as another frame."""
+    good = write(replace(SMALL, codec=codec, b_frames=2), tmp_path / "good.mp4")
+    path = lie_about_order(good, tmp_path / "lying.mp4")
+    with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
+        index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
+    without = write(replace(SMALL, codec=codec, b_frames=0), tmp_path / "without.mp4")
+    with without.open("rb", buffering=0) as file:
+        index_by_tables(without, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
 
 
 @pytest.mark.parametrize(
