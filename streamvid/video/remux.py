@@ -113,6 +113,8 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
         except (ValueError, av.error.FFmpegError):
             if len(np.unique(times.pts)) < len(times.pts):
                 raise CannotCopyError("frames of it that a decoder reorders are shown at the same time") from None
+            if times.hidden.any():
+                raise CannotCopyError("a decoder does not give all frames that its edit list shows") from None
             return clip
         if np.array_equal(ordered.pts, times.pts):
             return clip

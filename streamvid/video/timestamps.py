@@ -115,8 +115,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
-    codec = about.codec
-    demuxed = _demux_all(source, codec)
+    codec, demuxed = about.codec, _demux_all(source, about.codec)
     found = demuxed.packets
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
@@ -280,7 +279,8 @@ def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) ->
 
 
 def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> PacketTimes:
-    """Assign the same times to the packets in the order in which a decoder outputs their pictures.
+    """Assign the same times to the packets that are shown, in the order in which a decoder outputs their pictures.
+    Those of hidden ones come behind the one before, in finer ticks where there are too few.
 
     Args:
         source, codec: as for `scan_packet_times`.
@@ -288,11 +288,17 @@ def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> Packet
     Raises:
         ValueError: packets and frames do not match, or two frames have the same time, so that one would be lost.
     """
-    ordered = _distinct(found.pts)
     order = _output_order(
         source, codec, count=len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped
     )
-    return replace(_shown(found, order, ordered), hidden=found.hidden)
+    shown, times = ~found.hidden[order], _distinct(found.pts[~found.hidden])
+    last = np.maximum(np.cumsum(shown) - 1, 0)
+    behind = np.arange(len(order)) - np.flatnonzero(shown)[last]
+    factor = 1 if behind.max() < np.diff(times).min(initial=len(order)) else int(behind.max()) + 1
+    if (scale := found.time_base[1] * factor) >= 1 << 31:
+        raise ValueError("no ticks are as fine as its times")
+    finer = replace(found, last_duration=found.last_duration * factor, time_base=(found.time_base[0], scale))
+    return replace(_shown(finer, order, times[last] * factor + behind), hidden=found.hidden)
 
 
 def _output_order(

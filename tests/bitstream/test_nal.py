@@ -98,10 +98,10 @@ def test_what_an_edit_list_hides_stays_hidden(tmp_path: Path) -> None:
     found = replace(found, hidden=found.pts <= np.sort(found.pts)[2])
     ordered = in_output_order(lying, "h264", found)
     assert not np.array_equal(ordered.pts, found.pts)
-    np.testing.assert_array_equal(np.sort(ordered.pts), np.sort(found.pts))
+    np.testing.assert_array_equal(np.sort(ordered.pts[~found.hidden]), np.sort(found.pts[~found.hidden]))
     np.testing.assert_array_equal(ordered.hidden, found.hidden)
     pts = found.pts.copy()
-    pts[1] = pts[2]
+    pts[4] = pts[5]
     with pytest.raises(ValueError, match="same time"):
         in_output_order(lying, "h264", replace(found, pts=pts))
 

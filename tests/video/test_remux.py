@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
@@ -256,7 +257,46 @@ def test_what_is_hidden_where_times_contradict_the_order(tmp_path: Path) -> None
     assert shown == [read_frame_number(frame) for frame in sequential(lying)]
     assert len(shown) == 24 - 2
     assert shown != list(range(2, 24))
-    np.testing.assert_array_equal(np.diff(clip.index.frame_pts) // 512, np.diff(shown))
+    np.testing.assert_array_equal(clip.index.frame_pts, np.arange(22) * 512)
+
+
+def write_parts(recipe: Recipe, parts: Sequence[tuple[int, int]], path: Path, ticks: int = 512) -> Path:
+    """A video of 25 frames a second, of which an edit list shows two parts, each from one frame to another and 3 ms
+    less: packets that FFmpeg demuxes twice then have different times."""
+    muxer = (("video_track_timescale", f"{25 * ticks}"),)
+    data = bytearray(write(replace(recipe, fps=Fraction(25), delay=Fraction(1), muxer=muxer), path).read_bytes())
+    at = data.index(b"elst") + 8
+    assert data[at : at + 4] == (2).to_bytes(4, "big")  # an empty edit, and one of the whole
+    (begin,) = struct.unpack_from(">i", data, at + 4 + 12 + 4)
+    for row, (first, end) in enumerate(parts):
+        struct.pack_into(">Iihh", data, at + 4 + 12 * row, 40 * (end - first) - 3, begin + ticks * first, 1, 0)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(("codec", "ticks"), [("h264", 512), ("h264", 1), ("mpeg4", 512)])
+@pytest.mark.parametrize("parts", [((0, 4), (16, 21)), ((0, 10), (10, 24)), ((0, 10), (5, 15))])
+def test_an_edit_list_of_several_parts(
+    codec: Codec, ticks: int, parts: tuple[tuple[int, int], ...], tmp_path: Path
+) -> None:
+    """FFmpeg demuxes a part from the key frame before it on, hidden up to it, at times of the part before."""
+    path = write_parts(Recipe(codec=codec, frames=24, gop=8, b_frames=2), parts, tmp_path / "a.mp4", ticks)
+    clip, wanted = store_clip(path, tmp_path), sequential(path)
+    assert len(wanted) > 8
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, np.arange(len(wanted)))), wanted)
+    for n in (3, len(wanted) - 2):
+        np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [n])), wanted[n : n + 1])
+    tick = clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(clip.index.frame_pts * tick, np.sort(seconds(path)) - min(seconds(path)), atol=0.001)
+
+
+def test_parts_of_hevc_of_which_a_decoder_drops_frames_are_refused(tmp_path: Path) -> None:
+    """Those that wait to be shown, at a key frame that FFmpeg demuxes again for the second part."""
+    recipe = Recipe(codec="hevc", frames=24, gop=8, b_frames=3, open_gop=True)
+    path = write_parts(recipe, ((0, 10), (10, 24)), tmp_path / "a.mp4")
+    assert len(sequential(path)) < 24
+    with pytest.raises(CannotCopyError, match="does not give all frames"):
+        store_clip(path, tmp_path)
 
 
 @pytest.mark.parametrize("container", ["webm", "mp4"])
