@@ -165,9 +165,10 @@ class Quarantine:
             if error.row in self._known or error.row in read_folder(self.policy.folder, self._dataset):
                 self._known.add(error.row)
                 return
-            shard = int(self._dataset.clips.shard[error.row])
-            if ended := ended_by(self._dataset.shard_files[shard].dataset, self._dataset.shards[shard]):
-                raise DatasetError(ended) from error
+            if not self._shards[error.shard]:  # a dataset that was replaced is told by the first clip of any shard
+                shard = int(self._dataset.clips.shard[error.row])
+                if ended := ended_by(self._dataset.shard_files[shard].dataset, self._dataset.shards[shard]):
+                    raise DatasetError(ended) from error
             self._known.add(error.row)
             self._shards[error.shard] += 1
             clip = BadClip(error.key, error.row, error.shard, error.offset, error.packet, error.reason, error.suspect)
