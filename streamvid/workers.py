@@ -51,6 +51,13 @@ class WorkerStuckError(WorkerCrashError):
     """The process was killed because the call did no I/O or exceeded its time limit; the message says which."""
 
 
+def _import_path() -> list[str]:
+    """`sys.path` with absolute entries; without those relative to the working directory, if that was removed."""
+    with contextlib.suppress(FileNotFoundError):
+        return [os.path.abspath(entry) for entry in sys.path]
+    return [entry for entry in sys.path if os.path.isabs(entry)]
+
+
 class WorkerProcess:
     """A child process that calls functions, for one caller at a time.
 
@@ -85,7 +92,7 @@ class WorkerProcess:
             OSError: it could not be started.
         """
         try:
-            self._send((os.getpid(), [os.path.abspath(entry) for entry in sys.path]))
+            self._send((os.getpid(), _import_path()))
             self._receive()
         except (EOFError, OSError, pickle.UnpicklingError, WorkerStuckError) as error:
             self.end()

@@ -75,6 +75,20 @@ def test_time_without_a_core_does_not_count() -> None:
         busy.communicate()
 
 
+def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that meets a bad clip starts such a process, and went on without that directory until then."""
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    process = WorkerProcess()
+    try:
+        process.handshake()
+        assert process.call(hostile.double, 4) == 8
+    finally:
+        process.kill()
+        process.end()
+
+
 def test_workers_see_no_gpu(process: WorkerProcess) -> None:
     """They have no use for one, and decoders of images would start CUDA on it, each in every process."""
     assert process.call(os.getenv, "CUDA_VISIBLE_DEVICES") == ""
