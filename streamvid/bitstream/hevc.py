@@ -347,10 +347,13 @@ def classifier(stsd: bytes) -> Classifier:
     """
     known, stated, length_size = known_sets(stsd)
     order = HevcOrder(stated)
-    skips_leading = ended = False
+    reorders = skips_leading = ended = begun = False
+    with suppress(ValueError):
+        sets = SYNTAX.sequence_parameter_sets(stated)
+        reorders = any(dpb_requirement(BitReader.of_nal(one[2:])).reorder for one in sets)
 
     def classify(packet: memoryview) -> PacketKind:
-        nonlocal skips_leading, ended
+        nonlocal skips_leading, ended, begun
         units = split_packet(packet, length_size)
         knows_all, tells = known.take(units)
         found = None
@@ -365,7 +368,11 @@ def classifier(stsd: bytes) -> Classifier:
                 ended = True
             if found is not None or kind not in _VCL or layer != 0:
                 continue
+            drops = False
             if kind in _IRAP:
+                # NoOutputOfPriorPicsFlag (C.5.2.2): of a CRA picture 1, else what the slice says in its second bit.
+                flagged = len(unit) > 2 and bool(unit[2] & 0x40)
+                drops, begun = begun and reorders and (ended if kind == _CRA else flagged), True
                 # NoRaslOutputFlag (8.1.3) of a picture in the middle: its RASL pictures are not output.
                 skips_leading, ended = kind != _CRA or ended, False
             found = PacketKind(
@@ -376,6 +383,7 @@ def classifier(stsd: bytes) -> Classifier:
                 hidden=kind in _RASL and skips_leading,
                 order=order.next_rank(units),
                 broken=is_broken(packet, units, length_size),
+                drops=drops,
                 colors=next(
                     (stated_colors(bytes(unit), 2, skip_to_vui) for unit in units if unit[0] >> 1 & 63 == _SPS), None
                 ),

@@ -206,6 +206,8 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
     kinds = [found.of(memoryview(_cut(track, head))) for head in heads]
     if not all(kind.random_access for kind in compress(kinds, track.sync[looked])):
         raise NeedsDemuxerError("a key frame by the container that is none by the bitstream")
+    if any(kind.drops for kind in kinds[1:]):
+        raise NeedsDemuxerError("frames that a decoder drops at a key frame")
     if not packet_info.in_output_order(track.codec, kinds[: len(near)], track.pts[: len(near)]):
         raise NeedsDemuxerError("times in another order than that of its pictures")
     return found

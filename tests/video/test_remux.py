@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -297,6 +297,35 @@ def test_parts_of_hevc_of_which_a_decoder_drops_frames_are_refused(tmp_path: Pat
     assert len(sequential(path)) < 24
     with pytest.raises(CannotCopyError, match="does not give all frames"):
         store_clip(path, tmp_path)
+
+
+@pytest.mark.parametrize("way", ["flag", "end"])
+def test_hevc_of_which_a_decoder_drops_frames_at_key_frames_is_refused(way: str, tmp_path: Path) -> None:
+    """Those that wait to be shown: where no_output_of_prior_pics_flag is set, and at a CRA picture behind the end of a
+    sequence."""
+    recipe = Recipe(codec="hevc", frames=24, gop=8, b_frames=3, open_gop=way == "end")
+    good, path = write(recipe, tmp_path / "good.mp4"), tmp_path / "a.mp4"
+    with closing(av.open(str(good))) as container, closing(av.open(str(path), "w")) as output:
+        track = output.add_stream_from_template(container.streams.video[0], opaque=True)
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+        for packet, following in zip(packets, [*packets[1:], None], strict=True):
+            data, at = bytearray(bytes(packet)), 0
+            while at < len(data):
+                if way == "flag" and 16 <= data[at + 4] >> 1 <= 21:
+                    data[at + 6] |= 0x40  # behind first_slice_segment_in_pic_flag
+                at += 4 + int.from_bytes(data[at : at + 4], "big")
+            if way == "end" and following is not None and following.is_keyframe:
+                data += bytes([0, 0, 0, 2, 36 << 1, 1])
+            changed = av.Packet(bytes(data))
+            changed.pts, changed.dts, changed.time_base = packet.pts, packet.dts, packet.time_base
+            changed.is_keyframe, changed.stream = packet.is_keyframe, track
+            output.mux(changed)
+    assert len(sequential(path)) < 24
+    with pytest.raises(CannotCopyError, match="loses frames"):
+        store_clip(path, tmp_path)
+    if way == "flag":
+        with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="decoder drops"):
+            index_by_tables(path, file, lambda spans: [path.read_bytes()[begin:end] for begin, end in spans])
 
 
 @pytest.mark.parametrize("container", ["webm", "mp4"])
