@@ -26,7 +26,7 @@ from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.string_column import StringColumn, repeated
 from streamvid.errors import ClipError, DatasetError, InputError, Suspect
 from streamvid.storage.byte_range import ByteRange, FileVersion
-from streamvid.storage.explain import AccessRefused, StorageUnavailable
+from streamvid.storage.explain import AccessRefused, NoRangesError, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
@@ -187,7 +187,7 @@ class ClipSource:
 
     def shard_error(self, s: int, error: DatasetError) -> DatasetError:
         """An error of reading shard *s*, for a user who knows neither shard nor dataset."""
-        away = isinstance(error, StorageUnavailable | AccessRefused)
+        away = isinstance(error, StorageUnavailable | AccessRefused | NoRangesError)
         if not away and (ended := ended_by(self.shard_files[s].dataset, self.shards[s])):
             return type(error)(ended)
         restore = "" if away else "restore it (streamvid verify checks all), and "

@@ -24,7 +24,7 @@ from streamvid.storage.byte_range import (
     join,
     whole_blocks,
 )
-from streamvid.storage.part import NoRangesError
+from streamvid.storage.explain import NoRangesError
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.url import is_local
 from streamvid.video.packet_selection import byte_ranges

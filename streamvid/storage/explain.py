@@ -53,6 +53,9 @@ _CODE = re.compile(rb'<Code>(\w{1,64})</Code>|"(?:reason|code)"\s*:\s*"(\w{1,64}
 _HAS_EXPIRED = re.compile(rb"\bexpired\b|not valid in the specified time frame", re.IGNORECASE)
 
 
+NO_RANGES: Final = "its server does not answer requests for ranges of bytes: use one that does"
+
+
 class StorageUnavailable(DatasetError):  # noqa: N818
     """The storage did not answer, broke the connection or was overloaded: trying again may help."""
 
@@ -67,6 +70,16 @@ class MissingFile(DatasetError):  # noqa: N818
 
 class FileChangedError(DatasetError):
     """A file is not the version that was asked for."""
+
+
+class NoRangesError(DatasetError):
+    """A server sends whole files alone."""
+
+    @classmethod
+    def of(cls, url: str) -> NoRangesError:
+        return cls(
+            f"Cannot read {redact(url)}: {NO_RANGES}, or have whole shards fetched (fetch='shards' of StreamLoader)."
+        )
 
 
 class RefusedError(OSError):

@@ -13,8 +13,8 @@ from fsspec.asyn import sync
 
 from streamvid.errors import DatasetError
 from streamvid.storage.client import locate
-from streamvid.storage.explain import FileChangedError, RefusedError
-from streamvid.storage.part import HEAD_SECONDS, NO_RANGES, body_of, is_sendable, size_of
+from streamvid.storage.explain import NO_RANGES, FileChangedError, RefusedError
+from streamvid.storage.part import HEAD_SECONDS, body_of, is_sendable, size_of
 from streamvid.storage.url import redact
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)

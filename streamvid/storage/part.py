@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from streamvid.errors import DatasetError
-from streamvid.storage.explain import FileChangedError, StorageUnavailable, refusal, status_of
+from streamvid.storage.explain import FileChangedError, NoRangesError, StorageUnavailable, refusal, status_of
 from streamvid.storage.link import Link
 from streamvid.storage.url import redact
 
@@ -26,17 +26,8 @@ _PACE_BYTES: Final = 16 << 10
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
 _SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
 _VERSION: Final = re.compile(r"[ -~]{1,300}")
-NO_RANGES: Final = "its server does not answer requests for ranges of bytes: use one that does"
 _SHORT: Final = 64 << 10
 """Bytes of a range that takes about as long as its latency."""
-
-
-class NoRangesError(DatasetError):
-    """A server sends whole files alone."""
-
-    @classmethod
-    def of(cls, url: str) -> NoRangesError:
-        return cls(f"Cannot read {redact(url)}: {NO_RANGES}, or have whole shards fetched (fetch='shards').")
 
 
 class Part(NamedTuple):

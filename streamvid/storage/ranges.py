@@ -17,9 +17,9 @@ from streamvid.errors import DatasetError
 from streamvid.storage import http_ranges
 from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
-from streamvid.storage.explain import AccessRefused, FileChangedError, StorageUnavailable, explained
+from streamvid.storage.explain import AccessRefused, FileChangedError, NoRangesError, StorageUnavailable, explained
 from streamvid.storage.link import Link
-from streamvid.storage.part import NoRangesError, Part, changed, is_sendable, read_part, read_whole
+from streamvid.storage.part import Part, changed, is_sendable, read_part, read_whole
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
