@@ -89,6 +89,10 @@ class Thread:
         kernel = _kernel()
         self._task = kernel.spawn(self.name, kernel.current.process, self._run, self)
 
+    @property
+    def ident(self) -> int | None:
+        return None if self._task is None else id(self._task)
+
     def _run(self) -> None:
         try:
             self._work()  # type: ignore[no-untyped-call]
