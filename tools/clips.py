@@ -256,7 +256,7 @@ def _encode(stream: Any, recipe: Recipe, pictures: Iterable[Image]) -> Iterator[
         frame = source.reformat(format=recipe.pix_fmt, dst_colorspace=matrix, dst_color_range=levels)
         frame.pts, frame.time_base = tick, recipe.time_base
         packets = stream.encode(frame)
-        if recipe.codec == "av1" and not tick:
+        if recipe.codec == "av1":
             leave_real_time()
         yield from packets
     yield from stream.encode(None)

@@ -9,6 +9,7 @@ import av
 import pytest
 
 from streamvid.bitstream.chroma_location import chroma_location
+from streamvid.video.encoders import leave_real_time
 from streamvid.video.remux import store_clip
 from tools.clips import Recipe, write
 
@@ -32,6 +33,7 @@ def location(path: Path, encoder: str, params: str) -> str:
                 plane.update(bytes([16 + 20 * number]) * plane.buffer_size)
             frame.pts = number
             container.mux(stream.encode(frame))
+            leave_real_time()
         container.mux(stream.encode(None))
     clip = store_clip(path, path.parent)
     return chroma_location(clip.codec, clip.stsd)
