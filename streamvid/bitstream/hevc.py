@@ -347,10 +347,11 @@ def classifier(stsd: bytes) -> Classifier:
     """
     known, stated, length_size = known_sets(stsd)
     order = HevcOrder(stated)
-    reorders = skips_leading = ended = begun = False
+    skips_leading = ended = begun = False
+    reorders = True  # unless all sets say that they do not: they may be in band alone
     with suppress(ValueError):
-        sets = SYNTAX.sequence_parameter_sets(stated)
-        reorders = any(dpb_requirement(BitReader.of_nal(one[2:])).reorder for one in sets)
+        if sets := list(SYNTAX.sequence_parameter_sets(stated)):
+            reorders = any(dpb_requirement(BitReader.of_nal(one[2:])).reorder for one in sets)
 
     def classify(packet: memoryview) -> PacketKind:
         nonlocal skips_leading, ended, begun
@@ -368,11 +369,11 @@ def classifier(stsd: bytes) -> Classifier:
                 ended = True
             if found is not None or kind not in _VCL or layer != 0:
                 continue
-            drops = False
+            drops_prior = False
             if kind in _IRAP:
                 # NoOutputOfPriorPicsFlag (C.5.2.2): of a CRA picture 1, else what the slice says in its second bit.
                 flagged = len(unit) > 2 and bool(unit[2] & 0x40)
-                drops, begun = begun and reorders and (ended if kind == _CRA else flagged), True
+                drops_prior, begun = begun and reorders and (ended if kind == _CRA else flagged), True
                 # NoRaslOutputFlag (8.1.3) of a picture in the middle: its RASL pictures are not output.
                 skips_leading, ended = kind != _CRA or ended, False
             found = PacketKind(
@@ -383,7 +384,7 @@ def classifier(stsd: bytes) -> Classifier:
                 hidden=kind in _RASL and skips_leading,
                 order=order.next_rank(units),
                 broken=is_broken(packet, units, length_size),
-                drops=drops,
+                drops_prior=drops_prior,
                 colors=next(
                     (stated_colors(bytes(unit), 2, skip_to_vui) for unit in units if unit[0] >> 1 & 63 == _SPS), None
                 ),

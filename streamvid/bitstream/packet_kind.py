@@ -41,7 +41,8 @@ class PacketKind:
         order: H.264 and HEVC: output order: pictures with lower numbers are output first; None if unknown, or if there
             is no output. 0 for all other codecs.
         broken: H.264 and HEVC: decoders refuse it, because its NAL units do not fit its size.
-        drops: HEVC: begins a sequence, and decoders drop the pictures before it that are not output yet.
+        drops_prior: HEVC: begins a sequence, and decoders drop the pictures before it that are not output yet
+            (NoOutputOfPriorPicsFlag).
         several: MPEG-4, VP9 and AV1: it holds several pictures that are displayed, and a packet is one frame.
         lone_field: H.264: it holds one field of a frame; the other field is in another packet.
         colors: H.264 and HEVC: from a sequence parameter set in the packet; None if it has none.
@@ -58,7 +59,7 @@ class PacketKind:
     resets_context: bool = False
     order: int | None = 0
     broken: bool = False
-    drops: bool = False
+    drops_prior: bool = False
     several: bool = False
     lone_field: bool = False
     colors: StatedColors | None = None

@@ -117,8 +117,8 @@ def build_clip(
     broken = next((number for number, kind in enumerate(kinds) if kind.broken), None)
     if broken is not None:
         raise ValueError(f"its packet {broken} cannot be decoded: its NAL units do not fit; re-encode it")
-    if any(kind.drops for kind in kinds):
-        raise CannotCopyError("it begins another sequence before a decoder has output all of one, and loses frames")
+    if any(kind.drops_prior for kind in kinds):
+        raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
     if any(kind.lone_field for kind in kinds):
         raise CannotCopyError("its packets hold single fields, and a frame is a packet")
     found = traits(codec, kinds, times.pts)

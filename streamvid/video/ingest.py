@@ -40,7 +40,7 @@ _MIN_TIMESCALE: Final = 10_000
 ways of storing a file give the same index."""
 _LOOKED_AT: Final = 3
 """Sync samples of a track that are looked at, the first and the last among them."""
-_NEAR: Final = 8
+_FIRST_PACKETS: Final = 8
 """Packets at the start of a track in which B-frames are looked for: of most encoders one in four is one, or none is."""
 _HEAD_BYTES: Final = 512
 """Bytes of a packet in which its first slice begins, behind parameter sets and messages."""
@@ -195,25 +195,25 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
     sync = np.flatnonzero(track.sync)
     looked = sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)]
     # Where tables reorder nothing, they may have decode times alone: the first packets tell.
-    near = np.arange(min(_NEAR, len(track.pts)) if (np.diff(track.pts) > 0).all() else 0)
-    looked = np.union1d(looked, near)
+    first_packets = np.arange(min(_FIRST_PACKETS, len(track.pts)) if (np.diff(track.pts) > 0).all() else 0)
+    looked = np.union1d(looked, first_packets)
     heads = read([*_spans(track, [0], most), *_spans(track, looked[1:].tolist(), _HEAD_BYTES)])
     found = None
     if first > most:
         with suppress(ValueError, av.error.FFmpegError):
-            found = _probe(track, _cut(track, heads[0]))
+            found = _probe(track, _head_as_packet(track, heads[0]))
     found = found or _probe(track, heads[0] if first <= most else read(_spans(track, [0], first))[0])
-    kinds = [found.of(memoryview(_cut(track, head))) for head in heads]
+    kinds = [found.of(memoryview(_head_as_packet(track, head))) for head in heads]
     if not all(kind.random_access for kind in compress(kinds, track.sync[looked])):
         raise NeedsDemuxerError("a key frame by the container that is none by the bitstream")
-    if any(kind.drops for kind in kinds[1:]):
+    if any(kind.drops_prior for kind in kinds[1:]):
         raise NeedsDemuxerError("frames that a decoder drops at a key frame")
-    if not packet_info.in_output_order(track.codec, kinds[: len(near)], track.pts[: len(near)]):
+    if not packet_info.in_output_order(track.codec, kinds[: len(first_packets)], track.pts[: len(first_packets)]):
         raise NeedsDemuxerError("times in another order than that of its pictures")
     return found
 
 
-def _cut(track: VideoTrack, head: bytes) -> bytes:
+def _head_as_packet(track: VideoTrack, head: bytes) -> bytes:
     """The first bytes of a packet as a packet of its own."""
     if track.codec == "mpeg4":
         return head

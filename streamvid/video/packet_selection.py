@@ -390,8 +390,8 @@ def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8
             return number, "its NAL units do not fit"
         if kind.several:
             return number, "it holds several pictures, and its container shows it as one"
-        if kind.hidden or kind.drops:
-            return number, f"{'one before ' * kind.drops}it is not displayed, and its container displays it"
+        if kind.hidden or kind.drops_prior:
+            return number, "its container displays a picture that a decoder does not output"
     for number in packets.starts.tolist():
         if packets.numbers[number] and not kinds[number].random_access:
             return number, "its container calls it a key frame, and decoding cannot start there"

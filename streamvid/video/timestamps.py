@@ -280,18 +280,18 @@ def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) ->
 
 def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> PacketTimes:
     """Assign the same times to the packets that are shown, in the order in which a decoder outputs their pictures.
-    Those of hidden ones come behind the one before, in finer ticks where there are too few.
-
-    Args:
-        source, codec: as for `scan_packet_times`.
+    Those of hidden ones come behind the one before, in finer ticks where there are too few. `source` and `codec` are as
+    for `scan_packet_times`.
 
     Raises:
-        ValueError: packets and frames do not match, or two frames have the same time, so that one would be lost.
+        ValueError: packets and frames do not match, two frames have the same time, or none is shown.
     """
     order = _output_order(
         source, codec, count=len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped
     )
     shown, times = ~found.hidden[order], _distinct(found.pts[~found.hidden])
+    if not len(times):
+        raise ValueError("none of its frames is shown")
     last = np.maximum(np.cumsum(shown) - 1, 0)
     behind = np.arange(len(order)) - np.flatnonzero(shown)[last]
     factor = 1 if behind.max() < np.diff(times).min(initial=len(order)) else int(behind.max()) + 1

@@ -100,6 +100,8 @@ def test_what_an_edit_list_hides_stays_hidden(tmp_path: Path) -> None:
     assert not np.array_equal(ordered.pts, found.pts)
     np.testing.assert_array_equal(np.sort(ordered.pts[~found.hidden]), np.sort(found.pts[~found.hidden]))
     np.testing.assert_array_equal(ordered.hidden, found.hidden)
+    with pytest.raises(ValueError, match="none of its frames is shown"):
+        in_output_order(lying, "h264", replace(found, hidden=np.ones_like(found.hidden)))
     pts = found.pts.copy()
     pts[4] = pts[5]
     with pytest.raises(ValueError, match="same time"):

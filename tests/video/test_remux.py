@@ -328,6 +328,27 @@ def test_hevc_of_which_a_decoder_drops_frames_at_key_frames_is_refused(way: str,
             index_by_tables(path, file, lambda spans: [path.read_bytes()[begin:end] for begin, end in spans])
 
 
+@pytest.mark.parametrize(("b_frames", "in_band", "drops"), [(3, False, True), (3, True, True), (0, False, False)])
+def test_only_hevc_that_says_so_reorders_nothing(b_frames: int, in_band: bool, drops: bool, tmp_path: Path) -> None:
+    """Where parameter sets are in band alone, pictures may wait to be shown when a decoder drops those that do."""
+    clip = store_clip(write(Recipe(codec="hevc", frames=12, gop=6, b_frames=b_frames), tmp_path / "a.mp4"), tmp_path)
+    stsd = bytearray(clip.stsd)
+    if in_band:
+        stsd[stsd.index(b"hvcC") + 4 + 22] = 0  # numOfArrays
+    classify = classifier("hevc", bytes(stsd))
+    kinds = []
+    with closing(av.open(str(tmp_path / "a.mp4"))) as container:
+        for packet in container.demux(video=0):
+            data, at = bytearray(bytes(packet)), 0
+            while at < len(data):
+                if 16 <= data[at + 4] >> 1 <= 21:
+                    data[at + 6] |= 0x40  # no_output_of_prior_pics_flag
+                at += 4 + int.from_bytes(data[at : at + 4], "big")
+            if data:
+                kinds.append(classify(memoryview(data)))
+    assert [n for n, kind in enumerate(kinds) if kind.drops_prior] == ([6] if drops else [])
+
+
 @pytest.mark.parametrize("container", ["webm", "mp4"])
 def test_vp9_whose_hidden_pictures_are_packets(container: str, tmp_path: Path) -> None:
     """Of their own, at the time of the next: as encoders give them, before a muxer makes superframes of two."""
