@@ -39,7 +39,7 @@ class ShardAccess:
         self._cache = cache
         self._share = limit_bytes // _SHARE
         self.by_range = by_range
-        dataset.reader.remote.whole = not by_range
+        dataset.reader.remote.from_whole_files = not by_range
         self._uses: Uses | None = None
         self._before = {"requests": 0, "bytes_fetched": 0}
         self._before = self.asked()

@@ -325,16 +325,16 @@ def _now() -> str:
 def _signature(dataset: ClipSource, row: int) -> list[int] | None:
     """Sizes in bytes and modification times in ns of the local files with a clip and its frame index, -1 of a file that
     is missing or that this user may not read; None if they are remote."""
-    found: list[int] = []
-    for path in (dataset.location(row), dataset.shard_path(int(dataset.clips.shard[row]), "packets")):
-        if is_local(path):
-            with contextlib.suppress(OSError):
-                status = os.stat(local_path(path))
-                if os.access(local_path(path), os.R_OK):
-                    found += [status.st_size, status.st_mtime_ns]
-                    continue
-            found += [-1, -1]
-    return found or None
+
+    def size_and_time(path: str) -> tuple[int, int]:
+        with contextlib.suppress(OSError):
+            status = os.stat(path)
+            if os.access(path, os.R_OK):
+                return status.st_size, status.st_mtime_ns
+        return -1, -1
+
+    paths = (dataset.location(row), dataset.shard_path(int(dataset.clips.shard[row]), "packets"))
+    return [value for path in paths if is_local(path) for value in size_and_time(local_path(path))] or None
 
 
 def _lines(file: Path) -> list[bytes]:

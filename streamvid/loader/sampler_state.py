@@ -206,15 +206,15 @@ def from_state(
     try:
         epoch, made = (integer(state[name], "a count", least=0) for name in ("epoch", "batches"))
         position = SamplerPosition(epoch, made, [dict(one) for one in state["samplers"]])
+        saved_by = str(state["rank"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
     batches.load(position.samplers or ())
-    rank = _rank()
-    if made and batches.num_replicas == 1 and state.get("rank", rank) != rank:
+    if made and batches.num_replicas == 1 and saved_by != (rank := _rank()):
         log.warning(
             "rank %s loads the state of rank %s: if their samplers do not give the same, clips will be repeated and "
             "lost; save a state of each rank (in torch.distributed.checkpoint under a name of its own), or divide the "
-            "clips by a sampler with num_replicas, as DistributedSampler", rank, state["rank"],
+            "clips by a sampler with num_replicas, as DistributedSampler", rank, saved_by,
         )  # fmt: skip
     return position
 

@@ -93,7 +93,7 @@ async def _of_web(fs: Any, url: str, start: int, end: int, link: Link) -> Part:
         return Part(data, "")
 
 
-async def read_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+async def read_from_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """Ranges of a file on a web server that knows none, cut out of all of it as it comes: no more is held."""
     blocks, at, last = [bytearray() for _ in ranges], 0, max(end for _, end in ranges)
     async with _answer(fs, url, {}) as answer:

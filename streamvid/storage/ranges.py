@@ -19,7 +19,7 @@ from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
 from streamvid.storage.explain import AccessRefused, FileChangedError, NoRangesError, StorageUnavailable, explained
 from streamvid.storage.link import Link
-from streamvid.storage.part import Part, changed, is_sendable, read_part, read_whole
+from streamvid.storage.part import Part, changed, is_sendable, read_from_whole, read_part
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
@@ -45,8 +45,8 @@ class RemoteRanges:
 
     Attributes:
         link: measurements of the storage.
-        whole: ranges of files on web servers that know none are cut out of whole files. Else they are an error, as each
-            reading takes as many bytes as the file has.
+        from_whole_files: ranges of files on web servers that know none are cut out of whole files. Else they are an
+            error, as each reading takes as many bytes as the file has.
     """
 
     def __init__(self, link: Link | None = None, expected: Mapping[AnyPath, str] | None = None) -> None:
@@ -56,8 +56,8 @@ class RemoteRanges:
         self._told: dict[str, tuple[str, str, int | None]] = {}
         self._doubted: set[str] = set()
         self._sizes: dict[str, int] = {}
-        self.whole = False
-        self._rangeless: set[str] = set()
+        self.from_whole_files = False
+        self._hosts_without_ranges: set[str] = set()
         self._first: dict[tuple[int, str], tuple[int, asyncio.Event]] = {}
         self._s3 = S3Ranges()
 
@@ -184,7 +184,7 @@ class RemoteRanges:
             if end <= start:
                 return b""
             url = _url(fs, name)
-            if self.whole and urlsplit(name).netloc in self._rangeless:
+            if self.from_whole_files and urlsplit(name).netloc in self._hosts_without_ranges:
                 raise NoRangesError.of(name)
             if (mark := marks.get(url)) and not is_sendable(mark):
                 raise changed(url, "none that a file can have")
@@ -221,7 +221,7 @@ class RemoteRanges:
 
         async def every() -> list[bytes | BaseException]:
             blocks: list[Any] = await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
-            if self.whole:
+            if self.from_whole_files:
                 await self._cut_out(fs, ranges, blocks)
             return blocks
 
@@ -234,8 +234,8 @@ class RemoteRanges:
             if isinstance(block, NoRangesError):
                 numbers_of.setdefault(ranges[number][0], []).append(number)
         for name, numbers in numbers_of.items():
-            if (host := urlsplit(name).netloc) not in self._rangeless:
-                self._rangeless.add(host)
+            if (host := urlsplit(name).netloc) not in self._hosts_without_ranges:
+                self._hosts_without_ranges.add(host)
                 log.warning(
                     "The server of %s knows no ranges: of shards that are read where they are, all is fetched for "
                     "every chunk of clips, which is slow.",
@@ -244,7 +244,7 @@ class RemoteRanges:
             some = [ranges[number][1:] for number in numbers]
             self.link.count(1, max(end for _, end in some))
             try:
-                found: Sequence[Any] = await read_whole(fs, name, some)
+                found: Sequence[Any] = await read_from_whole(fs, name, some)
             except Exception as error:
                 found = [error] * len(some)
             for number, block in zip(numbers, found, strict=True):

@@ -300,7 +300,6 @@ def test_a_state_of_another_rank_is_told(
         assert not caplog.text
     with on(1) as other:
         other.load_state_dict(between)
-        other.load_state_dict({name: value for name, value in within.items() if name != "rank"})  # of an older version
         assert not caplog.text
         other.load_state_dict(within)
         assert ("rank 1 of 2 loads the state of rank 0 of 2" in caplog.text) == (kind == "generator")
