@@ -8,7 +8,9 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+import traceback
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -71,6 +73,17 @@ def inline_workers() -> Iterator[None]:
 
     with packing_inline():
         yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """A failed test's traceback keeps its loaders, whose threads and files the tests behind it would find."""
+    report = yield
+    if call.excinfo is not None and not item.config.getoption("usepdb"):
+        traceback.clear_frames(call.excinfo.tb)
+        for frame, _ in traceback.walk_tb(call.excinfo.tb):
+            frame.f_locals  # noqa: B018 - a copy that Python keeps, and brings up to date here
+    return report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,7 +25,7 @@ from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.open_files import open_files
-from tests.support.processes import bytes_written, processes_below
+from tests.support.processes import alive, bytes_written, processes_below
 from tests.support.reference import slice_of, whole
 from tools.clips import Recipe, hard_recipes
 
@@ -229,7 +229,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
         script.kill()
         script.wait()
         until = time.monotonic() + 20
-        while not gone(pid) and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        while alive(pid):
             assert time.monotonic() < until, "the decoding process outlives its parent"
             time.sleep(0.05)
     finally:

@@ -29,7 +29,7 @@ from streamvid.decode.cpu import CpuDecoder
 from streamvid.loader.shm_transfer import pack, unpack
 from tests.loader.test_clip_dataset import damage, same
 from tests.support.packed import pack_with_columns, replace_packets
-from tests.support.processes import alive, processes_below
+from tests.support.processes import alive, command_line, processes_below
 from tests.support.sampling import padded
 from tools.clips import Recipe
 
@@ -71,13 +71,8 @@ def nothing_left() -> Iterator[None]:
 
 def workers() -> list[int]:
     """Processes of ours, but for those that Python keeps for itself until it ends."""
-    own = []
-    for pid in processes_below(os.getpid()):
-        with contextlib.suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"resource_tracker" not in command and b"forkserver" not in command:
-                own.append(pid)
-    return own
+    commands = {pid: command_line(pid) for pid in processes_below(os.getpid())}
+    return [pid for pid, own in commands.items() if own and b"resource_tracker" not in own and b"forkserver" not in own]
 
 
 def loader_threads() -> list[Any]:

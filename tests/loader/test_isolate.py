@@ -27,7 +27,7 @@ from streamvid.transform import render
 from tests.decode.test_isolated import STARTED
 from tests.support.bad_clips import make_dataset, same, samples
 from tests.support.packed import packing_inline
-from tests.support.processes import alive, bytes_written, processes_below
+from tests.support.processes import alive, bytes_written, command_line, processes_below
 from tests.support.stuck import Hangs, HangsOnce, woken
 
 CODECS = [("h264", "mp4"), ("hevc", "mp4"), ("vp9", "mkv"), ("mjpeg", "avi")] * 3
@@ -63,9 +63,7 @@ def epochs(loader: sv.StreamLoader, got: list[sv.Batch]) -> None:
 
 def decoders() -> list[int]:
     """Our child processes that decode."""
-    return [
-        pid for pid in processes_below(os.getpid()) if b"streamvid.workers" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+    return [pid for pid in processes_below(os.getpid()) if b"streamvid.workers" in command_line(pid)]
 
 
 def until(met: Callable[[], bool], what: str) -> None:

@@ -16,6 +16,13 @@ def processes_below(pid: int) -> list[int]:
     return [one for one in found if alive(one)]
 
 
+def command_line(pid: int) -> bytes:
+    """Of a process, its arguments with a zero byte behind each; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def bytes_written(pid: int) -> int:
     """By a process, to files and pipes; 0 if it has ended."""
     with contextlib.suppress(OSError):
