@@ -10,7 +10,7 @@ from typing import NoReturn
 
 
 def run() -> int:
-    """Run the command, as of `streamvid.cli.main.main`. Ctrl-C while modules are imported, and while the interpreter
+    """Run the command line of `streamvid.cli.main.main`. Ctrl-C while modules are imported, and while the interpreter
     ends, ends the process without a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if a shell makes a background job ignore it
         signal.signal(signal.SIGINT, _end)

@@ -30,12 +30,12 @@ R = TypeVar("R")
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether it is a whole number, Python's or NumPy's."""
+    """Whether a value is a whole number of Python or NumPy."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool | np.bool_)
 
 
 def is_real(value: object) -> TypeGuard[float]:
-    """Whether it is a finite number, Python's, a Fraction, or NumPy's, that a float has."""
+    """Whether a value is a finite number of Python or NumPy, or a Fraction, within the range of a float."""
     try:
         return (is_integer(value) or isinstance(value, float | Fraction | np.floating)) and math.isfinite(value)
     except OverflowError:
@@ -54,8 +54,8 @@ def decimal(number: float) -> Fraction:
 
 
 def fraction(text: str) -> Fraction:
-    """A number as text, exactly: 24, 29.97, 1e-3 or 30000/1001. Raises ValueError and ZeroDivisionError for what is
-    none, and for exponents of four digits and more: to write 1e999999999 out takes for ever."""
+    """A number as text, exactly: 24, 29.97, 1e-3 or 30000/1001. Raises ValueError or ZeroDivisionError if the text is
+    no number or its exponent has four digits or more: writing 1e999999999 out would take for ever."""
     if re.search(r"[eE][+-]?[0_]*[1-9][0-9_]{3}", text):
         raise ValueError(f"{text[:40]!r} is out of range")
     return Fraction(text)
@@ -65,7 +65,7 @@ def boolean(value: object, name: str) -> bool:
     """The value, which must be True or False.
 
     Raises:
-        InputError: it is neither.
+        InputError: the value is neither.
     """
     if not isinstance(value, bool | np.bool_):
         raise InputError(f"{name} must be True or False; it is {value!r}")
@@ -81,10 +81,10 @@ def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_
         least, most: its limits, both allowed; `most` None for no upper limit.
 
     Raises:
-        InputError: it is no whole number, or outside the limits.
+        InputError: the value is no whole number, or outside the limits.
     """
     if not is_integer(value) or value < least or (most is not None and value > most):
-        # MAX_COUNT is told to those alone who pass it.
+        # The message names MAX_COUNT only if the value exceeds it.
         both = most is not None and (most != MAX_COUNT or (is_integer(value) and value > most))
         limits = f"from {least} to {most}" if both else f"of at least {least}"
         raise InputError(f"{name} must be a whole number {limits}; it is {value!r}")
@@ -92,10 +92,11 @@ def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_
 
 
 def position(value: Any, name: str, count: int) -> int:
-    """The value as an int, which must be the place of one of `count` things; also of a tensor with one number.
+    """The value as an int, which must be an index of one of `count` things. A tensor with one number counts as that
+    number.
 
     Raises:
-        InputError: it is no whole number, or there is no such place.
+        InputError: the value is no whole number, or no index of them.
     """
     try:
         found = -1 if isinstance(value, bool) else operator.index(value)
@@ -107,13 +108,13 @@ def position(value: Any, name: str, count: int) -> int:
 
 
 def listed(value: Any, name: str, members: str) -> list[Any]:
-    """The members of a list, or of anything else that can be iterated over and is no text.
+    """The members of a list, or of any other iterable except a text.
 
     Args:
-        members: what they are, for the error.
+        members: a word for the members, for the error.
 
     Raises:
-        InputError: it cannot be iterated over: None, a number, an array or tensor without dimensions.
+        InputError: the value cannot be iterated over: None, a number, a text, an array or tensor without dimensions.
     """
     try:
         if isinstance(value, str | bytes):
@@ -124,20 +125,22 @@ def listed(value: Any, name: str, members: str) -> list[Any]:
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:
-    """A question for the end of an error, with the name most like a misspelt one; empty if none is like it."""
+    """A question for the end of an error message, which proposes the known name most like a misspelt one; "" if none is
+    similar."""
     near = difflib.get_close_matches(value, names, 1) if isinstance(value, str) else []
     return f"did you mean {near[0]!r}?" if near else ""
 
 
 def one_of(value: object, allowed: Sequence[str], name: str) -> None:
-    """Raise InputError unless the value is one of those words; a near miss is answered with the word meant."""
+    """Raise InputError unless the value is one of the allowed words; the message proposes the word most like the
+    value."""
     if not isinstance(value, str) or value not in allowed:
         text = f"{name} must be one of {', '.join(map(repr, allowed))}; it is {value!r}"
         raise InputError("; ".join(filter(None, (text, did_you_mean(value, allowed)))))
 
 
 def plain(value: Any) -> Any:
-    """NumPy's scalars as Python's, also those in short lists and tuples; anything else as it is.
+    """Convert NumPy scalars to Python's, in short lists and tuples, too; other values are returned unchanged.
 
     Options are hashed by their repr and written as JSON: 8 and np.int64(8) must come out alike.
     """
@@ -150,12 +153,13 @@ def plain(value: Any) -> Any:
 
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Answer a keyword that the function does not have with the nearest that it has. NumPy's scalars come to it as
-    Python's. Its keywords that are `bool` are True or False: "no" would count as yes. Constructors check theirs.
+    """Decorate a function so that an unknown keyword raises an error that proposes the most similar known one. NumPy
+    scalars are passed on as Python's. Arguments annotated as `bool` must be True or False, because a text such as "no"
+    would count as true; constructors check theirs themselves.
 
     Raises:
         TypeError: at the call, as Python itself would; with the name that was probably meant.
-        InputError: at the call, of a keyword that is neither True nor False.
+        InputError: at the call, if such an argument is neither True nor False.
     """
     parameters = inspect.signature(function).parameters
     names = [
@@ -183,7 +187,8 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _elsewhere(name: str, names: Sequence[str]) -> str:
-    """Where to give what other libraries, or other classes of this one, take by a keyword of that name."""
+    """A hint for a keyword that other libraries, or other classes of this one, have: which argument to use here
+    instead."""
     for argument, keywords, remedy in _ELSEWHERE:
         if name in keywords and argument in names:
             return remedy

@@ -14,7 +14,7 @@ from streamvid.arrays import UInt8
 
 
 class Checksum(Protocol):
-    """The CRC-32C of some bytes, or of those whose CRC-32C is `value` and these after them."""
+    """The CRC-32C of some bytes; with `value`, the CRC-32C of earlier bytes, that of both concatenated."""
 
     def __call__(self, data: bytes | bytearray | memoryview | UInt8, value: int = 0, /) -> int: ...
 
@@ -27,10 +27,10 @@ _WITH_GIL: Final = 32 << 10
 
 
 def ffmpeg_crc32c() -> Checksum:
-    """The function of libavutil, of which PyAV's wheels have a copy: for hosts that lack the package crc32c.
+    """The CRC-32C function of libavutil, which PyAV's wheels contain: for machines without the package crc32c.
 
     Raises:
-        ImportError: PyAV has no copy of it.
+        ImportError: PyAV contains no libavutil.
     """
     import av
 
@@ -40,7 +40,8 @@ def ffmpeg_crc32c() -> Checksum:
     library = ctypes.PyDLL(str(found[0]))
     table = (ctypes.c_uint32 * _TABLE_ENTRIES)()
     library.av_crc_init(table, 1, 32, ctypes.c_uint32(_POLYNOMIAL), ctypes.sizeof(table))
-    # As the package does, with the GIL where that is shorter than getting it back from the threads of an NVDEC engine.
+    # Like the package crc32c, keep the GIL for short inputs: getting it back from the threads of an NVDEC engine takes
+    # longer than the checksum.
     held, freed = library.av_crc, ctypes.CDLL(str(found[0])).av_crc
     for av_crc in (held, freed):
         av_crc.restype = ctypes.c_uint32

@@ -1,7 +1,7 @@
-"""`sv.dali`: streamvid for who writes DALI pipelines, and for who serves models with them. docs/dali.md.
+"""`sv.dali`: streamvid for authors of DALI pipelines, for training and for serving models. See docs/dali.md.
 
-`pipeline` and `iterator` are of DALI's own classes; `StreamLoader(engine="dali")` is what runs such graphs for a
-training run, one for every few steps.
+`pipeline` and `iterator` return objects of DALI's own classes. A training run with `StreamLoader(engine="dali")` uses
+the same graph, built anew for every few steps.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _SPARE_FILES: Final = 100
 
 
 class _Order(StreamLoader):
-    """The order of a graph, and what its samples are. They may come out in several sizes."""
+    """Which samples a graph outputs, and in which order. Outputs may differ in size."""
 
     _one_size = False
 
@@ -71,27 +71,28 @@ def pipeline(
     """A DALI pipeline over this rank's part of an epoch: `fn.readers.webdataset` → `fn.decoders.video`, of images
     `fn.decoders.image` → transform.
 
-    Its samples are those of the epoch by the default engine: clips, order, frames, masks and random numbers. The reader
-    goes round and round in that order, as readers do; for the order of another epoch, make another pipeline.
+    Its samples equal those of the default engine in that epoch: clips, order, frames, masks and random numbers. Like
+    all readers of DALI, its reader repeats that order without end; another epoch needs another pipeline.
 
-    It is not built yet: `with pipe:` operators can be added to `pipe.nodes`, and other outputs be set. They are by name
-    the transform's views, `video` or as they are called, and `mask`, `pts`, `label`, `clip`, `valid` and `epoch`, as
-    `streamvid.loader.batch.Batch` has them, each of one sample; views are on the device, the others on the CPU. Views
-    may differ in size from sample to sample, for operators to resize.
-    `pipe.names` are those of the outputs that it was made with, `pipe.reader_name` is its reader's.
+    The pipeline is not built yet: within `with pipe:`, operators can be added to `pipe.nodes`, and other outputs set.
+    The nodes, by name, are the transform's views (`video`, or the names of several views) and the columns `mask`,
+    `pts`, `label`, `clip`, `valid` and `epoch` of `streamvid.loader.batch.Batch`, without the batch dimension. Views
+    are on the device, columns on the CPU. Views may differ in size from sample to sample, for operators to resize.
+    `pipe.names` has the names of the initial outputs, `pipe.reader_name` that of the reader.
 
     Args:
-        dataset, batch_size, device, num_threads: as of `StreamLoader`, and `options` the others of it: sampling,
-            transform, seed, shuffle, rank, world_size …. Shards are local files.
-        epoch: its number.
-        state: of a loader: what is left of its epoch.
-        reader_name, pad_last_batch: of the reader, as DALI's iterators ask for them.
+        dataset, batch_size, device, num_threads: as in `StreamLoader`. Shards must be local files.
+        epoch: number of the epoch, from 0.
+        state: a loader's `state_dict()`: the pipeline has the samples that are left of that epoch.
+        reader_name, pad_last_batch: arguments of the reader, for DALI's iterators.
         outputs: where views and columns are handed out: "gpu" (default with a GPU) or "cpu", for all or by name.
-        exec_dynamic: DALI's dynamic executor, without which outputs of the GPU do not come back to the CPU.
-        prefetch_queue_depth: batches that DALI works on at once.
+        exec_dynamic: use DALI's dynamic executor, which copying outputs from the GPU to the CPU needs.
+        prefetch_queue_depth: batches that DALI works on at the same time. options: other options of `StreamLoader`:
+            sampling, transform, seed, shuffle, rank, world_size ….
 
     Raises:
-        InputError: an option is invalid, clips are none that DALI decodes, or shards are more than may be open.
+        InputError: an option is invalid, DALI does not decode some of the clips, or there are more shards than this
+            process may have open.
         DatasetError: the dataset is missing or damaged.
     """
     from nvidia.dali import Pipeline
@@ -182,7 +183,7 @@ def iterator(
 
     Args:
         pipelines: built or not. Their readers say how long an epoch is, and whether its last batch is padded.
-        names: of the outputs; default: those that `pipeline` has set.
+        names: names of the outputs; default: `pipe.names` of the first pipeline.
         size, reader_name, last_batch_policy, last_batch_padded, auto_reset, prepare_first_batch: as of
             DALIGenericIterator. With neither `size` nor `reader_name`, the pipelines' own readers count. Policies may
             be named as in `StreamLoader(last_batch)`; default: FILL, as there.
@@ -215,7 +216,7 @@ def iterator(
 
 
 def _places(outputs: Place | Mapping[str, Place] | None, names: Sequence[str], *, on_gpu: bool) -> dict[str, Place]:
-    """Where each output is handed out."""
+    """The device on which each output is returned, "cpu" or "gpu", by name."""
     default: Place = "gpu" if on_gpu else "cpu"
     given = outputs if isinstance(outputs, Mapping) else dict.fromkeys(names, outputs or default)
     for name, place in given.items():
@@ -254,7 +255,7 @@ def _feed(
     order: Iterator[list[int]],
     kinds: ClipKinds,
 ) -> Iterator[Inputs]:
-    """What the external source gives for each batch."""
+    """The values of the external source for each batch."""
     dataset = samples.dataset
     reader = RangeReader(like=dataset.reader)
     for numbers in order:

@@ -1,11 +1,8 @@
 """The exceptions raised for bad input; any other exception is a defect of streamvid.
 
-StreamvidError
-├── InputError (also a ValueError): an option, path, list or label
-├── DatasetError: a dataset
-│   └── ClipError: one clip of it
-├── VideoError: a video or clip
-└── GpuLostError: no input, but the GPU: it failed in a way that its process cannot survive
+StreamvidError ├── InputError (also a ValueError): an option, path, list or label ├── DatasetError: a dataset │   └──
+ClipError: one clip of it ├── VideoError: a video or clip └── GpuLostError: a GPU that failed so that its process has to
+be restarted
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ class StreamvidError(Exception):
     """Base of all errors raised for bad input; its text is one sentence that names what is wrong and what to do.
 
     Attributes:
-        path: the file that could not be read, without secrets; None if it is about something else.
+        path: the file that could not be read, without secrets; None if the error is not about a file.
     """
 
     path: str | None = None
@@ -47,7 +44,7 @@ class ClipError(DatasetError):
     Attributes:
         row: its row number, -1 if unknown.
         key: its key.
-        shard: the shard's name; of a clip that lies outside of shards, its file.
+        shard: the shard's name; for a clip in place, its file.
         offset: byte of that file where the damage begins, None if unknown.
         packet: number of the damaged packet in decode order, None if unknown.
         reason: what is wrong, without the place and without a remedy.
@@ -66,7 +63,7 @@ class ClipError(DatasetError):
         suspect: Suspect = "shard",
     ) -> None:
         at = ("" if packet is None else f", packet {packet}") + ("" if offset is None else f", byte {offset}")
-        # Without a key it is a whole message: so pickle and PyTorch's DataLoader make exceptions anew.
+        # pickle and PyTorch's DataLoader call the constructor with the finished message alone, without a key.
         super().__init__(f"clip {key!r} (shard {shard}{at}): {reason}; {_REMEDIES[suspect]}" if key else reason)
         self.row, self.key, self.shard = row, key, shard
         self.offset, self.packet = offset, packet
@@ -79,4 +76,4 @@ class VideoError(StreamvidError):
 
 
 class GpuLostError(StreamvidError):
-    """A GPU that this process cannot use any more, whatever it does: it has to end, and to be started again."""
+    """A GPU that this process cannot use any more: the process has to end, and to be started again."""

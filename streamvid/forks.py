@@ -1,7 +1,7 @@
-"""Forked children, and what they have of their parent: its objects and its locked locks, but not its threads.
+"""Forked children of a process. They have copies of its objects and of its locked locks, but not its threads.
 
-A child that waits for such a thread or takes such a lock waits for ever, and one that tells its parent's workers to end
-ends them for the parent. So nothing that was made before a fork is used, closed or freed by the child.
+A child that waits for one of those threads, or takes one of those locks, waits for ever; a child that tells its
+parent's workers to end ends them for the parent. So a child must not use, close or free objects made before the fork.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class HomeProcess:
         return self._pid in (None, os.getpid())
 
     def enter(self) -> int:
-        """Use the object's threads in this process: its number.
+        """Use the object's threads in this process; returns its process id.
 
         Raises:
-            InputError: this is a forked child of the one that uses them.
+            InputError: this is a forked child of the process that uses them.
         """
         if not self.here:
             raise InputError("this process was forked from one that uses the loader: make a loader in it")
@@ -44,27 +44,29 @@ class HomeProcess:
         return self._pid
 
     def leave(self) -> None:
-        """The threads are gone: a child that is forked later may have its own. In an earlier child: nothing."""
+        """Note that the threads have ended, so that a child forked from now on may start its own. Without effect in an
+        earlier child."""
         if self.here:
             self._pid = None
 
 
 def keep(value: object) -> None:
-    """Never free it in this process, not even at its end."""
+    """Never free an object in this process, not even when the process ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def abandon_pipeline(pipeline: Pipeline) -> None:
-    """Neither shut a DALI pipeline down nor free it, which would wait for its threads."""
+    """Keep a DALI pipeline from being shut down or freed, either of which would wait for its threads."""
     keep(pipeline._pipe)
     pipeline._pipe = None
 
 
 def in_children(value: T, abandon: Callable[[T], None] = keep) -> T:
-    """Have every forked child abandon an object, first thing, while it exists: garbage that is not collected yet, too.
+    """Make every forked child abandon an object right after the fork, as long as the object exists, even as garbage
+    that is not collected yet.
 
     Args:
-        value: what would wait for threads, or end other processes, when it is freed.
+        value: an object that waits for threads, or ends other processes, when it is freed.
         abandon: called with it in the child; default: it is never freed.
 
     Returns:

@@ -1,5 +1,5 @@
-"""Cores and memory that this process may use: what the machine has, within the limits of its control groups, as
-containers and batch systems set them."""
+"""Cores and memory that this process may use: those of the machine, within the limits of its control groups, which
+containers and batch systems set."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _ROOT: Final = Path("/")
 
 
 def usable_cores() -> int:
-    """CPU cores for this process, 1 at least: those of its CPU affinity, or fewer if a control group limits its CPU
-    time, as `docker --cpus` and Kubernetes' limits do. The kernel stops threads beyond that for most of the time."""
+    """Number of CPU cores for this process, at least 1: the size of its CPU affinity, or less if a control group limits
+    its CPU time, as `docker --cpus` and Kubernetes' limits do. The kernel would suspend more threads than that most of
+    the time."""
     limits = [len(os.sched_getaffinity(0))]
     for folder in _control_groups("cpu"):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
@@ -25,8 +26,8 @@ def usable_cores() -> int:
 
 
 def usable_memory() -> int:
-    """Bytes of memory for this process and those that share its limit: the machine's, or less if a control group
-    limits it. The kernel kills processes that use more."""
+    """Bytes of memory for this process and other processes under the same limit: the machine's memory, or less if a
+    control group limits it. The kernel kills processes that use more."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder in _control_groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):

@@ -23,10 +23,11 @@ LOG_S: Final = 60.0
 class Progress:
     """Progress of some items. A context manager.
 
-    A thread of its own shows the bar, and writes to the log, so that a single item that takes hours is not silent.
+    A thread of its own shows the bar and writes to the log, so that progress is shown also while a single item takes
+    hours.
 
     Args:
-        what: description beside the bar.
+        what: text beside the bar.
         total: number of items.
         enabled: whether to show anything.
         counted: whether to show "done/total"; False if items are a measure of work, such as bytes.

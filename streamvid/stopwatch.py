@@ -15,11 +15,11 @@ _LONGEST_TICK_S: Final = 5.0
 class Stopwatch:
     """Seconds that a thread or process had for its work.
 
-    Those in which the kernel kept it waiting for a core do not count (run queue delay in ``/proc/…/schedstat``, where
-    there is one), nor those in which the process that looks at the watch was stopped itself.
+    Time in which the kernel kept it waiting for a core does not count (run queue delay in ``/proc/…/schedstat``, where
+    that exists), nor time in which the process that reads the stopwatch was suspended itself.
 
     Args:
-        task: what works, in ``/proc``: ``"1234"``, or ``"self/task/1234"`` for a thread.
+        task: the path of the process or thread in ``/proc``: ``"1234"``, or ``"self/task/1234"``.
     """
 
     def __init__(self, task: str) -> None:
@@ -42,7 +42,7 @@ class Stopwatch:
         return self._passed - (self._counters[1] - self._begin[1]) / 1e9 - self._waiting
 
     def _read(self, default: tuple[int, ...]) -> tuple[int, ...]:
-        """Nanoseconds on a core and in a queue for one, and how often the task has got one."""
+        """Nanoseconds on a core, nanoseconds in the queue for one, and number of time slices: ``schedstat``."""
         try:
             return tuple(map(int, (self._proc / "schedstat").read_bytes().split()[:3]))
         except (OSError, ValueError):
@@ -70,7 +70,8 @@ class Deadline:
         self._since = 0.0
 
     def overdue(self, mark: object) -> str | None:
-        """What of a call is overdue, if anything; to be called every `TICK_S`, with what changes as it goes on."""
+        """Which limit the call has exceeded, if any; to be called every `TICK_S`, with a value that changes when the
+        call makes progress."""
         now = self._watch.seconds()
         if mark != self._mark:
             self._mark, self._since = mark, now

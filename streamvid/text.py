@@ -12,19 +12,20 @@ _UNSHOWABLE: Final = re.compile(
 
 
 def printable(text: str) -> str:
-    """The text without control characters, which a terminal would execute: names come from untrusted files."""
+    """The text without control characters, which a terminal would obey: names come from untrusted files."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def displayable(text: str, most: int) -> str:
-    """At most that many characters of a text, for a page: lines are kept, and letters that are joined without a space;
-    what a browser would obey or cannot show is replaced."""
+    """The first `most` characters of a text, for an HTML page. Line breaks and zero-width joiners are kept; characters
+    that a browser would obey or cannot show are replaced."""
     cut = text[:most].replace("\r\n", "\n")
     return _UNSHOWABLE.sub("\N{REPLACEMENT CHARACTER}", cut) + ("…" if len(text) > most else "")
 
 
 def is_utf8(text: str) -> bool:
-    """Whether UTF-8 has it: not the bytes of another encoding in a file's name, nor halves of characters."""
+    """Whether a text can be encoded as UTF-8: it has no lone surrogates, by which Python represents bytes of another
+    encoding in a file's name."""
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""A pool of worker processes that may crash: FFmpeg reads untrusted files there.
+"""A pool of worker processes that may crash, in which FFmpeg reads untrusted files.
 
 Unlike in `concurrent.futures.ProcessPoolExecutor`, each worker has its own pipe and one call at a time. So a crash
 fails exactly one call, workers end when their parent does, even if it is killed, and scripts need no
@@ -36,7 +36,7 @@ START_S: Final = 120.0
 _LENGTH: Final = 8
 """Bytes of a message's length before it, little-endian."""
 
-# The first message to a child is its parent's number and import path, so that it imports the same modules.
+# The first message to a child is its parent's process id and import path, so that it imports the same modules.
 _CHILD = (
     "import pickle, sys; parent, sys.path[:] = pickle.loads(sys.stdin.buffer.read("
     "int.from_bytes(sys.stdin.buffer.read(8), 'little'))); from streamvid.workers import serve; serve(parent)"
@@ -62,10 +62,10 @@ class WorkerProcess:
     """A child process that calls functions, for one caller at a time.
 
     Args:
-        inherit: file descriptors that it gets, under the same numbers.
+        inherit: file descriptors that the child inherits, under the same numbers.
 
     Attributes:
-        pid: its number.
+        pid: the process id.
 
     Raises:
         OSError: it could not be started.
@@ -86,7 +86,7 @@ class WorkerProcess:
         self._limit(START_S, SILENT_S)
 
     def handshake(self) -> None:
-        """Wait until it is ready.
+        """Wait until the process is ready for calls.
 
         Raises:
             OSError: it could not be started.
@@ -106,17 +106,18 @@ class WorkerProcess:
         limit_s: float | None = None,
         silent_s: float = SILENT_S,
     ) -> T:
-        """What a module-level function returns there.
+        """Call a module-level function in the process, and return its result.
 
         Args:
-            function, args: what is called; they are pickled.
-            limit_s: seconds that it may take, as `streamvid.stopwatch.Stopwatch` counts them.
-            silent_s: seconds without I/O after which it is considered stuck.
+            function, args: the function and its arguments, which are pickled.
+            limit_s: most seconds of the call, as `streamvid.stopwatch.Stopwatch` counts them.
+            silent_s: seconds without I/O after which the process is considered stuck.
 
         Raises:
-            WorkerCrashError: the process died. It is of no use then, and has been waited for.
-            WorkerStuckError: it was killed because the call did no I/O, or took longer.
-            Exception: what the function raised.
+            WorkerCrashError: the process died, and has been waited for. This object can make no more calls.
+            WorkerStuckError: the process was killed because the call did no I/O for `silent_s`, or took longer than
+                `limit_s`.
+            Exception: any exception of the function.
         """
         calling = self._exchange(function, args, limit_s, silent_s)
         try:
@@ -128,8 +129,9 @@ class WorkerProcess:
     def stream(
         self, function: Callable[..., Iterator[T]], /, *args: object, limit_s: float, silent_s: float = SILENT_S
     ) -> Generator[T, None, None]:
-        """The items of a generator function; else as `call`. The next item but one is not begun before the caller is
-        done with an item. A generator that is not read to its end ends the process."""
+        """Call a generator function in the process, and yield its items; otherwise like `call`. While the caller works
+        on an item, the process makes at most the next one. If the caller closes this generator early, the process
+        ends."""
         yield from cast(Generator[T, None, None], self._exchange(function, args, limit_s, silent_s))
 
     def _exchange(
@@ -195,15 +197,15 @@ class WorkerProcess:
                 raise WorkerStuckError(stuck)
 
     def _limit(self, limit_s: float, silent_s: float) -> None:
-        """Let what it does from now on take so long."""
+        """Start the time limits of the work that begins now."""
         self._silent_s, self._deadline = silent_s, Deadline(str(self.pid), limit_s, silent_s)
 
     def is_alive(self) -> bool:
-        """Whether it has not died since its last call."""
+        """Whether the process still runs."""
         return self._popen.poll() is None
 
     def kill(self) -> None:
-        """End it at once, from any thread; a call of another thread then raises WorkerCrashError."""
+        """Kill the process, from any thread; a call of another thread then raises WorkerCrashError."""
         self._popen.kill()
 
     def end(self) -> str:
@@ -291,7 +293,7 @@ class Workers:
 
 
 def _bytes_moved(pid: int) -> int | None:
-    """Bytes that a process has read and written, files and pipes; None on systems without /proc."""
+    """Bytes that a process has read from and written to files and pipes; None on systems without /proc."""
     try:
         with open(f"/proc/{pid}/io") as file:
             return sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
@@ -303,8 +305,8 @@ def serve(parent: int) -> None:
     """The main loop of a worker: read calls from stdin and write results to stdout until stdin ends.
 
     Args:
-        parent: the process that started it. The worker ends with it even while a call is stuck, or where another
-            child of it keeps the pipe open.
+        parent: id of the process that started the worker. When that ends, the worker ends, even while a call is stuck
+            or another child of the parent keeps the pipe open.
     """
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")

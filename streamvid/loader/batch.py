@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 class Batch(TypedDict):
     """A batch: a dict of tensors on the loader's device.
 
-    Metadata columns stand in it by their names, numbers as tensors and text as lists; with several views, each stands
-    by its name in place of `video`. `typing.cast(dict[str, Any], batch)` gives a type checker access to those.
+    Metadata columns are items by their names, numbers as tensors and text as lists; with several views, each is an item
+    by its name instead of `video`. `typing.cast(dict[str, Any], batch)` gives a type checker access to those.
 
     Attributes:
-        video: the batch, then the transform's layout and dtype.
+        video: the frames, [batch, …] with the transform's layout and dtype; uint8 [batch, T, H, W, C] without a
+            transform.
         mask: bool [batch, T], True for real frames, False for padding.
         pts: float64 [batch, T], seconds from the clip's first frame; -1 for a black frame.
-        label: int64 [batch], class number, -100 for none, which PyTorch's losses leave out (`ignore_index`).
+        label: int64 [batch], class number; -100 for no label, which PyTorch's losses ignore (`ignore_index`).
         clip: int64 [batch], row numbers of the dataset.
-        valid: bool [batch], False for clips that only fill the batch, and in the place of bad and excluded ones.
+        valid: bool [batch], False for clips that only fill the batch, and for repeats in the place of absent clips.
         epoch: int64 [batch], in which pass over its dataset each clip comes, from 0.
         key: the clips' keys.
         dataset: int64 [batch], which dataset of a `Mix` each clip is from.
@@ -51,18 +52,18 @@ class Batch(TypedDict):
 
 @dataclass(frozen=True)
 class LoaderStats:
-    """What this rank has done so far, over all epochs.
+    """Counts and times of this rank, over all epochs so far.
 
     Attributes:
-        batches, clips: handed out; clips counts valid ones alone.
+        batches, clips: number of batches given to the loop, and of valid clips in them.
         frames: real frames of those clips, without padding.
         bytes_read: from the shards.
         wait_seconds: time that the training loop spent waiting for batches.
-        fetch: what is read: "local" files, or of a remote dataset "ranges" or whole "shards".
-        requests, bytes_fetched: what a remote dataset's storage was asked for since the loader was made, with frame
-            indexes, small gaps between ranges, and what was asked for again.
-        bad_clips: found by this rank.
-        bad: the first thousand of them.
+        fetch: how shards are read: "local" files, or of a remote dataset byte "ranges" or whole "shards".
+        requests, bytes_fetched: requests to a remote dataset's storage and bytes asked for since the loader was made,
+            including frame indexes, small gaps between ranges, and repeated requests.
+        bad_clips: number of bad clips that this rank found.
+        bad: the first thousand of these clips.
     """
 
     batches: int = 0
@@ -77,7 +78,8 @@ class LoaderStats:
     bad: tuple[BadClip, ...] = ()
 
     def plus(self, one: RenderedBatch | None, waited: float) -> LoaderStats:
-        """After one more batch, or None where there was none left, for which the loop waited that many seconds."""
+        """These statistics after one more batch (None at the end of the epoch), for which the loop waited `waited`
+        seconds."""
         if one is None:
             return replace(self, wait_seconds=self.wait_seconds + waited)
         valid = one.encoded.valid  # not the tensors: reading those would wait for the GPU
@@ -104,7 +106,7 @@ def make_batch(
     Args:
         one: views and `BATCH_COLUMNS` as tensors.
         part_of: of a `Mix`, which of its datasets each row is from.
-        masked: absent clips have their own place, with frames of zeros, and not what was decoded instead.
+        masked: show absent clips under their own key and row, with frames of zeros, instead of the repeats.
     """
     import torch
 
@@ -129,8 +131,8 @@ def column_values(
     """The metadata of a batch's clips, by name.
 
     Args:
-        rows: int64 [batch], the clips; of absent ones that are masked their own, not those that were decoded instead.
-        encoded: the batch. The last of its random numbers are for picks, in their order.
+        rows: int64 [batch], the clips' rows; of masked absent clips their own, not those of the repeats.
+        encoded: the batch. Its last random numbers are those of the `Pick`s, in their order.
     """
     picks = [one for one in columns if isinstance(one, Pick)]
     for one in columns:
@@ -144,7 +146,7 @@ def column_values(
 
 
 def without_absent(values: Values, absent: Int64) -> Values:
-    """The values of members without those of clips that stand in for absent ones."""
+    """The values without those of repeats, which stand in for absent clips."""
     if isinstance(values, np.ndarray):
         shown = (absent < 0).reshape(-1, *(1 for _ in values.shape[1:]))
         return np.where(shown, values, np.zeros((), values.dtype))
@@ -152,10 +154,10 @@ def without_absent(values: Values, absent: Int64) -> Values:
 
 
 def mask_absent(tensors: Mapping[str, torch.Tensor], absent: Int64, dataset: ClipSource) -> Int64:
-    """Put absent clips into their places, without frames. The tensors are changed.
+    """Replace repeats by the absent clips that they stand for, without frames. Changes the tensors.
 
     Args:
-        tensors: of a batch, views and `BATCH_COLUMNS`.
+        tensors: views and `BATCH_COLUMNS` of a batch.
         absent: int64 [batch], rows of absent clips, -1 for none.
 
     Returns:

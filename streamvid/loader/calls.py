@@ -1,4 +1,4 @@
-"""Samplings and transforms as options, written as in Python: ``Window(16, fps=8)``."""
+"""Parses samplers and transforms from options of the command, written as in Python: ``Window(16, fps=8)``."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def transform_of(text: str) -> Transform | Views:
 
 
 def _call(text: str, known: Mapping[str, Callable[..., object]], example: str) -> object:
-    """What a call makes: a name of `known`, with or without ``sv.`` before it, literals, and such calls as arguments.
-    Nothing is evaluated.
+    """The object that a call constructs: of a name in `known`, with or without ``sv.`` before it, whose arguments are
+    literals or such calls. Nothing is evaluated.
 
     Raises:
-        InputError: it is no such call, or what is called refuses the arguments.
+        InputError: the text is no such call, or the constructor refuses the arguments.
     """
     option = example.partition(" ")[0]
     try:

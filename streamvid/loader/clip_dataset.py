@@ -57,18 +57,19 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     Args:
         dataset: a folder, a URL, a `Dataset`, or a `Subset` of one without weights.
-        sampling: which frames `ds[i]` and `ds["key"]` show; without it, frames must be given. With `pad="none"`, too
-            short clips get no number.
+        sampling: which frames `ds[i]` and `ds["key"]` show; without it, each item must name its frames. With
+            `pad="none"`, clips that are too short have no samples.
         transform: as in `StreamLoader`.
         columns: metadata columns in samples.
-        seed: of random frames and augmentation, which also depend on the epoch and on the sample.
+        seed: seed of random frames and augmentation, which also depend on the epoch and on the sample.
         isolate: decode in a child process, one per process that uses the dataset; see `StreamLoader`.
         checksum: how read bytes are checked: "crc32c": each packet; "sha256": the whole clip, which is then read as a
             whole; None: not at all.
         on_error, max_errors, quarantine: for bad clips, as in `StreamLoader`. Another item of the dataset, drawn by
             seed, epoch and item, stands in, with `valid` False. `get` and `ds[At(…)]` return the requested frames or
             raise; in batches (a DataLoader whose sampler yields `At`) another item stands in for them, too.
-        retry_for: seconds for which a storage that does not answer is asked again; an open `Dataset` has its own.
+        retry_for: seconds for which requests are repeated while a storage does not answer; an open `Dataset` has its
+            own.
         roots: folders and URLs outside of the dataset that may be read (docs/in_place.md); an open `Dataset` has its
             own.
         revision: a revision of the dataset (docs/revisions.md); default: the newest.
@@ -139,7 +140,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         path, how, shards = state["dataset"]
         self.__dict__.update(state, dataset=Dataset.open(path, **how))
-        if tables.digest(self.dataset.shards) != shards:  # the rows that samplers name would be other clips
+        if tables.digest(self.dataset.shards) != shards:  # row numbers that samplers yield would mean other clips
             raise DatasetError(f"{self.dataset!r} was packed anew since the ClipDataset was made: make that anew, too")
 
     def __copy__(self) -> ClipDataset:
@@ -160,11 +161,12 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """A sample.
 
         Args:
-            item: a number from 0, negative from the end; a key (the clip's first sample); or `At`.
+            item: a sample's number from 0, negative numbers count from the end; a key (the clip's first sample); or
+                `At`.
 
         Raises:
             KeyError, IndexError: there is no such clip, sample or frame.
-            DatasetError, VideoError: the clip is damaged. Names it.
+            DatasetError, VideoError: the clip is damaged; the message names it.
         """
         if isinstance(item, At):
             return self._make(self._resolve([item]))[0]
@@ -210,15 +212,15 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         Args:
             clip: its key, or its row number.
             frames: frame numbers, counted from 0, in any order and with repeats.
-            seconds: times since the first frame; each shows the frame on screen at that time.
+            seconds: times in seconds from the first frame; for each, the frame on screen then.
         """
         return self[At(clip, frames, seconds)]
 
     def encoded(self, item: Item) -> EncodedSlice:
         """The packets of an item's frames, not decoded.
 
-        Its `to_mp4()` is a small MP4, and its `frames` are the numbers of the wanted frames in that MP4, rising and
-        unique: the arguments of DALI's `fn.decoders.video(encoded, frames=…)`.
+        `to_mp4()` of the result is a small MP4, and `frames` are the numbers of the wanted frames in that MP4,
+        increasing and unique: the arguments of DALI's `fn.decoders.video(encoded, frames=…)`.
         """
         return self._read(self._choose(self._resolve([item])))[0]
 
@@ -226,7 +228,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """A batch of items, read but not decoded, padded to the longest of them.
 
         Raises:
-            InputError: the outputs differ in size, so that they do not fit into a batch. Otherwise as `ds[…]`.
+            InputError: the samples differ in size, so that they do not fit into a batch. Other errors as in `ds[…]`.
         """
         wanted = [self._place(one) for one in self._resolve(items)]
         samples = pad_to_longest(self._choose(wanted), self._spec.sampling.pad)
@@ -240,7 +242,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return self._errors.policy
 
     def in_epoch(self, epoch: int) -> ClipDataset:
-        """This dataset as it is in an epoch, whatever `set_epoch` says to it meanwhile."""
+        """A copy of this dataset with a fixed epoch, which `set_epoch` of this one does not change."""
         other = copy.copy(self)
         other._epoch = torch.tensor([epoch, -1])
         return other
@@ -252,7 +254,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return other
 
     def quarantine(self, *, anew: bool = False) -> Quarantine:
-        """The bad clips that this process knows; with `anew`, read other processes' files again."""
+        """The bad clips that this process knows; `anew` reads the quarantine files of other processes again."""
         if anew:
             self._errors.begin()
         return self._errors.known(self.dataset, self.epoch)[0]
@@ -261,8 +263,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """A rescuer for batches of items that cannot be read or decoded.
 
         Args:
-            items: the items of a batch, by its number.
-            threads: most processes that test clips.
+            items: a function from a batch's number to its items.
+            threads: most processes that test clips at the same time.
         """
         quarantine, absent = self._errors.known(self.dataset, self.epoch)
 
@@ -288,7 +290,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         ]
 
     def _place(self, wanted: ResolvedItem, step: int = 0) -> ResolvedItem:
-        """The item, or the item that stands in for it if its clip is absent."""
+        """The item, or, if its clip is absent, the item that stands in for it."""
         return self._errors.place(self.dataset, wanted, self.epoch, self._ids, self._transform, step)
 
     def _choose(self, wanted: Sequence[ResolvedItem]) -> list[SamplePlan]:
@@ -314,8 +316,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What samples are made of, and are others without: their number, hashes of the clips and of the sampling, as
-        states of a StreamLoader have them, and the seed."""
+        """Everything that determines the samples: their number, hashes of the clips and of the sampling (the same as in
+        states of a StreamLoader), and the seed. States of other samples are refused by it."""
         checksums = [entry.identity for entry in self.dataset.shards]
         return {
             "samples": len(self),
@@ -362,16 +364,16 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._epoch[:] = integer(epoch, "epoch", least=0, most=_MOST_EPOCHS)
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch: all that a sample depends on besides its item. torchdata's StatefulDataLoader saves it, of the
+        """The epoch, on which samples depend besides their item. torchdata's StatefulDataLoader saves it for the
         dataset in each worker."""
         return {"epoch": self.epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the epoch from a state, unless `set_epoch` has named a later one. For StatefulDataLoader does this late,
+        """Take the epoch from a state, unless `set_epoch` has set a later one: StatefulDataLoader loads states only
         when the loop begins, and a state from the end of an epoch must not undo the `set_epoch` of the next.
 
         Raises:
-            InputError: this is no state.
+            InputError: the value is no state of a ClipDataset.
         """
         if not isinstance(state, Mapping) or "epoch" not in state:
             raise InputError("this is not the state of a ClipDataset: give what its state_dict() returned")

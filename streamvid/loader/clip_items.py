@@ -1,4 +1,4 @@
-"""Items that a Sampler names → samples: which clip, which of its frames, and the random numbers for it."""
+"""Items of a PyTorch Sampler → samples: which clip, which of its frames, and with which random numbers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from streamvid.video.index_blocks import AnyIndex
 @suggesting
 @dataclass(frozen=True)
 class At:
-    """Some frames of a clip: what a Sampler may yield instead of a number, and a dataset take.
+    """Some frames of a clip: an item that a Sampler may yield, and a `ClipDataset` takes, instead of a number.
 
     Attributes:
         clip: a key, or a row number of the dataset (the `clip` of a batch); negative ones count from the end.
         frames: frame numbers, counted from 0, in any order and with repeats.
-        seconds: instead, instants counted from the clip's first frame; each shows the frame on screen then.
+        seconds: instead of `frames`, times in seconds from the clip's first frame; for each, the frame on screen then.
     """
 
     clip: str | int
@@ -51,12 +51,13 @@ Item = int | str | At
 
 @dataclass(frozen=True)
 class ResolvedItem:
-    """An item, looked up.
+    """An item whose clip and sample have been looked up.
 
     Attributes:
         row: the clip.
-        number: the item's own number, for its random numbers; see `streamvid.plan.sample_id`.
-        at: the frames, if the item says them.
+        number: its sample id (`streamvid.plan.sample_id`), on which its random numbers depend; if the item names
+            frames, a hash of these takes the place of the sample's number.
+        at: the frames, if the item names them.
         absent: row of the absent clip in whose place it stands, -1 for none.
     """
 
@@ -70,17 +71,17 @@ def resolve(dataset: ClipSource, items: Any, item: Any, *, can_sample: bool) -> 
     """Look up the clip and sample that an item names.
 
     Args:
-        items: numbers, the samples of the dataset; None for one of each clip.
+        items: int64 [samples], the sample ids of the dataset; None if each clip has one sample.
         item: see `Item`.
-        can_sample: whether frames may be left to the dataset's sampling.
+        can_sample: whether the dataset has a sampling, so that an item need not name its frames.
 
     Raises:
         KeyError, IndexError: there is no such clip or sample.
-        InputError: it is no item, or needs a sampling.
+        InputError: the value is no item, or needs a sampling.
     """
     if isinstance(item, At):
         row = _row(dataset, item.clip)
-        # Frames of the same clip are augmented differently if they are different ones.
+        # Different frames of the same clip are augmented differently.
         which = zlib.crc32(repr((item.frames, item.seconds)).encode())
         return ResolvedItem(row, row | (which & 0x7FFFFFFF) << 32, item)
     if isinstance(item, str):
@@ -98,11 +99,11 @@ def resolve(dataset: ClipSource, items: Any, item: Any, *, can_sample: bool) -> 
 
 
 def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec, epoch: int) -> list[SamplePlan]:
-    """Choose the frames of items, and find their packets. Frame indexes are read side by side.
+    """Choose the frames of items, and find their packets. Frame indexes are read concurrently.
 
     Raises:
         DatasetError: an index is damaged.
-        IndexError: a clip has not the frames asked for.
+        IndexError: a clip does not have the frames that its item names.
         InputError: a clip is too short, and padding is off.
     """
 
@@ -144,7 +145,7 @@ def _index(value: Any, what: str) -> int:
 
 
 def _numbers(values: Any, name: str) -> tuple[Any, ...]:
-    """Frame numbers or instants as a tuple of Python's numbers."""
+    """Frame numbers or times as a tuple of Python numbers."""
     found = listed(values, name, "numbers")
     found = values.tolist() if hasattr(values, "tolist") else found
     if not found:
@@ -157,7 +158,7 @@ def _numbers(values: Any, name: str) -> tuple[Any, ...]:
 
 
 def _given(clip: ClipTimes, at: At) -> Selection:
-    """The frames that an item says itself."""
+    """The frames that an item names itself."""
     count = clip.frames
     if at.frames is not None:
         wrong = [number for number in at.frames if not 0 <= number < count]

@@ -43,18 +43,18 @@ class Engine(Protocol):
     """Reads, decodes and transforms the samples of a plan.
 
     Attributes:
-        home: the process with its threads.
+        home: the process that has the engine's threads.
     """
 
     home: HomeProcess
 
     def run(self, epoch: Epoch, following: Callable[[], Epoch] | None = None) -> Generator[RenderedBatch, None, None]:
-        """The batches of what is left of an epoch, in the plan's order; an error is raised in its place.
+        """The batches that are left of an epoch, in the plan's order. An error is raised in the place of its batch.
 
         Args:
-            epoch: which.
-            following: makes the one that `run` is likely to be asked for next, in any thread: it may be begun where
-                cores or a storage would have nothing to do.
+            epoch: the epoch, from its first step that is left.
+            following: makes the epoch that `run` is likely to be called with next. May be called in any thread, to
+                begin that epoch while cores or the storage are idle.
         """
 
     def close(self) -> None:
@@ -65,11 +65,11 @@ class StagedEngine:
     """Reads, decodes and transforms in stages, each ahead of the next.
 
     Args:
-        read: `streamvid.fetch.epoch_reader.read_epoch` of a dataset; the event gives up waiting for a storage.
-        rescuer: makes what rescues the batches of an epoch.
-        begins: what is done of the epoch that follows. "batch": its first batch is made while the last one of this
-            epoch is waited for: not where memory of a GPU would be kept from a model, nor where a cache gives up files
-            by the epoch under way. "reading": as soon as all of this epoch is read, as far as reading goes ahead.
+        read: `streamvid.fetch.epoch_reader.read_epoch` for a dataset; setting the event ends waits for a storage.
+        rescuer: makes the `Rescuer` of an epoch.
+        begins: which part of the next epoch is made in advance. "batch": its first batch, while the loop waits for the
+            last batch of this epoch; unsuitable where it would take GPU memory from a model, or where a cache evicts
+            files by the current epoch. "reading": its first chunks, as soon as this epoch is read to its end.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class StagedEngine:
         return _Reading(epoch, stop, rescue, self._read(epoch, stop, rescue))
 
     def _read_ahead(self, epoch: Epoch) -> _Reading:
-        """The reading of an epoch, continued if it was begun in advance. Work begun for other epochs is dropped."""
+        """The reader of an epoch: the one begun in advance, or a new one. Readers begun for other epochs are closed."""
         found, self._next = self._next, None
         if found is None or found.epoch is not epoch:
             self._next = found
@@ -151,8 +151,7 @@ class StagedEngine:
 
 @dataclass(frozen=True)
 class _Reading:
-    """An epoch being read: its batches, the event that gives up waiting for a storage, and the rescue of bad
-    batches."""
+    """An epoch being read: its batches, the event that ends waits for a storage, and the rescuer of bad batches."""
 
     epoch: Epoch
     stop: threading.Event

@@ -59,12 +59,13 @@ class GpuDataLoader:
     PyTorch, works with any start method and without workers, raises if a stage dies instead of waiting, and decodes the
     slices of a batch together, because a GPU's decoder is fast with few long streams.
 
-    Every iteration is an epoch, counted from 0 for random numbers. A sampler's epoch is set by its owner or by
-    `set_epoch`. `state_dict` resumes within an epoch. Use the loader in a `with`, or call `close`.
+    Every iteration is an epoch; random numbers depend on its number, from 0. A sampler's epoch is set by its owner or
+    by `set_epoch`. `state_dict` resumes within an epoch. Use the loader in a `with`, or call `close`.
 
     Args:
         dataset: the clips, with their `sampling`, `transform`, `columns` and `seed`.
-        batch_size: clips per batch; with a `batch_sampler` without such an attribute, its largest batch.
+        batch_size: clips per batch; with a `batch_sampler` that has no attribute `batch_size`, the size of its largest
+            batch.
         sampler: yields items: numbers, keys or `At`, in any mixture. Default: all samples, in order.
         batch_sampler: yields lists of items instead.
         shuffle: random order, if there is no sampler.
@@ -79,7 +80,7 @@ class GpuDataLoader:
             DataLoader.
 
     Raises:
-        InputError: an option is invalid, or the GPU cannot decode clips and `fallback` is "error".
+        InputError: an option is invalid, or `fallback` is "error" and the GPU cannot decode some clips.
     """
 
     @suggest_keywords
@@ -177,7 +178,7 @@ class GpuDataLoader:
         self._stats = LoaderStats()
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refused: called if this loader is given to a DataLoader as a dataset."""
+        """Raises TypeError: a DataLoader calls this if this loader is given to it as a dataset."""
         raise TypeError("a GpuDataLoader is a DataLoader itself: iterate over it, and give its options to it")
 
     def __repr__(self) -> str:
@@ -193,9 +194,9 @@ class GpuDataLoader:
         return self._position.next.epoch_number
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be epoch `epoch`, for random numbers and for samplers with a `set_epoch`. If it is
-        that already, nothing changes: a resumed epoch goes on. Leave an iteration before: its reader, which is ahead of
-        the loop, may still draw from the sampler's generator."""
+        """Make the next iteration epoch `epoch`, for random numbers and for samplers with a `set_epoch`. Without effect
+        if it is that epoch already, so a resumed epoch goes on. Leave a running iteration first: its reader, which is
+        ahead of the loop, may still draw from the sampler's generator."""
         epoch = integer(epoch, "epoch", least=0, most=None)
         self._batches.set_epoch(epoch)
         self._position.put(self._position.next if epoch == self.epoch else SamplerPosition(epoch))
@@ -204,14 +205,14 @@ class GpuDataLoader:
         """This rank's position, counting batches that the loop has received. As in `StreamLoader`, it is a position
         within the epoch only within the loop.
 
-        It includes all that a sampler's order may depend on: its `state_dict`, its generator's state, its epoch, and
-        the state of PyTorch's global generator, from which samplers without a generator draw. It is JSON-safe if the
-        sampler's state is.
+        It includes everything that a sampler's order may depend on: its `state_dict`, the state of its generator, its
+        epoch, and the state of PyTorch's global generator, from which samplers without a generator draw. It is
+        JSON-safe if the sampler's state is.
         """
         return to_state(self._position.to_save(), self._batches, self._batch_size, self.dataset.identity)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration resume from a state, and put the sampler where it was.
+        """Make the next iteration resume from a state, and restore the sampler's state.
 
         Raises:
             InputError: the state is invalid, or of other clips, sampling, seed, batch size, ranks or kind of sampler.
@@ -294,17 +295,18 @@ class GpuDataLoader:
         self, generator: AbstractContextManager[None], first_number: int, rescue: Rescuer | None
     ) -> Generator[EncodedBatch, None, None]:
         """The batches of PyTorch's DataLoader, in order."""
-        getpid = os.getpid  # the module may be gone when Python closes this generator at its end
+        getpid = os.getpid  # module globals may be gone when the interpreter closes this generator as it exits
         process = getpid()
         with generator:
-            # A draw in each epoch, as DataLoader's for the seed of its workers: it makes none while they persist, and a
-            # resumed run, whose workers are new, would get the sampler's draws behind it, another order.
+            # Draw once per epoch, as DataLoader does for the seed of new workers. It does not while workers persist, so
+            # without this a resumed run, whose workers are new, would get other numbers for its sampler than the run
+            # that it continues.
             seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
             self._seeds.manual_seed(int(seed))
             if not all(worker.is_alive() for worker in getattr(self._loader._iterator, "_workers", ())):
-                _shut_down(self._loader._iterator)  # for one that was killed, PyTorch would wait in every epoch
+                _shut_down(self._loader._iterator)  # PyTorch would wait in every epoch for a worker that was killed
                 self._loader._iterator = None
-            # Freed in a forked child, it would end the workers of its parent.
+            # If a forked child freed this iterator, its parent's workers would end.
             iterator = in_children(iter(self._loader))
             batches = _watched(iterator)
             first = list(islice(batches, 1))
@@ -318,7 +320,7 @@ class GpuDataLoader:
                 yield replace(batch, number=number)
         finally:
             if getpid() == process and not getattr(self._loader, "persistent_workers", False):
-                # Not left to its destructor: an exception's traceback may hold it for long.
+                # Not left to the destructor, because an exception's traceback may keep the iterator alive.
                 _shut_down(iterator)
 
     def _probe(self, row: int) -> EncodedSlice:
@@ -329,7 +331,8 @@ class GpuDataLoader:
 
 
 def _sampler(dataset: ClipDataset, shuffle: bool, generator: torch.Generator | None) -> torch.utils.data.Sampler[int]:
-    """All items, in order or shuffled. The generator is one that a state can hold, not PyTorch's own."""
+    """A sampler of all items, in order or shuffled. It draws from a generator whose state can be saved, never from
+    PyTorch's global one."""
     if not shuffle:
         return torch.utils.data.SequentialSampler(dataset)
     if generator is None:
@@ -353,12 +356,14 @@ class _Slices(torch.utils.data.Dataset[_Read]):
             check_items(items, self._max_batch)
             return self._clips.in_epoch(epoch).encode(items)
         except (StreamvidError, IndexError, KeyError) as error:
-            # PyTorch would wrap it into a traceback as text; the user gets the one sentence that it is.
+            # As an item, not an exception, which PyTorch would wrap into the text of a traceback: the user gets its one
+            # sentence.
             return error.with_traceback(None)
 
 
 def _warn_undivided() -> None:
-    """Say so if there are several ranks, which all get every clip, as with PyTorch's DataLoader."""
+    """Warn if there are several ranks: without a sampler that divides the clips, each rank gets every clip, as with
+    PyTorch's DataLoader."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         ranks = torch.distributed.get_world_size()
         if ranks > 1:
@@ -366,8 +371,8 @@ def _warn_undivided() -> None:
 
 
 def _begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
-    """Begin a worker; in one that was forked, what the main process had is left alone. Its garbage may hold DALI's
-    pipelines, and freeing one without its threads, which did not come along, crashes the worker."""
+    """Initialise a worker. A forked one must not free garbage of the main process: it may contain DALI pipelines, and
+    freeing one whose threads do not exist in this process crashes the worker."""
     gc.freeze()
     if then is not None:
         then(worker)
@@ -379,13 +384,14 @@ def _share(batch: Any) -> _Read | SharedBatch[_Read]:
 
 
 def _watched(iterator: Iterator[_Read | SharedBatch[_Read]]) -> Iterator[_Read | SharedBatch[_Read]]:
-    """The items of PyTorch's iterator, which notices workers that die, but not while one of them sends a batch."""
+    """The items of PyTorch's iterator. It notices dead workers by itself, except one that died while sending a
+    batch."""
     while True:
         try:
             value = next(iterator)
         except StopIteration:
             return
-        except (ConnectionError, EOFError) as error:  # a process that ends drops connections before it is gone
+        except (ConnectionError, EOFError) as error:  # connections close before a process counts as dead
             raise RuntimeError("a DataLoader worker died while it sent a batch") from error
         yield value
 
@@ -394,7 +400,7 @@ def _shut_down(iterator: Any) -> None:
     """End the workers of one of PyTorch's iterators and wait for them; there is no public way but its destructor."""
     shut_down = getattr(iterator, "_shutdown_workers", None)
     if shut_down is not None:
-        # AttributeError: one that failed while it was being made. RuntimeError: a worker was killed, and PyTorch's
-        # handler of SIGCHLD says so wherever the main thread is; all workers have ended, or are killed by then.
+        # AttributeError: the iterator's constructor failed. RuntimeError: a worker was killed, which PyTorch's handler
+        # of SIGCHLD raises at any place of the main thread; by then all workers have ended or been killed.
         with contextlib.suppress(AttributeError, RuntimeError):
             shut_down()

@@ -1,4 +1,4 @@
-"""What bad clips do to a map-style dataset, in each of the processes that read it."""
+"""How a map-style dataset deals with bad clips, in each of the processes that read it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from streamvid.transform.spec import Transform, Views
 class ItemErrors:
     """Which clips of a map-style dataset are absent, and what stands in their place.
 
-    It may be pickled, and used in a process that was forked: each process reads the quarantine itself, when it is used
-    first and in every new epoch.
+    Instances can be pickled, and used in forked processes: each process reads the quarantine itself, at first use and
+    in every new epoch.
 
     Args:
         excluded: int64 [rows], clips that are not delivered.
@@ -37,7 +37,7 @@ class ItemErrors:
         return ItemErrors, (self.policy, self.excluded, self._seed)
 
     def known(self, dataset: ClipSource, epoch: int) -> tuple[Quarantine, AbsentRows]:
-        """The quarantine of this process, and what is absent in this epoch."""
+        """The quarantine of this process, and the clips that are absent in this epoch."""
         here = os.getpid()
         if self._known is None or self._known[0] != here:
             clips = len(dataset)
@@ -54,7 +54,7 @@ class ItemErrors:
         return quarantine, absent
 
     def begin(self) -> None:
-        """Let the next use read the quarantine again."""
+        """Make the next use read the quarantine again."""
         if self._known is not None:
             self._known = self._known[0], -1, *self._known[2:]
 
@@ -67,12 +67,12 @@ class ItemErrors:
         transform: Transform | Views,
         step: int = 0,
     ) -> ResolvedItem:
-        """What is read for an item: itself, or if its clip is absent, another sample of the dataset that comes out in
-        the same size, drawn by seed, epoch and item. In the place of frames that were asked for by number or instant
-        stand as many of its first; those of a clip that is excluded, but not bad, come.
+        """The item to read for an item: itself, or, if its clip is absent, another sample of the dataset with the same
+        output size, drawn by seed, epoch and item. If the item names frames, as many first frames of the other clip
+        replace them. Frames of a clip that is excluded but not bad are read if an item names them.
 
         Raises:
-            DatasetError: there is no other.
+            DatasetError: the dataset has no other sample of that size.
         """
         _, absent = self.known(dataset, epoch)
         row = np.array([wanted.row])
@@ -101,7 +101,7 @@ class ItemErrors:
 
 
 def this_world() -> World:
-    """The ranks that this process knows of now; alone, where what it knows contradicts itself."""
+    """The world as this process knows it now; a single rank if its environment is contradictory."""
     try:
         return find_world(settle=False)
     except InputError:

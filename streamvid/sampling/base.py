@@ -1,8 +1,8 @@
 """Frame samplers: which frames of a clip a sample shows. docs/sampling.md states the rules.
 
-A sampler lays its frame positions (the T axis of a sample) out on an axis that ends where the clip does: frame
-numbers, or ticks of the clip's time base. Positions at or behind the end are padding. `select` turns the layout into
-frame numbers, padding included. Each sampler is a pure function of a clip's timestamps and of random numbers.
+A sampler places its frame positions (the T axis of a sample) on an axis that ends where the clip ends: frame numbers,
+or ticks of the clip's time base. Positions at or behind the end are padding. `select` turns the layout into frame
+numbers, padding included. Each sampler is a pure function of a clip's timestamps and of random numbers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def _no_frames() -> Int64:
 
 @dataclass(frozen=True)
 class ClipTimes:
-    """What a sampler knows of a clip: when each frame is displayed, its key frames, its metadata.
+    """A clip as samplers see it: the times of its frames, its key frames, its metadata.
 
     Attributes:
-        pts: int64 [frames], ticks, never falling, the first 0.
+        pts: int64 [frames], ticks, non-decreasing, the first 0.
         duration: ticks from the first frame to the end of the last.
         tick: seconds per tick: the time base.
         key: the clip's key, for errors.
@@ -47,8 +47,8 @@ class ClipTimes:
 
     @cached_property
     def keyframes(self) -> Int64:
-        """int64 [keyframes]: frame numbers of the random access points, rising; empty if the clip was cut out between
-        two of them."""
+        """int64 [keyframes]: frame numbers of the random access points, increasing; empty if the clip was cut out
+        between two of them."""
         return self.find_keyframes()
 
     @cached_property
@@ -66,25 +66,26 @@ class ClipTimes:
         return np.maximum(np.searchsorted(self.pts, ticks, side="right") - 1, 0)
 
     def frames_before(self, ticks: int) -> int:
-        """How many frames are shown before a time in ticks."""
+        """Number of frames that are displayed before a time in ticks."""
         return int(np.searchsorted(self.pts, ticks, side="left"))
 
     def times(self, frames: Int64) -> Int64:
-        """int64 [frames]: `pts` of frames. Of long clips these methods read less than `pts` does."""
+        """int64 [frames]: `pts` of some frames. For long clips these methods read less of the frame index than `pts`
+        does."""
         return self.pts[frames]
 
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """Where a sampler puts its frame positions.
+    """The frame positions of a sample on the sampler's axis.
 
     Attributes:
         position: int64 [positions], frame numbers or ticks; those at or behind `end` are padding.
         end: where the clip ends on that axis: its number of frames, or its duration.
-        in_ticks: whether the axis is in ticks. Ticks must not fall from position to position.
-        length: frame positions of the sample, from samplers that learn only from the clip itself how many frames it
-            gives. Missing positions are padding; with pad="none" they are black, as with "constant", since such clips
-            cannot be left out when the epoch is planned.
+        in_ticks: whether the axis is in ticks, which must be non-decreasing.
+        length: number of frame positions of the sample, for samplers that see only in the clip itself how many frames
+            it gives. Missing positions are padding; with pad="none" they are black, as with "constant", since such
+            clips cannot be left out when the epoch is planned.
     """
 
     position: Int64
@@ -115,7 +116,7 @@ class FrameSampler(Protocol):
 
     @property
     def pad(self) -> Pad:
-        """What positions behind the clip's end show."""
+        """What frame positions behind the clip's end show: a mode of `PaddedSampler`."""
 
     @property
     def num_frames(self) -> int | None:
@@ -128,12 +129,13 @@ class FrameSampler(Protocol):
     def num_samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
         """int64 [clips]: how many samples each clip gives, from its frames and its duration in ticks.
 
-        With `whole`, as padding "none" wants it, only samples without padding are counted: the clip's first ones, and
-        none of a clip that is too short.
+        With `whole`, for padding "none", only samples without padding count: the first ones of the clip, none if it is
+        too short.
         """
 
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
-        """Lay out the clip's sample of that number; `random` is float64 [num_random], uniform in [0, 1)."""
+        """Place the frame positions of the clip's sample `index`; `random` is float64 [num_random], uniform in [0,
+        1)."""
 
     def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         """bool [clips]: which clips need padding even in their first sample; `frames` and `duration` (in ticks) are
@@ -198,7 +200,7 @@ class FixedLengthSampler(PaddedSampler):
 
 
 def check_sampler(sampling: object) -> None:
-    """Raise InputError unless it is a frame sampler."""
+    """Raise InputError unless the value is a frame sampler."""
     if isinstance(sampling, type) or not isinstance(sampling, FrameSampler):
         raise InputError(f"sampling must be a frame sampler such as Window(frames=16, fps=8); it is {sampling!r}")
 
@@ -211,7 +213,8 @@ def select(sampler: FrameSampler, clip: ClipTimes, random: Float64, *, number: i
 
     Raises:
         ValueError: the clip is too short and the sampler's padding is "none".
-        InputError: frames that the user gives for the clip are invalid; names the clip.
+        InputError: the frames that the user's function or column gives for the clip are invalid; the message names the
+            clip.
     """
     layout = sampler.sample(clip, random, number)
     selection = _padded(clip, layout, sampler.pad)
@@ -232,7 +235,8 @@ def _padded(clip: ClipTimes, layout: SlotLayout, pad: Pad) -> Selection:
     else:
         frames = clip.frames_at(layout.position)
         if pad in ("reflect_101", "reflect_1001"):
-            # Containers round times to ticks, so that times do not reflect exactly; frame positions do.
+            # Reflect frame positions, not times: containers round times to ticks, so that reflected times would miss
+            # frames.
             frames = frames[reflect_index(np.arange(len(frames)), int(mask.sum()), pad)]
     seconds = _seconds(clip, frames)
     if pad == "constant":

@@ -1,4 +1,5 @@
-"""Samplers of frames that the user names: `Frames`, the same of every clip, and `ByClip`, of each clip its own."""
+"""Samplers of frames that the user names: `Frames`, the same frame numbers for every clip, and `ByClip`, others for
+each clip."""
 
 from __future__ import annotations
 
@@ -55,17 +56,16 @@ class Frames(PaddedSampler):
 @suggesting
 @dataclass(frozen=True, repr=False)
 class ByClip(PaddedSampler):
-    """Frames that the caller gives for each clip, by number or by instant, in the order given.
+    """Frames that the caller gives for each clip, by number or by time, in the given order.
 
-    They come from a function of the clip, which must give the same whenever it is called, or from a metadata column
-    that holds a list. Frames that the clip does not have are padding, as with `Frames`; so are positions behind the
-    last given.
+    They come from a pure function of the clip, or from a metadata column that holds a list. Frames that the clip does
+    not have are padding, as with `Frames`; so are positions behind the last given.
 
     Attributes:
         num_frames: frames in a sample; no clip may be given more.
         frames: a function from `ClipTimes` to frame numbers, counted from 0, or a column's name.
-        seconds: instead, a function to instants, in seconds from the clip's first frame, or a column's name. Each
-            position shows the frame on screen then.
+        seconds: instead of `frames`, a function from `ClipTimes` to times in seconds from the clip's first frame, or a
+            column's name. Each position shows the frame on screen at its time.
     """
 
     num_frames: int
@@ -85,7 +85,7 @@ class ByClip(PaddedSampler):
             )
 
     def __repr__(self) -> str:
-        # The same in every process, unlike that of a function, so that samplings can be told apart by it.
+        # Equal in every process, unlike the repr of a function, because states compare samplings by their repr.
         kind = "frames" if self.frames is not None else "seconds"
         given: Any = self._given
         name = repr(given) if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
@@ -103,7 +103,7 @@ class ByClip(PaddedSampler):
             for time in values:
                 if not (is_real(time) and time >= 0):
                     raise _wrong(clip, f"{time!r} is no time: they are seconds from 0, counted from its first frame")
-            # However far behind the end a time lies, it is the same padding.
+            # All times behind the clip's end are the same padding.
             ticks = whole_ticks(np.array(values, dtype=np.float64), clip.tick)
             position = np.where(ticks < clip.duration, clip.frames_at(ticks), count)
         return SlotLayout(position, count, in_ticks=False, length=self.num_frames)
@@ -113,7 +113,7 @@ class ByClip(PaddedSampler):
         return self.frames if self.frames is not None else self.seconds
 
     def _values(self, clip: ClipTimes) -> list[Any]:
-        """What is given for the clip: 1 to `num_frames` values, which are not checked yet."""
+        """The user's 1 to `num_frames` values for the clip, not checked yet."""
         given = self._given
         if callable(given):
             try:
