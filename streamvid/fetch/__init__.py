@@ -1,1 +1,1 @@
-"""Frames that are wanted → byte ranges of shards → packets for a decoder."""
+"""Wanted frames → byte ranges of shards → packets for a decoder."""

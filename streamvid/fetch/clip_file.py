@@ -1,4 +1,4 @@
-"""A clip as an MP4 file of its own: the one in its shard, or made of packets in a file that stays where it is."""
+"""A clip as an MP4 file: the file in its shard, or, for a clip in place, one made of its packets."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _CHUNK_BYTES: Final = 32 << 20
 
 
 class ClipFile:
-    """The MP4 of one clip, which holds all its packets, and shows its frames and no others.
+    """The MP4 of one clip, which has all its packets and shows exactly its frames.
 
     Args:
         source: the dataset.
         row: the clip.
-        sha256: of the MP4; "" if it is not known; None: ask the dataset.
+        sha256: SHA-256 of the MP4; "" if unknown; None: look it up in the dataset.
 
     Attributes:
-        stored: the MP4 lies in its file in one piece, and its SHA-256 is known.
+        stored: whether the MP4 is stored contiguously in its file, with a known SHA-256.
     """
 
     def __init__(self, source: ClipSource, row: int, sha256: str | None = None) -> None:
@@ -46,7 +46,8 @@ class ClipFile:
 
     @property
     def index(self) -> FrameIndex:
-        """Its packets, with their positions in this file. Once it has been read, all of them have checksums."""
+        """The clip's packets, with their positions in the file that stores them. All have checksums once the clip has
+        been read."""
         found = self._source.index(self._row)
         if self.stored:
             return found
@@ -55,7 +56,7 @@ class ClipFile:
 
     @cached_property
     def head(self) -> bytes:
-        """Of an MP4 that has to be made, all that comes before the packets. Raises ClipError if it cannot be one."""
+        """The beginning of an MP4 that has to be made, up to the packets. Raises ClipError if no MP4 can hold them."""
         clips, row, index = self._source.clips, self._row, self._source.index(self._row)
         step = int(clips.time_base_num[row])
         try:
@@ -75,17 +76,17 @@ class ClipFile:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Size of the MP4 in bytes."""
         if self.stored:
             return int(self._source.clips.mp4_size[self._row])
         return len(self.head) + int(self._source.index(self._row).size.sum())
 
     def read(self) -> Iterator[memoryview | bytes]:
-        """Its bytes in chunks. They are compared with the checksums that there are; whoever writes them should not
-        publish them before the last chunk.
+        """The MP4's bytes in chunks, compared with the checksums that exist. A SHA-256 is compared at the end, so
+        publish the file only after the last chunk.
 
         Raises:
-            ClipError: they are not what was stored.
+            ClipError: the bytes differ from those that were stored.
             DatasetError: a file cannot be read.
         """
         return self._read_stored() if self.stored else self._read_packets()
@@ -113,7 +114,8 @@ class ClipFile:
         yield from self.packets()
 
     def packets(self) -> Iterator[memoryview]:
-        """Its packets alone, one after the other, in chunks: of an image, that is its file. Errors as of `read`."""
+        """The bytes of the packets alone, in decode order, in chunks; for an image, that is its file. Errors as in
+        `read`."""
         source, row, index = self._source, self._row, self._source.index(self._row)
         crcs = index.crc32c.copy()
         for first, end in _parts(index):
@@ -136,8 +138,8 @@ class ClipFile:
 
 
 def _parts(index: FrameIndex) -> Iterator[tuple[int, int]]:
-    """Consecutive packets, as (first, end), of about `_CHUNK_BYTES`. Where some have no checksum, each part but the
-    first begins at a random access packet, as they are held against their bitstream then."""
+    """Consecutive packets, as (first, end), of about `_CHUNK_BYTES`. If some have no checksum, each part but the first
+    begins at a random access packet, because packets are checked against their bitstream then."""
     begins = np.cumsum(index.size) - index.size
     cuts = index.starts if (index.crc32c < 0).any() else np.arange(len(index))
     first = 0

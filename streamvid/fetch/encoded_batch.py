@@ -53,25 +53,25 @@ NO_LABEL: Final = -100
 
 @dataclass(frozen=True)
 class EncodedBatch:
-    """A batch that was read but not decoded, with all that decoding and rendering need.
+    """A batch that was read but not decoded, with all inputs of decoding and rendering.
 
     Attributes:
         slices: one per clip. Empty if DALI reads the packets.
         clips: int64 [batch], row numbers.
         epochs: int64 [batch], the pass over its dataset in which each clip comes.
-        labels: int64 [batch], `NO_LABEL` for none.
-        valid: bool [batch], False for clips that only fill the batch.
+        labels: int64 [batch], class numbers, `NO_LABEL` for none.
+        valid: bool [batch], False for clips that only fill the batch or stand in for absent ones.
         mask: bool [batch, frames], True for real frames, False for padding.
         seconds: float64 [batch, frames], from the clip's first frame; -1 for a black picture.
         heights, widths: int64 [batch], of decoded frames, before rotation.
-        rotations: int64 [batch], degrees clockwise that stand frames upright, plus 360 if frames are mirrored, left to
-            right, before the turn.
+        rotations: int64 [batch], degrees clockwise that rotate frames upright, plus 360 if frames are mirrored, left to
+            right, before the rotation.
         gather: int64 [batch, frames], index of the decoded frame at each frame position; -1 for a black picture.
         random: float64 [batch, num_random], uniform in [0, 1), for the transform.
         bytes_read: bytes read from the shards for this batch.
         absent: int64 [batch], row of the absent clip that each clip stands in for; -1 for none.
         number: number of the step, or of the list of items.
-        members: files beside the clips, by name: an array [batch, …], or a list.
+        members: other members of the clips' WebDataset samples, by name: an array [batch, …], or a list.
     """
 
     slices: list[EncodedSlice]
@@ -133,7 +133,7 @@ def read_batches(
         try:
             planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
         except ClipError:
-            # A second time if the bytes came from the cache, which may be damaged.
+            # Read a second time if the bytes came from the cache, which may be damaged.
             if not access.distrust(group):
                 raise
             planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
@@ -156,8 +156,8 @@ def plan_parts(
         parts: the steps, in parts. The others are as of `read_batches`.
 
     Returns:
-        for each part a function that reads its packets. They are called once each, concurrently, those of earlier parts
-        first, and raise the errors of `read_batches`.
+        for each part a function that reads its packets and raises the errors of `read_batches`. Call each once;
+        concurrent calls are fine, earlier parts first.
     """
     steps = [step for part in parts for step in part]
     shards = np.unique(dataset.clips.shard[rows_of(np.concatenate([step.sample_ids for step in steps]))]).tolist()
@@ -245,13 +245,13 @@ def read_slices(
 
     Args:
         dataset: the dataset.
-        samples: in any order; their shards may differ.
+        samples: the samples, in any order, of any shards.
         reader: reads local paths and URLs.
-        path_of: a shard's path or URL.
+        path_of: returns a shard's path or URL.
         checksum: how the bytes are checked; for "sha256" the samples must have been planned for it.
 
     Raises:
-        DatasetError: a shard cannot be read. Names the shard and its dataset.
+        DatasetError: a shard cannot be read; the message names the shard and its dataset.
         ClipError: a packet's bytes do not have the checksum in its index.
     """
     rows = [sample.clip for sample in samples]
@@ -348,7 +348,7 @@ def labels_of(dataset: ClipSource, rows: Int64) -> Int64:
 def encoded_batch(
     dataset: ClipSource, samples: Sequence[SamplePlan], slices: list[EncodedSlice], *, number: int = 0
 ) -> EncodedBatch:
-    """A batch of samples, which all have the same number of frame positions, and of their slices."""
+    """A batch of samples, all with the same number of frame positions, and their slices."""
     rows = dataset.clips
     clips, selections = np.array([one.clip for one in samples], dtype=np.int64), [one.selection for one in samples]
     return EncodedBatch(
@@ -372,12 +372,12 @@ def encoded_batch(
 
 
 def _rows(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
-    """Arrays of one length, one below the other: what `np.stack` gives, in a quarter of its time."""
+    """`np.stack` of arrays of one length, in a quarter of its time."""
     return np.concatenate(arrays).reshape(len(arrays), len(arrays[0]))
 
 
 def _ranks(frames: Int64) -> Int64:
-    """Of each frame of a clip, int64 [clips, frames], its rank among the clip's distinct ones; -1 of a black frame."""
+    """int64 [clips, frames]: the rank of each frame among the clip's distinct frames; -1 for a black frame."""
     order = np.argsort(frames, axis=1, kind="stable")
     rising = np.take_along_axis(frames, order, axis=1)
     new = rising >= 0

@@ -1,4 +1,4 @@
-"""Byte ranges or whole shards: what a run of a remote dataset fetches, by how much either would be."""
+"""Decides whether a run fetches byte ranges or whole shards of a remote dataset, by the predicted cost of each."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _PROBED: Final = 16
 
 @dataclass(frozen=True)
 class FetchCost:
-    """What a node fetches in an epoch, predicted.
+    """The predicted cost of fetching an epoch on one node.
 
     Attributes:
-        bytes, requests: in all.
+        bytes, requests: total number of bytes, and of requests.
     """
 
     bytes: float
@@ -49,23 +49,23 @@ class FetchCost:
 
     @property
     def weight(self) -> float:
-        """Bytes, and requests as bytes."""
+        """The cost in bytes, in which a request counts as a fixed number of bytes."""
         return self.bytes + self.requests * REQUEST_BYTES
 
 
 def cost_of_ranges(
     dataset: ClipSource, sample_ids: Int64, spec: SampleSpec, *, samples: int, chunks: int = _PROBED, at_once: int = 1
 ) -> FetchCost:
-    """What the byte ranges of samples cost, with those of the frame indexes, from a bucket and through a cache. Some
-    samples are planned for it, all over the dataset, as they come in a random order.
+    """The cost of fetching samples and their frame indexes by byte range, from a bucket and through a cache. Estimated
+    by planning some samples from all over the dataset, because an epoch is in random order.
 
     Args:
-        dataset: whose shards.
-        sample_ids: int64 [samples], what samples are drawn from.
+        dataset: the dataset.
+        sample_ids: int64 [samples], the samples to choose from.
         spec: how samples are drawn from clips.
-        samples: how many a node takes in an epoch.
-        chunks: how many chunks of samples are planned.
-        at_once: samples of a chunk. Those that are read together share requests.
+        samples: number of samples that a node takes in an epoch.
+        chunks: number of chunks of samples that are planned.
+        at_once: samples in a chunk; those read together share requests.
 
     Raises:
         DatasetError: an index cannot be read.

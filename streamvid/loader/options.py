@@ -1,5 +1,5 @@
-"""Options of a StreamLoader, as its users write them → as the plan takes them, and the datasets that they name,
-opened: remote ones through a cache of shards."""
+"""Converts a StreamLoader's options into those of the plan, and opens its datasets, remote ones through a cache of
+shards."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Opener:
         """The samples of a loader's dataset; `options` as of `SampleSet.open`, and errors.
 
         Raises:
-            InputError: an option that does not go with the dataset.
+            InputError: an option does not apply to this dataset.
         """
         from streamvid.loader.clip_dataset import ClipDataset
 

@@ -28,8 +28,8 @@ _POLL_SECONDS: Final = 0.1
 def begun(
     function: Callable[P, Generator[T | None, None, None]],
 ) -> Callable[P, Generator[T, None, None]]:
-    """Run the generators of a function up to their first item, None, as they are made: one that was not started would
-    not run its `finally` when it is closed."""
+    """Decorate a generator function so that its generators run to their first item, None, at the call: a generator that
+    was never started would not run its `finally` when it is closed."""
 
     @functools.wraps(function)
     def begin(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
@@ -41,14 +41,14 @@ def begun(
 
 
 class RenderPipeline:
-    """Decodes and transforms batches ahead of who takes them. Renderers live as long as it does, over many epochs.
+    """Decodes and transforms batches ahead of the training loop. Renderers are kept from epoch to epoch.
 
     Args:
-        make_renderer: makes one; iterations at the same time each have their own, unless it is `shared`.
-        read_ahead: batches that are read and wait for the decoder, at most.
+        make_renderer: makes a renderer; concurrent iterations each get their own, unless it is `shared`.
+        read_ahead: most batches that have been read and wait for the decoder.
 
     Attributes:
-        home: the process with the renderers.
+        home: the process that has the renderers' threads.
     """
 
     def __init__(self, make_renderer: Callable[[], Renderer], *, read_ahead: int = _AHEAD) -> None:
@@ -72,13 +72,13 @@ class RenderPipeline:
             batches: one epoch's, made in a thread; closed at the end.
             read_here: take them in the calling thread instead, where PyTorch watches its workers and Python receives
                 Ctrl-C. Decoding has a thread of its own all the same.
-            stop: set before that thread is waited for, which may be waiting for a storage.
+            stop: set before waiting for the reading thread, which may itself wait for a storage.
 
         Raises:
-            InputError: this process was forked since the first iteration: it has none of the threads.
+            InputError: this process was forked from the one that iterated first, and has none of its threads.
         """
         process = self.home.enter()
-        getpid = os.getpid  # the module may be gone when Python closes this generator at its end
+        getpid = os.getpid  # module globals may be gone when the interpreter exits
         renderer = self._take()
         complete = False
         with ExitStack() as stages:
@@ -103,7 +103,7 @@ class RenderPipeline:
             def decode_ahead(items: Iterator[T]) -> Iterator[T]:
                 decoded = Background(items, depth=_AHEAD, name="streamvid-decode")
                 stages.callback(decoded.close)
-                # The decoding thread may be waiting for the reading one: that is told to stop first.
+                # The decoding thread may wait for the reading thread, so the latter is told to stop first.
                 stages.callback(encoded.stop)
                 decoded.start()
                 # Not `decoded` itself: a generator that is closed in `yield from` closes that first, which would wait
@@ -135,8 +135,8 @@ class RenderPipeline:
         self._used.remove(renderer)
         if renderer in self._used:
             return
-        # A decoder that failed may be of no use; batches of an iteration that was left early are still inside DALI's
-        # pipeline. The next iteration makes a new renderer.
+        # A renderer cannot be used again after an error, nor after an iteration was left early, because DALI's pipeline
+        # still has batches of it. The next iteration makes a new one.
         if complete and not self._idle:
             self._idle.append(renderer)
         else:
@@ -151,9 +151,10 @@ class RenderPipeline:
 
 
 def _hand_over(batches: Iterator[EncodedBatch], encoded: Channel[EncodedBatch], decoded: Iterator[T]) -> Iterator[T]:
-    """Decoded batches; encoded ones are taken in the calling thread and handed to the decoding one, a few ahead.
+    """Decoded batches. Encoded batches are taken from the source in the calling thread and passed to the decoding
+    thread, a few ahead.
 
-    At least one, but for the first: the decoding thread submits the next batch before it waits for a result.
+    After the first batch, at least one: the decoding thread submits the next batch before it waits for a result.
     """
     inside = ahead = 0
     while True:
@@ -163,7 +164,7 @@ def _hand_over(batches: Iterator[EncodedBatch], encoded: Channel[EncodedBatch], 
             encoded.end()
             break
         except Exception as error:
-            # The decoding thread raises it behind the batches that came before it.
+            # The decoding thread raises the error after the batches that came before it.
             encoded.end(error)
             break
         encoded.put(batch)
@@ -171,7 +172,7 @@ def _hand_over(batches: Iterator[EncodedBatch], encoded: Channel[EncodedBatch], 
         if inside > ahead:
             yield next(decoded)
             inside -= 1
-            # One more from batch to batch: the first does not wait until others have been read.
+            # The lead grows by one per batch, so that the first batch need not wait until others have been read.
             ahead = min(ahead + 1, _AHEAD)
     yield from decoded
 
@@ -180,7 +181,7 @@ class Channel(Generic[T]):
     """A bounded queue from one thread to another, as an iterator for the second.
 
     Args:
-        depth: items that wait at most.
+        depth: most items in the queue.
     """
 
     def __init__(self, depth: int) -> None:
@@ -189,11 +190,11 @@ class Channel(Generic[T]):
         self._ended = False
 
     def put(self, item: T) -> bool:
-        """Hand an item on, when there is room. False if the channel was stopped instead."""
+        """Put an item into the queue as soon as there is room. Returns False if the channel was stopped instead."""
         return self._put((True, item))
 
     def end(self, error: BaseException | None = None) -> None:
-        """Say that no more items come; an error is raised to the consumer behind the last item."""
+        """Mark the end of the items; an error is raised to the consumer after the last item."""
         self._put((False, error))
 
     def ready(self) -> bool:
@@ -250,7 +251,8 @@ class Background(Channel[T]):
         self._thread = threading.Thread(target=self._run, args=(source,), name=name, daemon=True)
 
     def start(self) -> Background[T]:
-        """Let the thread begin. Ctrl-C may come here, so who has to close this is told of it before."""
+        """Start the thread. Not done by the constructor, because Ctrl-C may interrupt it, and the caller can close only
+        an object that it has."""
         self._thread.start()
         return self
 
@@ -267,7 +269,7 @@ class Background(Channel[T]):
                 if not self.put(item):
                     break
         except BaseException as error:
-            # Any exception: a thread that dies silently leaves its consumer waiting for ever.
+            # Catch any exception: if the thread died silently, its consumer would wait for ever.
             end = error
         try:
             close = getattr(source, "close", None)

@@ -1,5 +1,5 @@
-"""The preflight check of a GPU run: which clips does this GPU decode, and rightly? CPU cores decode the others, as an
-epoch must not stop in the middle for a clip that the GPU does not decode."""
+"""The preflight check of a GPU run finds the clips that this GPU does not decode, or decodes wrongly. CPU cores decode
+them, because an epoch must not stop in the middle for such a clip."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _REMEDY: Final = (
 
 @dataclass(frozen=True)
 class ClipRoute:
-    """Who decodes clips of one kind, and why.
+    """The decoder of clips of one codec, profile and pixel format, and why it is that one.
 
     Attributes:
         decoder: "nvdec": decode sessions; "dali": DALI, on the GPU, or with engine="dali" on either device; "image":
             DALI's decoder of images; "cpu": FFmpeg.
-        clips: how many.
+        clips: number of clips.
         kind: codec, profile and pixel format.
-        reason: why it is not NVDEC's decode sessions; "" if it is, or if nothing else was asked for.
+        reason: why NVDEC's decode sessions do not decode these clips; "" if they do, or if the user chose the decoder.
     """
 
     decoder: Literal["nvdec", "dali", "image", "cpu"]
@@ -81,7 +81,7 @@ class ClipRoutes:
 
 
 def routes_to(decoder: Literal["dali", "cpu"], dataset: ClipSource, rows: Int64) -> tuple[ClipRoute, ...]:
-    """The routes of clips that all go to one decoder."""
+    """The routes of clips that one decoder decodes, all of them."""
     return tuple(ClipRoute(decoder, len(members), str(group)) for group, members in group_clips(dataset, rows).items())
 
 
@@ -95,16 +95,17 @@ def find_cpu_decoded(
     fallback: Fallback = "cpu",
     sessions: bool = True,
 ) -> ClipRoutes:
-    """Which clips the CPU decodes in a GPU run: by the table of `streamvid.video.gpu_support`, and by trying.
+    """Find the clips that the CPU decodes in a GPU run: by the table of `streamvid.video.gpu_support`, and by decoding
+    examples.
 
     Of every group that the table gives to the GPU, the smallest and the largest clip are decoded on the GPU and on the
     CPU, and compared. One warning says which clips the CPU decodes, why, and how fast.
 
     Args:
         rows: int64 [clips], the rows that will be used.
-        probe: gives a few frames of a row's clip: see `probe_slice`.
-        fallback: "error": refuse such clips.
-        sessions: False: DALI decodes what the persistent sessions could.
+        probe: reads a few frames of a row's clip: see `probe_slice`.
+        fallback: "cpu", or "error": refuse such clips.
+        sessions: whether persistent sessions decode; False: DALI decodes their clips, too.
 
     Raises:
         InputError: the driver's NVDEC library cannot be loaded and there are clips for the GPU; with fallback="error",
@@ -148,9 +149,9 @@ def find_cpu_decoded(
 
 
 def cpu_decoded_clips(dataset: ClipSource) -> list[tuple[str, str, Int64]]:
-    """What the CPU decodes in a GPU run by the table of `streamvid.video.gpu_support` and sample descriptions, with the
-    native module if this installation has it: codec, profile and pixel format; why; and the clips' rows, int64 [clips].
-    Needs no GPU."""
+    """The clips that the CPU decodes in a GPU run, according to the table of `streamvid.video.gpu_support` and to
+    sample descriptions, with the native module if it is installed. For each group: codec, profile and pixel format; the
+    reason; and the rows, int64 [clips]. Needs no GPU."""
     groups = group_clips(dataset)
     found = [(str(group), group.support.reason, rows) for group, rows in groups.items() if _is_for_cpu(group)]
     for group, rows in groups.items():
@@ -182,9 +183,9 @@ def _refused_by_gpu(
     *,
     sessions: bool,
 ) -> tuple[list[tuple[ClipGroup, Int64, str]], dict[ClipGroup, Route]]:
-    """Of groups that the table gives to the GPU, those that it fails on or decodes wrongly, those that take a decode
-    session where there is none, and clips of sizes that DALI's decoder cache mixes up; each with the reason. And the
-    route of every group."""
+    """Try the groups that the table assigns to the GPU. Returns, with the reason, the groups that it fails on or
+    decodes wrongly, those that need a decode session where there is none, and clips of sizes that DALI's decoder cache
+    mixes up; and the route of every group."""
     refused = []
     decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
     routes = {group: decoder.route(group.support) for group in groups}
@@ -209,11 +210,11 @@ def _refused_by_gpu(
             ends = (members[np.argmin(area)], members[np.argmax(area)]) if len(members) else ()
             for row in dict.fromkeys(int(end) for end in ends):
                 encoded, problem = _readable(probe, row), ""
-                # Once more where the driver fails, which for a run may be for another reason than the clip.
+                # Try once more if the driver fails, because the reason need not be the clip.
                 for _ in range(2):
                     problem = "" if encoded is None else _try(encoded, decoder, routes[group])
                     if problem:
-                        decoder.close()  # after an error a DALI pipeline is of no use
+                        decoder.close()  # a DALI pipeline cannot be used after an error
                         decoder = GpuDecoder(device_id=device_id, threads=2, max_batch=2, sessions=sessions)
                     if not problem.startswith(_SAYS):
                         break
@@ -226,8 +227,9 @@ def _refused_by_gpu(
 
 
 def _session_faults(dataset: ClipSource, rows: Int64, *, native: bool) -> dict[str, Int64]:
-    """Which clips decode sessions would decode wrongly, int64 [clips], by the reason, as their sample descriptions say.
-    Of very many sample descriptions none is looked at, which `GpuDecoder` does as they come."""
+    """Clips that decode sessions would decode wrongly, int64 [clips], by the reason, which is in their sample
+    descriptions. If the dataset has very many sample descriptions, none is examined here, but each by `GpuDecoder` when
+    it comes."""
 
     def fault(codec: str, stsd: bytes, width: int, height: int) -> str:
         found = decode_support(codec, stsd, width, height, native=native)
@@ -237,7 +239,7 @@ def _session_faults(dataset: ClipSource, rows: Int64, *, native: bool) -> dict[s
 
 
 def _readable(probe: Callable[[int], EncodedSlice], row: int) -> EncodedSlice | None:
-    """A few frames of a clip; None if it is damaged, which is told where it is streamed."""
+    """A few frames of a clip; None if it is damaged, which is reported when it is streamed."""
     try:
         return probe(row)
     except BAD_CLIP:
@@ -245,7 +247,7 @@ def _readable(probe: Callable[[int], EncodedSlice], row: int) -> EncodedSlice | 
 
 
 def _decoded_per_second(encoded: EncodedSlice | None) -> float:
-    """Frames that one core decodes in a second, with their conversion to RGB where they are wanted; 0 if the clip is
+    """Frames a second that one core decodes, including the conversion of wanted frames to RGB; 0 if the clip is
     damaged."""
     if encoded is None:
         return 0.0
@@ -258,17 +260,17 @@ def _decoded_per_second(encoded: EncodedSlice | None) -> float:
 
 
 def probe_slice(dataset: ClipSource, row: int, access: ShardAccess) -> EncodedSlice:
-    """A few frames from all over a clip, read by way of whole shards."""
+    """A few frames spread over a clip, read through the cache of whole shards."""
     spec = SampleSpec(Uniform(_PROBE_FRAMES), seed=0, num_random=0)
     step = Step(np.array([row]), np.array([0]), np.array([True]))
     return read_batches(dataset, [step], spec, access)[0].slices[0]
 
 
 def _try(encoded: EncodedSlice, decoder: GpuDecoder, route: Route) -> str:
-    """Decode on both devices and compare: the problem in words, or ""."""
+    """Decode on both devices and compare. Returns the problem in words, or ""."""
     import torch
 
-    # By the colours that whoever decodes it makes itself.
+    # Compare with the colours of the decoder that this clip would have.
     color: ColorOption = "auto" if route is Route.NVDEC else "bt601"
     try:
         expected = decode_with_pyav(encoded, color=color)

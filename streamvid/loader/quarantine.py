@@ -1,4 +1,4 @@
-"""The bad clips of a run: the policy for them, their log, and the quarantine folder, where a resumed run finds them.
+"""Bad clips of a run: the policy for them, their log, and the quarantine folder, from which a resumed run learns them.
 
 Each rank appends to its own file and reads the files of all ranks. So ranks need not communicate, and a run may resume
 on any number of ranks.
@@ -49,11 +49,11 @@ _MOST_LINE: Final = 16 << 10
 
 @dataclass(frozen=True)
 class ErrorPolicy:
-    """What happens when a run meets a bad clip.
+    """What a run does when it finds a bad clip.
 
     Attributes:
         on_error: "skip", "mask" or "raise"; see `StreamLoader`.
-        max_errors: bad clips that a rank may find; None: 10, or 1 % of its clips if that is more.
+        max_errors: most bad clips that a rank may find; None: 10, or 1 % of its clips if that is more.
         folder: the quarantine folder.
         since: start of the run, in the format of the files' times: later lines of a rank's file, by all its workers,
             count against `max_errors`.
@@ -68,7 +68,7 @@ class ErrorPolicy:
     def of(
         cls, on_error: OnError = "skip", max_errors: int | None = None, quarantine: str | os.PathLike[str] | None = None
     ) -> ErrorPolicy:
-        """A policy from the user's options. Raises InputError if one is invalid."""
+        """A policy from the user's options. Raises InputError if an option is invalid."""
         one_of(on_error, ON_ERROR, "on_error")
         if max_errors is not None:
             max_errors = integer(max_errors, "max_errors", least=0)
@@ -86,13 +86,13 @@ class ErrorPolicy:
         return other if max_errors is not None else replace(other, max_errors=self.max_errors)
 
     def most(self, clips: int) -> int:
-        """Bad clips that a rank with `clips` clips may find."""
+        """Most bad clips that a rank with `clips` clips may find."""
         return max(_LEAST, -(-clips // _SHARE)) if self.max_errors is None else self.max_errors
 
 
 @dataclass(frozen=True)
 class BadClip:
-    """A clip that was found bad; fields as of `streamvid.ClipError`."""
+    """A clip that was found bad; fields as in `streamvid.ClipError`."""
 
     key: str
     row: int
@@ -107,11 +107,11 @@ class Quarantine:
     """The bad clips of a dataset that this process knows. Thread-safe.
 
     Args:
-        policy: what happens to the run.
+        policy: what the run does on finding one.
         dataset: the dataset.
         excluded: int64 [rows], clips that the user excluded, or that are forgotten.
         clips: number of clips that all ranks share.
-        world: rank and world size; set again by a loader that settles in another world.
+        world: rank and world size; set again when the loader settles its world.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Quarantine:
         return tuple(self._bad)
 
     def absent(self) -> AbsentRows:
-        """The rows that are not delivered from now on: excluded clips, and bad clips that any rank has found."""
+        """The rows that are not delivered from now on: excluded clips, and bad clips found by any rank."""
         if self.policy.on_error != "raise":
             with self._lock:
                 before = len(self._known)
@@ -158,14 +158,14 @@ class Quarantine:
         """Record a bad clip in the log, in `bad`, and in the rank's file; does nothing if it is known.
 
         Raises:
-            DatasetError: more clips are bad than the policy allows; or it is no fault of the clip, as another dataset
-                is in the place of this one.
+            DatasetError: more clips are bad than the policy allows; or the dataset was replaced by another, so that the
+                clip is not at fault.
         """
         with self._lock:
             if error.row in self._known or error.row in read_folder(self.policy.folder, self._dataset):
                 self._known.add(error.row)
                 return
-            if not self._shards[error.shard]:  # a dataset that was replaced is told by the first clip of any shard
+            if not self._shards[error.shard]:  # the first bad clip of any shard shows whether the dataset was replaced
                 shard = int(self._dataset.clips.shard[error.row])
                 if ended := ended_by(self._dataset.shard_files[shard].dataset, self._dataset.shards[shard]):
                     raise DatasetError(ended) from error
@@ -229,8 +229,8 @@ def _append(file: Path, line: bytes) -> None:
 
 
 def read_folder(folder: Path, dataset: ClipSource) -> Int64:
-    """int64 [rows], rising: the clips of a dataset that the files of a quarantine folder name. Lines of other datasets,
-    and invalid ones, are left out."""
+    """int64 [rows], increasing: the clips of a dataset that the files of a quarantine folder name. Invalid lines, and
+    lines of other datasets, are ignored."""
     try:
         files = sorted(file for file in folder.iterdir() if file.suffix == ".jsonl")
     except OSError:
@@ -239,8 +239,8 @@ def read_folder(folder: Path, dataset: ClipSource) -> Int64:
 
 
 def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
-    """The rows of a dataset that a quarantine file names, each with the time at which it was found."""
-    shards: dict[str, list[int]] = {}  # a dataset that is mixed with itself has several shards with one checksum
+    """The rows of a dataset that a quarantine file names, each with the time at which the clip was found bad."""
+    shards: dict[str, list[int]] = {}  # a Mix of a dataset with itself has several shards with one checksum
     for number, shard in enumerate(dataset.shards):
         shards.setdefault(shard.packets_sha256, []).append(number)
     for entry in _entries(file):
@@ -255,10 +255,10 @@ def quarantined(manifest: Manifest, given: str | os.PathLike[str]) -> list[tuple
         given: a file, or a quarantine folder with several.
 
     Returns:
-        for each shard the clips' numbers in it, rising.
+        for each shard the clips' numbers in it, increasing.
 
     Raises:
-        InputError: there is no such file, or it names no clip of the dataset.
+        InputError: the file does not exist, or names no clip of the dataset.
     """
     file = Path(local_path(given_path(given, "quarantine")))
     if not file.exists():
@@ -295,13 +295,14 @@ def _entries(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _of_shard(entry: Mapping[str, Any], shard: ShardEntry) -> bool:
-    """Whether a line with the shard's checksum belongs to it. A shard that was rewritten to repair a clip from the same
-    video has the same indexes, and so the same checksum, as the shard before: then the name decides."""
+    """Whether a line with the shard's checksum is about that shard. If a shard was rewritten to repair a clip from the
+    same video, its indexes and so its checksum are the same as before: then the name decides."""
     return not shard.origin or entry.get("shard") == shard.name
 
 
 def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int]]) -> Iterator[int]:
-    """The row of the clip that a line names: by the checksum of its shard's indexes, its number there, and its key."""
+    """The rows of the clip that a line names, found by the checksum of its shard's indexes, its number there, and its
+    key."""
     sha256, number, key = (entry.get(name) for name in ("packets_sha256", "number", "key"))
     if not (isinstance(sha256, str) and is_integer(number) and isinstance(key, str)):
         return
@@ -310,10 +311,10 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
             continue
         rows = dataset.rows(shard)
         if 0 <= number < rows.stop - rows.start:
-            # In a concatenated dataset, the part's name is put before a key that two parts have.
+            # In a concatenated dataset, a key that two parts have is prefixed by the part's name.
             ours = dataset.key(row := rows.start + number)
             same = bool({ours, ours.partition("/")[2]} & {key, key.partition("/")[2] or key})
-            # Files that changed since have been restored, or are other copies: their clips may be good.
+            # Files that have changed since then were restored or are other copies, so their clips may be good.
             if same and entry.get("files") in (None, _signature(dataset, row)):
                 yield row
 
@@ -338,7 +339,7 @@ def _signature(dataset: ClipSource, row: int) -> list[int] | None:
 
 
 def _lines(file: Path) -> list[bytes]:
-    """The complete lines of a file, without too long ones."""
+    """The complete lines of a file, except lines that are too long."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as opened:

@@ -1,7 +1,7 @@
-"""A batch that cannot be read or decoded is looked at clip by clip, and made anew without those that are bad.
+"""Makes a batch that cannot be read or decoded again, without the clips in it that are bad.
 
-Before a clip is called bad, its bytes are read once more where they are stored, past the cache, and decoded on a core,
-in a process that may crash or hang. Only what fails there, too, is bad: not what a cache or a driver has spoiled.
+Each clip of the batch is read again from the storage, bypassing the cache, and decoded on a core, in a process that may
+crash or hang. Only a clip that fails there, too, is bad; damage by a cache or a driver is not held against it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Member:
 
     Attributes:
         row: the clip.
-        sample: what of the clip, and whether it counts: equal for what is read and decoded alike.
-        read: reads its packets, past the cache.
-        valid, absent: as of `SamplePlan`.
+        sample: identifies the sample and whether it counts; equal for members that are read and decoded alike.
+        read: reads the sample's packets, bypassing the cache.
+        valid, absent: as in `SamplePlan`.
     """
 
     row: int
@@ -61,13 +61,13 @@ class Member:
 
 
 class Rescuer:
-    """Makes batches anew; see `streamvid.fetch.epoch_reader.Rescue`.
+    """Makes batches again; see `streamvid.fetch.epoch_reader.Rescue`.
 
     Args:
-        absent: what is not delivered in the epoch; bad clips are added.
-        members: the places of the batch of a number, as `absent` has them now.
-        pad: how samples are padded to the longest.
-        threads: processes at most.
+        absent: the clips that are not delivered in the epoch; bad clips are added.
+        members: a function from a batch's number to its places, with repeats for the clips in `absent`.
+        pad: how samples are padded to the longest in the batch.
+        threads: most processes that decode at the same time.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Rescuer:
         damaged = False
         while True:
             members = self._members(number)
-            # A decoder that has named the clip that it failed on has nothing against the others of the batch.
+            # If the decoder named the clip that it failed on, the other clips of the batch need no test.
             named = cause.clip if isinstance(cause, DamagedClipError) and not damaged else None
             errors = self._examine([one for one in members if one.sample not in good], good, named, decode)
             for error in errors:
@@ -128,8 +128,8 @@ class Rescuer:
         named: str | None,
         decode: bool,
     ) -> list[ClipError]:
-        """Read, and decode if wanted, or just the clip that is named; what is good is added to `good`. The others'
-        errors, one for each clip."""
+        """Read clips. If `decode`, decode them, too, or only the clip that `named` names. Adds good ones to `good`, and
+        returns one error for each of the others."""
         errors: dict[int, ClipError] = {}
         read: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]] = {}
         for one in members:
@@ -137,7 +137,8 @@ class Rescuer:
                 try:
                     read[one.sample] = one.read()
                 except (ClipError, FileTooShort):
-                    # This answer may have been damaged on its way, too; what is stored gives the same every time.
+                    # This reply may have been damaged in transit, too, while damage in the storage is the same every
+                    # time.
                     read[one.sample] = one.read()
             except ClipError as error:
                 errors.setdefault(one.row, error)
@@ -158,14 +159,14 @@ class Rescuer:
         return list(errors.values())
 
     def _undecodable(self, plan: SamplePlan, encoded: EncodedSlice, failure: VideoError) -> ClipError:
-        """The bytes are those that were packed: so it is the video."""
+        """The error for a clip whose bytes are those that were packed, so that the video itself is bad."""
         reason = failure.reason if isinstance(failure, DamagedClipError) else str(failure)
         if isinstance(failure, StuckDecoderError | CrashedDecoderError):
             what = "hangs" if isinstance(failure, StuckDecoderError) else "crashes"
             reason = f"its decoder {what}: {reason}"
         first = 0
         if type(failure) is DamagedClipError:
-            # It neither hangs nor crashes: here, too, it can be decoded up to where it fails.
+            # It neither hangs nor crashes, so this process can safely decode it up to the packet that fails.
             missing = set(encoded.frames.tolist())
             with contextlib.suppress(VideoError):
                 for frame, _ in decode_frames(encoded):
@@ -183,12 +184,12 @@ class Rescuer:
 
 
 def _is_from_outside(failure: VideoError) -> bool:
-    """Whether the process that tried a clip was ended by somebody else, such as a kernel that is out of memory."""
+    """Whether the process that decoded a clip was killed from outside, as by the kernel when memory runs out."""
     return isinstance(failure, CrashedDecoderError) and failure.reason not in _OWN_FAULTS
 
 
 def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: RangeReader) -> list[Member]:
-    """The places of a step.
+    """The members of a step.
 
     Args:
         step: with repeats in the place of absent clips.
@@ -218,7 +219,7 @@ def epoch_rescuer(
     epoch: Epoch,
     stop: threading.Event,
 ) -> Rescuer | None:
-    """What makes the batches of an epoch anew; None if errors of clips are to be raised."""
+    """The rescuer of an epoch; None if the policy raises the errors of clips."""
     if quarantine.policy.on_error == "raise":
         return None
     reader = RangeReader(dataset.reader.retry.until(stop), like=dataset.reader)

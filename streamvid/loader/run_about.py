@@ -1,4 +1,4 @@
-"""What the plan of a run is made of, as JSON for its state, and the plan that is made of it again."""
+"""The arguments of a run's plan as JSON for its state, and the plan made from them again."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _SELECTIONS: Final = ("where", "keys", "weights", "exclude")
 
 
 def run_about(source: Source, schedule: RunSchedule) -> dict[str, Any]:
-    """What a schedule is made of. `data` is None if that is not known as text: keys or weights that were given as
-    lists, a pyarrow expression. Credentials in URLs are left out."""
+    """The arguments of a schedule. `data` is None if they cannot be written as text: keys or weights given as lists, a
+    pyarrow expression. Credentials in URLs are left out."""
     plan, stream = schedule.plan, schedule.plan.stream
     parts = [_part(one.path, subset) for one, subset in zip(source.datasets, source.subsets, strict=True)]
     return {
@@ -59,14 +59,14 @@ def _part(path: str, subset: Subset) -> dict[str, str] | None:
 def replan(
     about: Mapping[str, Any], *, roots: Sequence[str | os.PathLike[str]] = ()
 ) -> tuple[Source, Pools, RunSchedule]:
-    """The datasets, samples and schedule of a run again, by what its state says; for one rank and batches of one.
+    """The datasets, samples and schedule of a run, made from its state, for one rank and batches of one.
 
     Args:
-        about: what `run_about` gave.
-        roots: as of `Dataset.open`.
+        about: the result of `run_about`.
+        roots: as in `Dataset.open`.
 
     Raises:
-        InputError: the state does not say enough, or something that cannot be.
+        InputError: the state lacks arguments, or contradicts itself.
         DatasetError: a dataset cannot be opened.
     """
     try:
@@ -86,7 +86,7 @@ def replan(
         raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
     source = open_source(data, partial(Dataset.open, roots=roots))
     if len(subsets) > 1:
-        source = replace(source, weights=mix)  # the plan was made of just these; those of the Mix are rounded anew
+        source = replace(source, weights=mix)  # use the plan's own shares, as Mix would round the weights again
     try:
         sampler = sampler_of(sampling)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Where the run of a loader stands: within the loop, behind it, or where a state or `set_epoch` put it."""
+"""The position of a loader's run: within the loop, after it, or set by a state or `set_epoch`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Position(Protocol):
 
     @property
     def epoch_number(self) -> int:
-        """The epoch that it is in."""
+        """Number of the position's epoch."""
 
     def where(self) -> str:
-        """It in words and numbers."""
+        """The position in words and numbers, for messages."""
 
 
 P = TypeVar("P", bound=Position)
@@ -45,12 +45,11 @@ class Delivery(Generic[Batch, P]):
 
 
 class RunPosition(Generic[P]):
-    """The positions of a run, and the rules by which it moves from one to the next.
+    """The position of a run, and the rules by which it advances.
 
-    An epoch begins with its first batch, not with `iter()`, which frameworks call only to look. It is over when the
-    loop has been left, whether by its end or by `break`: then the next iteration is the next epoch, in the same run and
-    in one that is resumed. But where an exception left the loop, the state that is saved while it is handled resumes
-    the epoch, and so does one saved within the loop.
+    An epoch begins with its first batch, not with `iter()`, which frameworks call without iterating. It is over when
+    the loop ends, also by `break`: then the next iteration is the next epoch, in this run and in a resumed one. But a
+    state saved within the loop, or while an exception that left the loop is handled, resumes the epoch.
     """
 
     def __init__(self, start: P) -> None:
@@ -64,8 +63,8 @@ class RunPosition(Generic[P]):
         """Which iteration is under way: the one that began last."""
 
     def put(self, position: P, *, restored: bool = False) -> None:
-        """Let the next iteration begin there. One that is under way and goes on is what a state is of again, unless the
-        position is restored from a state."""
+        """Make the next iteration begin at a position. If a running iteration goes on nevertheless, states are of that
+        one again, unless the position was restored from a state."""
         self.next, self._now, self._left = position, None, None
         if restored:
             self._iteration = None
@@ -93,7 +92,7 @@ class RunPosition(Generic[P]):
             for one in deliveries:
                 if not begun:
                     begun, self._iteration, self.next = True, this, one.following
-                if self._iteration is this:  # not if another has begun since, or a state was loaded
+                if self._iteration is this:  # not if another iteration has begun since then, or a state was loaded
                     self._now, self._left, last = one.position, None, one
                 yield one.batch
         except GeneratorExit:

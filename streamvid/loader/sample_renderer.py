@@ -1,4 +1,4 @@
-"""One sample at a time, decoded and transformed on the CPU: what a DataLoader's worker does."""
+"""Decodes and transforms one sample at a time on the CPU, in a DataLoader's worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class SampleRenderer:
     """Renders batches of one clip with a StreamLoader's renderer for the CPU, so the pixels are the same.
 
-    It may be pickled, and used in a process that was forked: each process opens a renderer of its own.
+    Instances can be pickled, and used in forked processes: each process opens a renderer of its own.
 
     Args:
         isolate: decode in a child process (`streamvid.decode.isolated`).
@@ -45,7 +45,7 @@ class SampleRenderer:
         try:
             tensors = self._renderer.render_sample(batch)
         except RuntimeError as error:
-            self._renderer = None  # DALI's pipeline is of no use after an error
+            self._renderer = None  # DALI's pipeline cannot be used after an error
             reason = " ".join(str(error).split())[:300]
             raise VideoError(f"clip {batch.slices[0].name} cannot be transformed: {reason}") from error
         return {name: tensor[0] for name, tensor in tensors.items()}

@@ -1,4 +1,5 @@
-"""What all loaders take samples from: clips of datasets, with their sampling, transform and metadata columns."""
+"""The samples of a loader: clips of datasets, with their sampling, transform and metadata columns. All loaders have
+one."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class SampleSet:
         spec: how samples are drawn from clips.
         transform: applied to their frames.
         columns: metadata columns in batches, by name or as `Pick`.
-        policy: of a `ClipDataset` for bad clips; None for other sources.
+        policy: the policy of a `ClipDataset` for bad clips; None for other sources.
     """
 
     source: Source
@@ -65,16 +66,16 @@ class SampleSet:
 
         Args:
             dataset: a folder, a URL, an open `Dataset`, a `Subset` of one, or a `Mix` of several.
-            transform: what is done to them; several by name make several views; None: nothing, uint8 THWC.
-            seed: of order, random frames and augmentation.
-            checksum: by what bytes are checked.
+            transform: applied to the frames; a dict of several makes several views; None: none, uint8 THWC.
+            seed: seed of order, random frames and augmentation.
+            checksum: how read bytes are checked, as in `StreamLoader`.
             open_dataset: opens a path or URL.
 
         Raises:
-            InputError: an option that is invalid, by itself or for this dataset.
-            DatasetError: a dataset that is missing or damaged.
+            InputError: an option is invalid, by itself or for this dataset.
+            DatasetError: a dataset is missing or damaged.
         """
-        # Options first: they are wrong whatever the dataset is.
+        # Options are checked before a dataset is opened, which may take long.
         check_sampler(sampling)
         if isinstance(transform, Mapping):
             transform = Views(transform)
@@ -101,7 +102,7 @@ class SampleSet:
             pick.check(source.dataset.columns)
         plain = (one for one in given if not isinstance(one, Pick))
         members = tuple(one for name in plain if (one := find_member(source.dataset, name)) is not None)
-        # Behind the transform's numbers, so that these stay what they are without picks.
+        # After the transform's random numbers, which are then the same with and without picks.
         spec = SampleSpec(sampling, int(seed), transform.num_random + len(picks), checksum, members)
         return cls(source, make_pools(source, sampling), spec, transform, given)
 

@@ -1,8 +1,8 @@
-"""A run in the order of PyTorch's samplers, as something that can be saved.
+"""The state of a run in the order of PyTorch's samplers.
 
-A DataLoader asks its sampler for batches long before the loop is given them, so what a sampler knows of itself by then
-is of no use. A state is of where it stood before the epoch, and of how many batches the loop was given: to resume, the
-sampler begins the epoch again, and those are skipped.
+A DataLoader asks its sampler for batches long before the loop gets them, so the sampler's current state is ahead of the
+loop. A saved state has the sampler's state from before the epoch, and the number of batches that the loop got: to
+resume, the sampler begins the epoch again, and that many batches are skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SamplerPosition:
     Attributes:
         epoch_number: the epoch.
         batches: how many batches of it were handed out.
-        samplers: `ResumableBatches.state` from before the epoch; None for what it is now.
+        samplers: `ResumableBatches.state` from before the epoch; None for the current one.
     """
 
     epoch_number: int
@@ -44,14 +44,14 @@ class SamplerPosition:
     samplers: Sequence[Mapping[str, Any]] | None = None
 
     def where(self) -> str:
-        """It for a message."""
+        """The position in words, for messages."""
         return f"in epoch {self.epoch_number} behind batch {self.batches}"
 
 
 class EpochOrder(Iterator[Sequence[Item]]):
-    """The lists of items of one epoch, from one of them on.
+    """The lists of items of one epoch, without the first few.
 
-    It looks for the next list before it gives one out. So what takes batches from it knows the last one as the last.
+    It asks for the next list before it yields one, so that its consumer can tell which one is the last.
     """
 
     def __init__(self, batches: Iterable[Sequence[Item]], skip: int) -> None:
@@ -71,7 +71,7 @@ class EpochOrder(Iterator[Sequence[Item]]):
         if self._failed is not None:
             raise self._failed
         if not self._coming:
-            if not self._taken:  # a loop that counts epochs would never end
+            if not self._taken:  # otherwise a loop that counts batches would never end
                 raise InputError(
                     "an epoch has no batch: the sampler gives no clip, or drop_last leaves out all of them"
                 )
@@ -83,7 +83,7 @@ class EpochOrder(Iterator[Sequence[Item]]):
         try:
             self._coming = list(islice(self._lists, 1))
         except Exception as error:
-            self._failed = error  # in its place, which is behind this list
+            self._failed = error  # raised in its place, after this list
         else:
             self.count = None if self._coming else self._taken
         return now
@@ -93,8 +93,8 @@ class ResumableBatches:
     """A batch sampler that can begin an epoch anywhere in it.
 
     Args:
-        batches: the batch sampler whose order it is.
-        generator: that of the DataLoader, if it has one.
+        batches: the batch sampler that defines the order.
+        generator: the DataLoader's generator, if it has one.
     """
 
     def __init__(self, batches: Iterable[Sequence[Item]], generator: torch.Generator | None) -> None:
@@ -116,7 +116,7 @@ class ResumableBatches:
         return next((int(one) for one in found if is_integer(one)), 1)
 
     def begin(self, epoch: int, skip: int) -> EpochOrder:
-        """Let the next `iter()` be this epoch without its first `skip` batches, and return it."""
+        """Make the next `iter()` be this epoch without its first `skip` batches; returns the same order."""
         self._order, self._epoch = EpochOrder(self._batches, skip), epoch
         return self._order
 
@@ -127,15 +127,15 @@ class ResumableBatches:
                 part.set_epoch(epoch)
 
     def state(self) -> list[dict[str, Any]]:
-        """All that the order of the next epoch may depend on: for each sampler what its own `state_dict` says, its
-        generator's state, and its epoch, where it has such; last, the state of PyTorch's own generator."""
+        """Everything that the order of the next epoch may depend on: for each sampler its `state_dict`, its generator's
+        state and its epoch, as far as it has them; last, the state of PyTorch's global generator."""
         return [*map(_state, self._parts), {"generator": _text(torch.get_rng_state())}]
 
     def load(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Put the samplers where a state says; not PyTorch's own generator, which is not ours.
+        """Restore the samplers from a state. PyTorch's global generator is left alone, as it belongs to the program.
 
         Raises:
-            InputError: the state is of other samplers, or damaged.
+            InputError: the state is damaged, or of other samplers.
         """
         if [set(state) for state in states] != [set(state) for state in self.state()]:
             raise InputError("the state is of a loader with another sampler: make the loader the same, or leave it out")
@@ -153,11 +153,11 @@ class ResumableBatches:
 
 @contextmanager
 def global_generator(state: Mapping[str, Any] | None) -> Iterator[None]:
-    """Let PyTorch's own generator be, for the block, in the state that it had when an epoch began. Samplers without a
-    generator draw from it; what the training loop draws stays as it would have been.
+    """A context in which PyTorch's global generator has the state that it had when an epoch began, because samplers
+    without a generator draw from it. Afterwards the generator is as before, for the training loop.
 
     Args:
-        state: as `ResumableBatches.state` has it; None leaves the generator as it is.
+        state: a `ResumableBatches.state`; None leaves the generator unchanged.
     """
     with torch.random.fork_rng(devices=[], enabled=state is not None):
         if state is not None:
@@ -168,10 +168,10 @@ def global_generator(state: Mapping[str, Any] | None) -> Iterator[None]:
 def to_state(
     position: SamplerPosition, batches: ResumableBatches, batch_size: int, identity: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A position as a dict, JSON-safe if the samplers' own states are, of about 7 KiB for each generator.
+    """A position as a dict, with about 7 KiB for each generator. JSON-safe if the samplers' own states are.
 
     Args:
-        identity: of the dataset, as `ClipDataset` has it.
+        identity: `ClipDataset.identity` of the dataset.
     """
     samplers = batches.state() if position.samplers is None else position.samplers
     return {
@@ -182,17 +182,18 @@ def to_state(
         "rank": _rank(),
         "epoch": position.epoch_number,
         "batches": position.batches,
-        "samplers": tuple(samplers),  # of a list, torch.distributed.checkpoint would lose dicts that are empty
+        "samplers": tuple(samplers),  # not a list, in which torch.distributed.checkpoint would lose empty dicts
     }
 
 
 def from_state(
     state: Mapping[str, Any], batches: ResumableBatches, batch_size: int, identity: Mapping[str, Any]
 ) -> SamplerPosition:
-    """The position that a state is of; the samplers are put where they were.
+    """The position that a state holds. Also restores the samplers' states.
 
     Raises:
-        InputError: this is no state, it is damaged, or it is from within an epoch of other clips, batches or ranks.
+        InputError: the value is no state, or a damaged one, or a position within an epoch of other clips, batches or
+            ranks.
     """
     if not isinstance(state, Mapping) or "samplers" not in state:
         raise InputError("this is not the state of a GpuDataLoader: give what its state_dict() returned")
@@ -225,7 +226,7 @@ def _rank() -> str:
 
 
 def _parts(found: list[Any]) -> list[Any]:
-    """Samplers with those inside them, from the outside in, and generators; each once."""
+    """Samplers, the samplers inside them, from the outside in, and generators; each once."""
     parts: list[Any] = []
     while found:
         part = found.pop(0)

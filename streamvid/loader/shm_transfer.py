@@ -1,6 +1,6 @@
-"""Batches from a worker to the main process: their arrays in one block of shared memory, the rest pickled.
+"""Transfers batches from a worker to the main process: their arrays in one block of shared memory, the rest pickled.
 
-Pickled as a whole, a batch would be copied through a pipe, bytes of video and all.
+If a batch was pickled as a whole, its video data would be copied through a pipe.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SharedBatch(Generic[T]):
 
     Attributes:
         head: the value without its arrays, pickled (protocol 5, buffers out of band: PEP 574).
-        data: uint8 [bytes], the arrays; PyTorch hands it on in shared memory.
-        extents: where in `data` each array begins, and its length in bytes.
+        data: uint8 [bytes], the arrays, which PyTorch transfers in shared memory.
+        extents: for each array its start in `data`, and its length in bytes.
     """
 
     head: bytes
@@ -45,7 +45,7 @@ def pack(value: T) -> SharedBatch[T]:
     for view in views:
         extents.append((end, view.nbytes))
         end += -(-view.nbytes // _ALIGNMENT) * _ALIGNMENT
-    # In shared memory from the start, as PyTorch's default_collate allocates it: it would be copied there otherwise.
+    # Allocated in shared memory, as by PyTorch's default_collate, because PyTorch would copy it there otherwise.
     data = torch.empty(0, dtype=torch.uint8)
     if end:
         storages: Any = torch.UntypedStorage
@@ -57,7 +57,7 @@ def pack(value: T) -> SharedBatch[T]:
 
 
 def unpack(shared: SharedBatch[T]) -> T:
-    """The value; its arrays are views of the shared memory."""
+    """The value that was packed; its arrays are views of the shared memory."""
     memory = _memory(shared.data)
     return cast(T, pickle.loads(shared.head, buffers=[memory[at : at + size] for at, size in shared.extents]))
 

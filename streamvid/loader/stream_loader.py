@@ -64,17 +64,17 @@ class StreamLoader:
             `on_error`, `max_errors` and `quarantine` apply unless given here.
         batch_size: clips per batch and rank.
         sampling: which frames: `Window`, `TiledWindows`, `Uniform`, `MultiRate`, `Keyframes`, `RandomFrames`, `Frames`,
-            `ByClip` or `All`; their `pad` decides what too short clips show. docs/sampling.md explains each.
+            `ByClip` or `All`; their `pad` decides what clips show that are too short. docs/sampling.md explains each.
         transform: applied to the frames; default: none, uint8 THWC. A dict of several makes several views of each
             clip: `batch[name]` instead of `batch["video"]`.
         columns: metadata columns in batches: numbers as tensors, text as lists, `Pick`s as one of several values.
-        seed: of order, random frames and augmentation.
-        batch_fn: called with each finished batch in the loop's thread; the loop gets its result.
+        seed: seed of order, random frames and augmentation.
+        batch_fn: a function of each finished batch, called in the loop's thread; the loop gets its result.
         shuffle: True or "full": a new random order of all clips every epoch; "block": of shards, and then of the clips
             of 16 shards at a time; False or "none": the dataset's order.
         group_by_size: make batches of clips of the same size, codec and parameter sets, chosen from 64 steps (True) or
             from this many. For GPUs and datasets of many sizes; docs/training.md has the cost in randomness.
-        locality: "node": every node has its own shards, the same in every epoch, shared by its ranks.
+        locality: "node": every node has its own shards, the same in every epoch, whose clips its ranks share.
         steps_per_epoch: steps of an epoch; default: as many as a pass over the dataset has.
         last_batch: "partial" (default), "drop" or "fill", or DALI's LastBatchPolicy: see
             `streamvid.plan.epoch_plan.Plan`.
@@ -83,7 +83,7 @@ class StreamLoader:
         fallback: for clips that the GPU does not decode: "cpu": CPU cores decode them, and a warning says how many and
             how fast; "error": the loader refuses them.
         engine: "default", or "dali": one DALI pipeline reads, decodes and transforms. Clips, frames and order are the
-            same; docs/training.md has the clips that it decodes.
+            same; docs/training.md lists the clips that DALI decodes.
         rank, world_size: this process' part of every step; world_size=1 alone: all of it. Default: found at the first
             batch from a `mesh`, torch.distributed, or the launcher's environment variables; see
             `streamvid.plan.world.find_world`.
@@ -100,8 +100,8 @@ class StreamLoader:
         cache_bytes: size limit of that cache.
         checksum: how read bytes are checked: "crc32c": each packet; "sha256": the whole clip, which is then read as a
             whole; None: not at all.
-        retry_for: seconds for which a storage that does not answer is asked again before its error ends the run;
-            docs/reliability.md lists the errors that are retried.
+        retry_for: seconds for which requests are repeated while a storage does not answer, before its error ends the
+            run; docs/reliability.md lists the errors that are retried.
         on_error: for a bad clip: "skip": another clip of this rank stands in, with `valid` False and a warning; "mask":
             frames of zeros, with `valid` and `mask` False and a warning; "raise": its error ends the run.
         max_errors: bad clips that this rank may find before it raises; default: 10, or 1 % of its clips if more.
@@ -112,11 +112,11 @@ class StreamLoader:
 
     Raises:
         InputError: an option is invalid, by itself or for this dataset. In the loop: this process' rank or world has
-            changed since the first batch; ranks of a process group or mesh stream something else.
+            changed since the first batch, or ranks of a process group or mesh stream something else.
         DatasetError: a dataset is missing or damaged.
     """
 
-    _one_size = True  # whether all outputs must have one size, to fit into a batch
+    _one_size = True  # whether all outputs must have one size, as those of a batch
 
     @suggest_keywords
     def __init__(
@@ -196,7 +196,7 @@ class StreamLoader:
             locality == "node",
             steps_per_epoch,
             bucket_steps=grouped,
-            # Also without bucketing: the state of a run with bucketing may be resumed without it.
+            # Computed without bucketing, too, because the state of a run with bucketing may be resumed without it.
             bucket_keys=cache(partial(bucket_keys, self.dataset.clips, rows)),
         )
         check_steps(plan)
@@ -225,14 +225,14 @@ class StreamLoader:
         self._stats, self._settled = LoaderStats(fetch=fetched), False
         """Settled: a batch was asked for, so that the world is final."""
         self._position, self._agreement = RunPosition(self._schedule.start(0)), Agreement(mesh)
-        self._repeats = 0  # complete epochs: after one, with byte ranges after two, the next one is begun early
+        self._repeats = 0  # complete epochs; after one, or two with byte ranges, the next is begun early
         self._begun: tuple[Cursor, Epoch] | None = None
         self._watch = GpuWatch(device_id, self._position.where)
         self._restored: Mapping[str, Any] | None = None
         """The loaded state that the position comes from, if any."""
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Refused: called if this loader is given to a DataLoader as a dataset."""
+        """Raises TypeError: a DataLoader calls this if this loader is given to it as a dataset."""
         raise TypeError(
             "a StreamLoader yields batches itself: iterate over it without a DataLoader; for a DataLoader there is "
             "ClipDataset"
@@ -247,7 +247,7 @@ class StreamLoader:
         )
 
     def __len__(self) -> int:
-        """Batches in an epoch, the same on every rank. Before the first batch, for the world that is known so far."""
+        """Batches in an epoch, the same number on every rank. Before the first batch, for the world known so far."""
         self._meet_world()
         return len(self._schedule.plan)
 
@@ -257,7 +257,8 @@ class StreamLoader:
         return self._position.next.epoch_number
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be epoch `epoch`. If it is that already, nothing changes: a resumed epoch goes on."""
+        """Make the next iteration epoch `epoch`. Without effect if it is that epoch already, so a resumed epoch goes
+        on."""
         epoch = integer(epoch, "epoch", least=0)
         if epoch == self.epoch:
             self._position.put(self._position.next)
@@ -272,24 +273,24 @@ class StreamLoader:
         state is the beginning of the next epoch, where the next iteration starts. While an exception that ended the
         loop is handled (`except`, `finally`), it is still the position in the epoch.
 
-        The state is the same on every rank at the same step, JSON-safe, and has about 700 bytes. It includes the
-        revisions that were read and the steps so far, for `streamvid ledger`. It follows the protocol of torchdata's
-        stateful loaders.
+        The state is the same on every rank at the same step, JSON-safe, and about 700 bytes long. It includes the
+        revisions that were read and the steps so far, for `streamvid ledger`. The methods follow the protocol of
+        torchdata's stateful loaders.
         """
         self._meet_world()
         return self._position.to_save().state() | self._log.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration resume from a state, on any number of ranks and nodes, with any batch size.
+        """Make the next iteration resume from a state, on any number of ranks and nodes, with any batch size.
 
         That iteration gives each remaining sample of the epoch once, and with the same ranks and batch size the same
         batches as before. If none remain, it is the next epoch.
 
-        If clips were appended to the dataset since, they take part from the next epoch on; with a `Mix`, weights or
-        `steps_per_epoch` a state within an epoch is refused then.
+        Clips appended to the dataset since the state was saved take part from the next epoch on; but with a `Mix`,
+        weights or `steps_per_epoch`, a state within an epoch is refused then.
 
         Raises:
-            InputError: the state belongs to another dataset, sampling, seed or order, or is not a state.
+            InputError: the value is no state, or that of another dataset, sampling, seed or order.
         """
         cursor = self._schedule.resume(state)
         self._log.load(state, cursor.position)
@@ -371,19 +372,19 @@ class StreamLoader:
             rendered.close()
 
     def _begin(self, cursor: Cursor) -> Epoch:
-        """Begin an epoch before the loop asks for it."""
+        """Prepare an epoch before the loop asks for it."""
         self._begun = cursor, self._epoch(cursor)
         return self._begun[1]
 
     def _epoch(self, cursor: Cursor) -> Epoch:
-        """The rest of an epoch; the one begun in advance, unless bad clips were found since."""
+        """The rest of an epoch: the one prepared in advance, unless bad clips were found since then."""
         absent = self._quarantine.absent()
         if self._begun is not None and self._begun[0] is cursor and self._begun[1].absent.knew(absent):
             return self._begun[1]
         return replace(cursor.epoch(), absent=absent)
 
     def _meet_world(self, *, settle: bool = False) -> None:
-        """Plan for the world that this process is in now. Once settled, the world must not change."""
+        """Plan for the world that this process is in now, which must not change after the first batch."""
         if self._settled and not settle:
             return
         before = self._schedule.plan

@@ -1,5 +1,5 @@
-"""Options of a `GpuDataLoader` that PyTorch's DataLoader takes, checked where they are given: PyTorch would fail in the
-first epoch, or take any text for True."""
+"""Checks the options that a `GpuDataLoader` passes to PyTorch's DataLoader, which would fail only in the first epoch,
+or take any text for True."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamvid.errors import InputError
 
 
 def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: bool) -> None:
-    """Raises InputError if the order is said twice, or by what is no sampler."""
+    """Raises InputError if more than one option gives the order, or if a sampler is none."""
     boolean(shuffle, "shuffle")
     boolean(drop_last, "drop_last")
     for name, given, kind in (("sampler", sampler, "items"), ("batch_sampler", batch_sampler, "lists of items")):
@@ -19,9 +19,9 @@ def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: b
         if given is not None and (isinstance(given, str | bytes | type) or not isinstance(given, Iterable)):
             raise InputError(f"{name} must be a sampler, something that yields {kind}; it is {given!r}"[:300])
     if sampler is not None and shuffle:
-        raise InputError("a sampler says the order: leave out shuffle")
+        raise InputError("a sampler decides the order: leave out shuffle")
     if batch_sampler is not None and (sampler is not None or shuffle or drop_last):
-        raise InputError("a batch_sampler says all of the order: leave out sampler, shuffle and drop_last")
+        raise InputError("a batch_sampler decides the order: leave out sampler, shuffle and drop_last")
 
 
 def check_workers(num_workers: int, prefetch_factor: int | None, persistent_workers: bool, timeout: float) -> None:

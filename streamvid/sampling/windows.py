@@ -1,4 +1,4 @@
-"""Samplers of frames one after another, at a stride or a rate: `Window`, `MultiRate` and `TiledWindows`."""
+"""Samplers of consecutive frames at a stride or a rate: `Window`, `MultiRate` and `TiledWindows`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXACT: Final = 1 << 62
 @suggesting
 @dataclass(frozen=True, repr=False)
 class Window(FixedLengthSampler):
-    """Frames one after another: every `stride`-th, or `fps` a second by the clip's timestamps.
+    """Consecutive frames: every `stride`-th, or `fps` a second by the clip's timestamps.
 
     Attributes:
         frames: frames in a sample.
@@ -35,13 +35,13 @@ class Window(FixedLengthSampler):
             come out right.
         start: the temporal crop: "random" for training, "center" for evaluation, "first" for the clip's first frame,
             or "even". A window by fps or span starts on a frame.
-        span: instead of stride or fps, the least and the most seconds that the sample covers: each time a random
-            number of seconds in between, but no more than the clip has, at the rate that spreads the frames evenly.
-        windows: samples that a clip gives: with "even", that many windows evenly spaced from the clip's start to its
-            end (one lies in the centre); with "random", that many random ones.
-        jitter: move each frame position at random by up to that many frames, or seconds with fps or span; never out of
-            the clip nor past the position before.
-        pad: as of every sampler, see `streamvid.sampling.base.PaddedSampler`.
+        span: instead of stride or fps, the least and the most seconds that a sample covers. Each sample covers a random
+            duration in between, but no more than the clip's, with its frames spread evenly.
+        windows: samples that a clip gives: with start="even", windows evenly spaced from the clip's start to its end (a
+            single one lies in the centre); with start="random", random ones.
+        jitter: move each frame position at random by up to that many frames, or seconds with fps or span, but neither
+            out of the clip nor past the previous position.
+        pad: see `streamvid.sampling.base.PaddedSampler`.
     """
 
     stride: int | None = None
@@ -75,7 +75,7 @@ class Window(FixedLengthSampler):
         return (self.start == "random") + (self.span is not None) + (self.frames if self.jitter else 0)
 
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
-        # `random` holds one number for the start if that is random, one for the span if given, then the jitter's.
+        # `random` has one number for a random start, one for the span if given, then those of the jitter.
         if self._in_frames:
             steps, end = _by_stride(self.frames, self.stride or 1), clip.frames
             offset = _first(end - int(steps[-1]), self.start, random, number, self.windows)
@@ -93,7 +93,7 @@ class Window(FixedLengthSampler):
 
     def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         if self.span is not None:
-            # The span gives way to the clip's end; only a clip without any duration has no room for a frame.
+            # The span is cut to the clip's duration, so only a clip of duration 0 has no room for a frame.
             return np.asarray(duration < 1)
         return np.asarray((frames if self._in_frames else duration) <= self._steps(tick)[-1])
 
@@ -114,21 +114,21 @@ class Window(FixedLengthSampler):
         least, most = (max(1, min(round(exact(seconds) / clip.tick), clip.duration)) for seconds in self.span)
         share = float(random[1 if self.start == "random" else 0])
         span = min(least + int(share * (most - least + 1)), most)
-        # In a span of fewer ticks than frames, rounding up may reach the span's end, which is not part of it.
+        # If the span has fewer ticks than frames, rounding up may reach its end, which is not part of it.
         return np.minimum(_multiples(0, self.frames, Fraction(span, self.frames)), span - 1)
 
 
 @suggesting
 @dataclass(frozen=True, repr=False)
 class MultiRate(PaddedSampler):
-    """Several rates one after the other, by the clip's timestamps: such as 8 frames at 1 a second, then 16 at 2 a
-    second from where those end.
+    """Consecutive parts at different rates, by the clip's timestamps: such as 8 frames at 1 a second, then 16 frames at
+    2 a second.
 
     The first frame of a part comes one step of the part before after the last frame of that part.
 
     Attributes:
         parts: for each part, how many frames, and how many a second.
-        start: the temporal crop, as of a `Window`.
+        start: the temporal crop, as in `Window`.
     """
 
     parts: Sequence[tuple[int, Rate]]
@@ -204,7 +204,7 @@ class TiledWindows(FixedLengthSampler):
         step, rest = self.step or self.frames, self._length(frames, duration, tick) - self.frames
         if whole:
             return np.where(rest < 0, 0, rest // step + 1)
-        # The last window is the first that reaches the end; where windows lie apart, it may be the one before.
+        # The last window is the first that reaches the clip's end; if step > frames, it may be the one before.
         reaching, starting = -(-rest // step) + 1, -(-(rest + self.frames) // step)
         return np.where(rest <= 0, 1, np.minimum(reaching, starting))
 
@@ -223,7 +223,7 @@ class TiledWindows(FixedLengthSampler):
 
 
 def _first(count: int, start: str, random: Float64, number: int, windows: int) -> int:
-    """One of `count` starts; 0 if there is none, as in a clip that is too short."""
+    """One of `count` starts; 0 if there is none, because the clip is too short."""
     if count <= 1 or start == "first":
         return 0
     if start == "random":
@@ -232,7 +232,7 @@ def _first(count: int, start: str, random: Float64, number: int, windows: int) -
 
 
 def _first_tick(clip: ClipTimes, span: int, start: str, random: Float64, number: int, windows: int) -> int:
-    """The time in ticks at which a window starts that spans `span` ticks; always a frame's timestamp."""
+    """The start in ticks of a window of `span` ticks; always a frame's timestamp."""
     if start in ("random", "first"):
         count = clip.frames_before(clip.duration - span) if start == "random" else 1
         frame = _first(count, start, random, number, windows)
@@ -246,7 +246,7 @@ def _first_tick(clip: ClipTimes, span: int, start: str, random: Float64, number:
 
 
 def _share(last: int, number: int, windows: int) -> int:
-    """number / (windows - 1) of the way from 0 to `last`, rounded, a half up."""
+    """`last` x number / (windows - 1), rounded to the nearest whole number, halves up."""
     return (2 * number * last + windows - 1) // (2 * (windows - 1))
 
 

@@ -1,4 +1,4 @@
-"""A transform applied to one clip or image at once, by the means and with the random numbers of the loaders."""
+"""Applies a transform to one clip or image without a loader, by the same code and with the same random numbers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def apply_transform(
 
 
 def _apply(transform: Transform | Views, pixels: Any, batch: EncodedBatch, *, on_gpu: bool) -> dict[str, torch.Tensor]:
-    """What `streamvid.transform.render` does with decoded frames."""
+    """Transform decoded frames as `streamvid.transform.render` does."""
     import torch
 
     params = batch_params(transform, batch)
@@ -100,7 +100,7 @@ def _checked(frames: Any) -> tuple[Any, bool]:
 
 
 def _batch(shape: Sequence[int], random: Any) -> EncodedBatch:
-    """A batch of one clip that is decoded already."""
+    """A batch of one clip whose frames are given."""
     count, height, width, _ = shape
     one, numbers = np.zeros(1, dtype=np.int64), np.arange(count, dtype=np.int64)
     sizes = np.array([[height], [width]], dtype=np.int64)

@@ -1,8 +1,8 @@
 """Batches on the CPU without DALI: each frame is written into the batch's tensors as soon as it is decoded.
 
-That is for transforms of which nothing is left after `streamvid.transform.cpu_crop_resize` but flips, normalising and a
-layout. The numbers are those of `streamvid.transform.dali_graph`, up to the last bit or two of a float. DALI's graph
-would take several times as long for them, and could begin only when all frames of a batch are decoded.
+This is for transforms that consist of cropping and resizing (`streamvid.transform.cpu_crop_resize`), flips, normalising
+and a layout. The results equal those of `streamvid.transform.dali_graph`, up to the last bit or two of a float. DALI's
+graph would take several times as long, and could begin only when all frames of a batch are decoded.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Number = np.uint8 | np.float16 | np.uint16 | np.float32
 _DTYPES: Final[Mapping[DType, type[_Number]]] = {
     "uint8": np.uint8,
     "float16": np.float16,
-    "bfloat16": np.uint16,  # NumPy has no bfloat16: its bits
+    "bfloat16": np.uint16,  # NumPy has no bfloat16: uint16 holds its bits
     "float32": np.float32,
 }
 
@@ -46,19 +46,19 @@ _KEPT: Final = 2
 
 
 class BatchMemory:
-    """Memory for the arrays of batches, which is used again as soon as nobody refers to a batch any more: fresh pages
-    take a twentieth of the cores' time, and to give them back takes milliseconds, in which Python's lock is held."""
+    """Memory for the arrays of batches, reused as soon as nothing refers to a batch any more: fresh pages take a
+    twentieth of the cores' time, and freeing them takes milliseconds with the GIL held."""
 
     def __init__(self) -> None:
         self._free: deque[UInt8] = deque(maxlen=_KEPT)
 
     def empty(self, shape: tuple[int, ...], dtype: type[_Number]) -> npt.NDArray[_Number]:
-        """An array with arbitrary contents, which no living one shares memory with."""
+        """An array with arbitrary contents, which shares no memory with any array in use."""
         size = math.prod(shape) * np.dtype(dtype).itemsize
         if size < _LEAST_BYTES:
             return np.empty(shape, dtype=dtype)
         memory = self._take(size)
-        # All that is made of the array, tensors as well, refers to this.
+        # All views and tensors of the array refer to this object.
         lease = (ctypes.c_uint8 * size).from_buffer(memory.data)
         weakref.finalize(lease, self._free.append, memory).atexit = False
         return np.ndarray(shape, dtype, memoryview(lease).cast("B"))
@@ -76,7 +76,7 @@ class BatchMemory:
 
 
 def fits_batch_writer(transform: Transform | Views) -> bool:
-    """Whether nothing is left for DALI to do, in any view."""
+    """Whether all views of the transform can do without DALI."""
     return fits_crop_resize(transform) and all(
         one.dali is None and one.span("rotate") is None and not (one.warps or one.recolours or one.blur or one.erase)
         for one in by_view(transform).values()
@@ -88,13 +88,13 @@ class CpuBatchWriter:
 
     Args:
         transform: one that `fits_batch_writer`.
-        batch: its clips come out in one size.
-        scratch: memory to work in.
-        memory: where tensors lie.
+        batch: clips whose outputs have one size.
+        scratch: scratch memory.
+        memory: allocates the tensors.
 
     Attributes:
-        tensors: of each view, [batch, …] in its layout and dtype; complete once all sinks have got all frames.
-        sinks: of each clip (`streamvid.decode.base.FrameSink`).
+        tensors: by view, [batch, …] in its layout and dtype; complete once all sinks have got all frames.
+        sinks: one for each clip (`streamvid.decode.base.FrameSink`).
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class _Sink(FrameSink):
                 view.pictures[self._clip, position] = first
 
     def targets(self, form: PlaneFormat) -> Targets | None:
-        """See `streamvid.decode.base.FrameSink`: for frames that are shown once."""
+        """See `streamvid.decode.base.FrameSink`; for frames that one frame position shows."""
         pictures, (rows, columns) = self._views[0].pictures[self._clip], self._flips[0]
         shown = np.array([one[0] if len(one) == 1 else -1 for one in self._positions])
         offsets = np.where(shown < 0, -1, shown * pictures.strides[0])
@@ -165,10 +165,10 @@ class _View:
     """One view of a batch.
 
     Args:
-        transform: says layout, dtype, mean and std.
-        shape: clips, and frame positions of each.
+        transform: its layout, dtype, mean and std apply.
+        shape: number of clips, and of frame positions in each.
         size: height and width.
-        memory: where it lies.
+        memory: allocates the tensor.
 
     Attributes:
         tensor: [batch, …], in the transform's layout and dtype.

@@ -1,9 +1,9 @@
 """Cropping, resizing and rotating upright on the CPU, frame by frame, as frames are decoded.
 
-Frames of full size then go nowhere else; DALI's resize takes some ten times as long on the CPU. On a GPU the same is
-part of the graph (`streamvid.transform.dali_graph`). Both use the same filter: a triangle as wide as the source
-pixels that an output pixel covers, which also takes in pixels around the crop; at the frame's edge the outermost pixels
-are repeated. PyTorch's antialiased resize of uint8 does the same but for pixels at the edge of its input; those are
+So frames of full size need not be kept or copied; DALI's resize takes some ten times as long on the CPU. On a GPU, the
+graph does this (`streamvid.transform.dali_graph`). Both use the same filter: a triangle as wide as the source pixels
+that an output pixel covers, which also takes in pixels around the crop; at the frame's edge the outermost pixels are
+repeated. PyTorch's antialiased resize of uint8 does the same but for pixels at the edge of its input; those are
 computed here.
 """
 
@@ -33,13 +33,13 @@ _NEAR: Final = 1 / 256
 
 @dataclass(frozen=True)
 class CropBox:
-    """Which part of a clip's frames one view shows.
+    """The part of a clip's frames that one view shows.
 
     Attributes:
-        turns: quarter turns clockwise that stand a frame upright.
-        mirrored: it is flipped, left to right, before it is turned.
+        turns: quarter turns clockwise that rotate a frame upright.
+        mirrored: whether the frame is flipped, left to right, before it is turned.
         start, end: y and x of the part, in pixels of the upright frame, from its upper left corner.
-        size: height and width that it is resized to.
+        size: height and width that the part is resized to.
     """
 
     turns: int
@@ -50,7 +50,7 @@ class CropBox:
 
 
 def fits_crop_resize(transform: Transform | Views) -> bool:
-    """Whether all views can be cropped and resized here: those that are not resized, or with the linear filter.
+    """Whether all views can be cropped and resized here: if they are not resized, or with the linear filter.
 
     PyTorch's cubic filter clips values between its two passes, and DALI's does not; their nearest pixels differ where
     two are equally near."""
@@ -63,12 +63,12 @@ def fits_crop_resize(transform: Transform | Views) -> bool:
 
 
 def crop_boxes(transform: Transform | Views, params: Params, heights: Int64, widths: Int64) -> list[list[CropBox]]:
-    """Per clip, the box of each view.
+    """For each clip, the box of each view.
 
     Args:
-        transform: what is done to frames.
-        params: its parameters for these clips (`streamvid.transform.params`).
-        heights, widths: int64 [clips], of decoded frames, before they stand upright.
+        transform: the transform.
+        params: its parameters for the clips (`streamvid.transform.params`).
+        heights, widths: int64 [clips], of decoded frames, before rotation.
     """
     boxes = []
     for n, (height, width) in enumerate(zip(heights.tolist(), widths.tolist(), strict=True)):
@@ -79,7 +79,7 @@ def crop_boxes(transform: Transform | Views, params: Params, heights: Int64, wid
             size, start, end = (_pair(params.get(f"{view}.{name}"), n) for name in ("size", "start", "end"))
             size = size or upright
             if end is None:
-                # A crop alone leaves pixels as large as they are.
+                # A crop without a resize does not change the scale.
                 end = (start[0] + size[0], start[1] + size[1]) if start else upright
             mirrored = bool(params["mirrored"][n])
             views.append(CropBox(turns, start or (0, 0), end, (round(size[0]), round(size[1])), mirrored))
@@ -92,26 +92,27 @@ def _pair(values: npt.NDArray[Any] | None, n: int) -> tuple[float, float] | None
 
 
 def resize_in_one_thread() -> None:
-    """Have PyTorch use no other threads for what the calling thread asks for: the caller is one of many threads with
-    work of their own, and PyTorch's helpers, which spin while they wait, take a tenth of a resize's time."""
+    """Make PyTorch use no helper threads for operations of the calling thread: all cores are busy with threads like it,
+    and helpers, which spin while they wait, take a tenth of a resize's time."""
     import torch
 
     others = torch.get_num_threads()
     torch.set_num_threads(1)
-    # `set_num_threads` also sets what later threads begin with. Set from another thread, it does that alone.
+    # `set_num_threads` also sets the default of later threads; called in another thread, it does only that.
     restoring = threading.Thread(target=torch.set_num_threads, args=(others,))
     restoring.start()
     restoring.join()
 
 
 class Scratch(threading.local):
-    """Buffers of each thread that are used again and again: allocating fresh memory takes longer than a resize."""
+    """Buffers that each thread reuses, because allocating fresh memory takes longer than a resize."""
 
     def __init__(self) -> None:
         self._memory: dict[str, UInt8] = {}
 
     def take(self, name: str, shape: tuple[int, ...]) -> UInt8:
-        """A uint8 array of that shape with arbitrary contents, valid until the thread takes another of that name."""
+        """A uint8 array of the shape, with arbitrary contents, valid until the thread takes another of the same
+        name."""
         size = math.prod(shape)
         memory = self._memory.get(name)
         if memory is None or len(memory) < size:
@@ -123,13 +124,13 @@ class CropResizer:
     """Crops, resizes and turns frames of one size for one view, in any thread.
 
     Args:
-        box: which part of the frame the view shows.
-        height, width: of the decoded frames, which may lie on their side.
+        box: the part of the frame that the view shows.
+        height, width: size of the decoded frames, before rotation.
         scratch: memory to work in.
     """
 
     def __init__(self, box: CropBox, *, height: int, width: int, scratch: Scratch) -> None:
-        # Resized as decoded, and turned afterwards, when there is less to turn.
+        # Resize in the decoded orientation, and rotate afterwards, when there are fewer pixels.
         part = as_decoded(box, height, width)
         self._turns, self._mirrored, self._scratch = box.turns, box.mirrored, scratch
         self._rows, self._columns = (
@@ -138,8 +139,8 @@ class CropResizer:
         )
 
     def __call__(self, planes: Sequence[UInt8]) -> list[UInt8]:
-        """Red, green and blue of a decoded frame → the view's, uint8 [height, width] each, which may share memory with
-        the frame's."""
+        """Planes R, G and B of a decoded frame → those of the view, uint8 [height, width] each, which may share memory
+        with the frame's."""
         rows, columns = self._rows, self._columns
         if rows.cuts and columns.cuts:
             made = [plane[rows.origin : rows.stop, columns.origin : columns.stop] for plane in planes]
@@ -184,9 +185,10 @@ class CropResizer:
 
 
 def _resize(pixels: torch.Tensor, size: tuple[int, int], scales: tuple[float, float]) -> torch.Tensor:
-    """uint8 tensor [1, channels, height, width] → the same of another size, from the upper left corner on.
+    """Resize a uint8 tensor [1, channels, height, width], anchored at the upper left corner.
 
-    What torch.nn.functional.interpolate(antialias=True) calls, which takes a size or scales, not both.
+    Calls the operator behind torch.nn.functional.interpolate(antialias=True), which itself takes a size or scales, but
+    not both.
     """
     import torch
 
@@ -199,11 +201,11 @@ class _Axis:
 
     Attributes:
         scale: source pixels per output pixel.
-        cuts: the part is only cut out, not resized.
-        origin, stop: the source pixels that PyTorch gets.
-        lead: how many output pixels it makes before those that are wanted, as its input begins at a whole pixel.
-        made: how many it makes in all.
-        border: int64 [n], output pixels whose filter reaches beyond what PyTorch gets.
+        cuts: whether the part is only cut out, not resized.
+        origin, stop: range of the source pixels that are passed to PyTorch.
+        lead: output pixels that PyTorch makes before the wanted ones, because its input begins at a whole pixel.
+        made: output pixels that PyTorch makes in all.
+        border: int64 [n], output pixels whose filter covers source pixels outside of that range.
     """
 
     def __init__(self, source: int, start: float, end: float, out: int) -> None:
@@ -216,7 +218,8 @@ class _Axis:
             self.border: Int64 = np.empty(0, dtype=np.int64)
             return
         reach = max(self.scale, 1.0)
-        # PyTorch resizes from a whole source pixel on: so many output pixels before the first wanted one begins one.
+        # PyTorch's input begins at a whole source pixel, which some output pixel before the first wanted one begins at,
+        # too.
         leads = np.arange(int(start / self.scale + 0.5) + 1)
         begins = start - leads * self.scale
         whole = np.abs(begins - np.rint(begins)) < _NEAR
@@ -224,7 +227,7 @@ class _Axis:
         self.origin = max(0, round(start - self.lead * self.scale))
         self.stop = min(source, math.ceil(end + reach))
         self.made = self.lead + out
-        # PyTorch copies its input where the output has as many pixels.
+        # PyTorch copies its input if the output has as many pixels.
         self.made += self.made == self.stop - self.origin
         centres = start + (np.arange(out) + 0.5) * self.scale
         sees_more = (centres - reach < self.origin - 0.5) | (centres + reach > self.stop + 0.5)
@@ -232,7 +235,8 @@ class _Axis:
 
     @cached_property
     def taps(self) -> tuple[Int64, Float32]:
-        """Per output pixel the source pixels that its filter covers, int64 [out, taps], and their weights, float32."""
+        """For each output pixel, the source pixels that its filter covers, int64 [out, taps], and their weights,
+        float32 [out, taps]."""
         made = taps(self._source, self._start, self._end, self.out, repeats=True)
         return made.first[:, None] + np.arange(len(made.weights)), made.weights.T
 

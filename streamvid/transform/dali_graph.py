@@ -1,4 +1,4 @@
-"""The transform as DALI operators, the same on either device. None is random: see `streamvid.transform.params`."""
+"""The transform as DALI operators, the same on CPU and GPU. No operator is random: see `streamvid.transform.params`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SIZES: Final = ("size", "start", "end")
 
 
 def _operators(frames: DataNode) -> Any:
-    """DALI's operators: of a graph for a node, of the dynamic mode, which runs at once, for a tensor."""
+    """DALI's operators: those of graphs if frames are a node, those of the dynamic mode, which runs immediately, if
+    they are a tensor."""
     from nvidia.dali import fn
     from nvidia.dali.data_node import DataNode
 
@@ -35,7 +36,7 @@ def _operators(frames: DataNode) -> Any:
 
 
 def input_names(spec: ClipTransform, *, crop_resized: bool) -> tuple[str, ...]:
-    """Names of the graph's inputs beside frames: the parameters (`streamvid.transform.params`) that it uses."""
+    """Names of the graph's inputs besides frames: the parameters (`streamvid.transform.params`) that it uses."""
     unused = _CROP_RESIZE_PARAMS if crop_resized else ()
     return tuple(name for name in param_names(spec) if name.rpartition(".")[2] not in unused)
 
@@ -43,14 +44,14 @@ def input_names(spec: ClipTransform, *, crop_resized: bool) -> tuple[str, ...]:
 def build_graph(
     spec: ClipTransform, frames: Sequence[DataNode], params: Mapping[str, DataNode], *, crop_resized: bool
 ) -> list[DataNode]:
-    """The views of the frames, inside a pipeline definition, on the device where the frames are.
+    """Add the transform to a pipeline definition. Returns the views, on the device of the frames.
 
     Args:
         spec: the transform.
-        frames: uint8 [decoded, height, width, 3], layout FHWC: the decoded frames, one node; or those of each view.
-            Tensors of DALI's dynamic mode in place of nodes are worked on at once.
-        params: what `input_names` names, as nodes of the graph; beside tensors, as arrays.
-        crop_resized: the frames are those of each view, upright, cropped and resized.
+        frames: uint8 [decoded, height, width, 3], layout FHWC: one node of decoded frames, or one for each view. May be
+            tensors of DALI's dynamic mode instead, which are transformed immediately.
+        params: the inputs that `input_names` names, as nodes; if frames are tensors, as arrays.
+        crop_resized: whether there are frames for each view, already upright, cropped and resized.
     """
     from nvidia.dali import types
 
@@ -71,19 +72,21 @@ def build_graph(
         if not crop_resized:
             made = crop_resize(one, made, own)
         made = _augment(one, _rotate(made, own), own)
-        # Each decoded frame went through the above once, however many frame positions show it.
+        # Up to here, each decoded frame is processed once, even if several frame positions show it.
         made = finish(one, fn.sequence_rearrange(made, new_order=params["gather"]), own, partial(_black_out, shown))
         views.append(fn.transpose(made, perm=[1, 0, 2, 3], output_layout="CFHW") if one.layout == "CTHW" else made)
     return views
 
 
 def by_constants(transform: Transform | Views) -> bool:
-    """Whether what is cut out and resized is said without knowing the frames' size: nothing of it is random."""
+    """Whether cropping and resizing can be expressed by constants, without the frames' size: if nothing of it is
+    random."""
     return transform == transform.for_evaluation() and not followers(transform)
 
 
 def crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
-    """Resize and crop by the parameters `size`, `start` and `end`; without them `by_constants`."""
+    """Resize and crop by the parameters `size`, `start` and `end`; if there are none, by constants: see
+    `by_constants`."""
     from nvidia.dali import types
 
     fn = _operators(frames)
@@ -100,7 +103,7 @@ def crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, Dat
             frames = fn.crop(frames, crop=pair(transform.crop), crop_pos_x=0.5, crop_pos_y=0.5)
         return frames
     if "end" in params:
-        # Resize and crop in one: only the pixels that the crop keeps are computed.
+        # Resize and crop in one operator, which computes only the pixels that the crop keeps.
         frames = fn.resize(
             frames,
             size=params["size"],
@@ -118,7 +121,7 @@ def crop_resize(transform: Transform, frames: DataNode, params: Mapping[str, Dat
 
 
 def _rotate(frames: DataNode, params: Mapping[str, DataNode]) -> DataNode:
-    """Rotate, or with all that an affine map does beside."""
+    """Rotate, or apply the whole affine map if there is more than rotation."""
     from nvidia.dali import types
 
     fn, how = _operators(frames), {"interp_type": types.INTERP_LINEAR, "fill_value": 0.0}
@@ -172,7 +175,7 @@ def finish(
 
 
 def _black_out(shown: DataNode | None, frames: DataNode) -> DataNode:
-    """Make frame positions black that show no frame."""
+    """Make frame positions black that have no frame."""
     from nvidia.dali import fn
 
     return frames if shown is None else fn.reinterpret(frames * shown, layout="FHWC")
@@ -193,5 +196,5 @@ def _apply_user_part(function: object, frames: DataNode) -> DataNode:
         raise InputError(f"Transform(dali) must return one DALI node; it returned {type(made).__name__}")
     if made.device != frames.device:
         raise InputError(f"Transform(dali) must leave frames on the {frames.device}; its node is on the {made.device}")
-    # Arithmetic loses the layout.
+    # Arithmetic operators drop the layout.
     return fn.reinterpret(made, layout="FHWC")

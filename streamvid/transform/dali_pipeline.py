@@ -1,4 +1,4 @@
-"""The transform as a DALI pipeline that is fed with decoded batches."""
+"""The transform as a DALI pipeline whose inputs are decoded batches."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class DecodedBatch:
     """A batch and its decoded frames.
 
     Attributes:
-        encoded: what it was decoded from.
-        params: of the transform, for its clips.
-        frames: what the graph takes: per input, per clip, uint8 [decoded, height, width, 3]. The inputs are one of
-            frames as decoded; or one for each view, of frames that are upright, cropped and resized.
+        encoded: the batch before decoding.
+        params: the transform's parameters for its clips.
+        frames: for each input of the graph, for each clip, uint8 [decoded, height, width, 3]. There is one input, of
+            frames as decoded, or one for each view, of frames that are upright, cropped and resized.
     """
 
     encoded: EncodedBatch
@@ -53,13 +53,14 @@ class GraphOutputs:
 
     Args:
         spec: the transform.
-        on_gpu: whether DALI does it on a GPU.
+        on_gpu: whether the pipeline runs on a GPU.
 
     Attributes:
-        views: the transform of each view.
-        spec: what to build the graph of: bfloat16, which DALI does not write, is float32 there; so is float16 on
-            the CPU, where DALI takes three times as long to write it, and PyTorch converts in next to no time.
-        names: of the outputs, in order: views, then `BATCH_COLUMNS`.
+        views: the transforms by view.
+        spec: the transform to build the graph from: `spec` with float32 in the place of bfloat16, which DALI does not
+            write, and, on the CPU, of float16, which DALI takes three times as long to write. PyTorch converts the
+            result in next to no time.
+        names: names of the outputs, in order: views, then `BATCH_COLUMNS`.
     """
 
     def __init__(self, spec: ClipTransform, *, on_gpu: bool) -> None:
@@ -82,7 +83,7 @@ class GraphOutputs:
         """
         import torch
 
-        # Not on a GPU: comparing would wait for all that the training loop has queued there.
+        # Not on a GPU, where comparing would wait for all work that the training loop has queued.
         if not tensors["clip"].is_cuda and tensors["clip"].tolist() != batch.clips.tolist():
             raise AssertionError("DALI handed out a batch out of turn")
         for view in self._converted:
@@ -110,8 +111,8 @@ class DaliPipeline:
         device_id: the GPU's number, or None for the CPU.
         max_batch: clips per batch at most.
         threads: CPU threads.
-        crop_resized: as of `streamvid.transform.dali_graph.build_graph`.
-        depth: batches that DALI works on at once: 2 for `run`, 1 for `run_once`.
+        crop_resized: as in `streamvid.transform.dali_graph.build_graph`.
+        depth: batches that DALI works on at the same time: 2 for `run`, 1 for `run_once`.
     """
 
     def __init__(
@@ -143,9 +144,10 @@ class DaliPipeline:
         self._ended = False
 
     def run(self, batches: Iterator[DecodedBatch]) -> Iterator[tuple[EncodedBatch, Tensors]]:
-        """The tensors of an epoch's batches, views and `BATCH_COLUMNS`, in order; some are worked on ahead.
+        """The tensors of an epoch's batches, views and `BATCH_COLUMNS`, in order; DALI works on the next ones
+        meanwhile.
 
-        After an epoch that was left early or that failed, this object is of no use any more.
+        This object cannot be used again after an epoch that failed or was left early.
         """
         iterator = None
         try:
@@ -159,7 +161,7 @@ class DaliPipeline:
                 encoded = self._feed.inside.popleft()
                 yield encoded, self._outputs.finish(tensors, encoded)
         except Exception as error:
-            # Who keeps the exception would keep DALI's pipeline by the frames of its traceback.
+            # An exception that is kept would keep DALI's pipeline alive, through the frames of its traceback.
             traceback.clear_frames(error.__traceback__)
             raise
         finally:
@@ -184,7 +186,7 @@ class DaliPipeline:
 
         self._feed.start(batches)
         if self._iterator is None:
-            # PARTIAL hands every batch on as it comes: the plan has decided how the last one is made.
+            # PARTIAL returns every batch unchanged: the plan has decided about the last one.
             self._iterator = DALIGenericIterator(
                 [self._pipeline],
                 self._outputs.names,
@@ -200,15 +202,15 @@ class DaliPipeline:
 
 
 class _Feed:
-    """Splits batches over the pipeline's two external sources: one of frames, on the device that they were decoded on,
-    and one of parameters and columns, on the CPU.
+    """Feeds batches to the pipeline's two external sources: frames, on the device that they were decoded on, and
+    parameters and columns, on the CPU.
 
-    An object of its own, as DALI's pipeline refers to it: with its owner there would be a reference cycle, which only
-    the garbage collector frees; see `DaliPipeline.close`.
+    It is separate from `DaliPipeline` because DALI's pipeline refers to it: a reference cycle with its owner would be
+    freed only by the garbage collector; see `DaliPipeline.close`.
 
     Args:
-        param_names: names of the graph's inputs beside frames.
-        frame_inputs: how many inputs the frames come in.
+        param_names: names of the graph's inputs besides frames.
+        frame_inputs: number of inputs for frames.
 
     Attributes:
         inside: batches that DALI works on, in order.
@@ -216,7 +218,7 @@ class _Feed:
 
     def __init__(self, param_names: Sequence[str], *, frame_inputs: int) -> None:
         self._param_names, self._frame_inputs = param_names, frame_inputs
-        # Of each external source.
+        # One position for each external source.
         self._for_frames: Iterator[DecodedBatch] = iter(())
         self._for_rest: Iterator[DecodedBatch] = iter(())
         self._held: deque[DecodedBatch] = deque(maxlen=3)
@@ -239,7 +241,7 @@ class _Feed:
         return list(frames), params, columns
 
     def start(self, batches: Iterator[DecodedBatch]) -> None:
-        """Take batches from there from now on."""
+        """Take batches from this iterator from now on."""
         self.inside.clear()
         self._for_frames, self._for_rest = tee(_noted(batches, self.inside))
 
@@ -266,15 +268,15 @@ def external_inputs(
     param_names: Sequence[str],
     before: Sequence[InputType] = (),
 ) -> tuple[list[DataNode], dict[str, DataNode], list[DataNode]]:
-    """An external source on the CPU, inside a pipeline definition: inputs of the caller, parameters and columns.
+    """Add an external source on the CPU to a pipeline definition: inputs of the caller, parameters and columns.
 
     Args:
-        source: gives the arrays of each batch: those of `before`, then `input_arrays`.
-        param_names: as of `input_arrays`.
+        source: returns the arrays of each batch: those for `before`, then `input_arrays`.
+        param_names: as in `input_arrays`.
         before: types of the caller's own inputs.
 
     Returns:
-        the nodes of `before`, the parameters by name, and the columns.
+        The nodes for `before`, the parameters by name, and the columns.
     """
     from nvidia.dali import fn, types
 
@@ -291,7 +293,7 @@ def external_inputs(
 
 
 def input_arrays(batch: EncodedBatch, params: Params, names: Sequence[str]) -> tuple[list[Array], ...]:
-    """What an external source gives for a batch: per input, per clip an array. The transform's parameters of those
-    names, then `BATCH_COLUMNS`."""
+    """The arrays of a batch for an external source: for each input, an array for each clip. First the transform's
+    parameters of the given names, then `BATCH_COLUMNS`."""
     inputs = (*(params[name] for name in names), *batch.columns().values())
     return tuple([np.asarray(value) for value in values] for values in inputs)

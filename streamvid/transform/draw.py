@@ -1,4 +1,4 @@
-"""The random numbers of a clip: which of them decides what."""
+"""Which of a clip's random numbers decides which option of the transform."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Transform.apply`: a transform at once, without a loader."""
+"""`Transform.apply`: applies a transform immediately, without a loader."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from typing import Any
 
 
 class Eager:
-    """What `streamvid.transform.spec.Transform` and `Views` have in common: they can be applied."""
+    """Base of `streamvid.transform.spec.Transform` and `Views`, with the method `apply`."""
 
     def apply(self, frames: Any, *, seed: int = 0, epoch: int = 0, clip: int = 0) -> Any:
-        """Apply it to one clip or image: on the CPU as a loader there does it, else by DALI's dynamic mode.
+        """Apply the transform to one clip or image: on the CPU like a loader there, on a GPU by DALI's dynamic mode.
 
-        The draw is named as a loader names it: equal `seed`, and `epoch` and `clip` as a batch has them, give equal
-        choices. (Of several samples of a clip, it is the first one's.)
+        With a loader's `seed`, and `epoch` and `clip` from its batch, the random choices equal those of the loader (for
+        the first sample of a clip that has several).
 
         Args:
             frames: uint8 [F, H, W, 3] or, an image, [H, W, 3]: RGB, upright; an array or a tensor, on a GPU, too.
-            seed: of the loader.
-            epoch: in which pass over its dataset the clip comes.
-            clip: its row.
+            seed: the loader's seed.
+            epoch: number of the pass over its dataset in which the clip comes.
+            clip: row number of the clip.
 
         Returns:
-            a tensor on the frames' device, in the transform's `layout`, without T for an image, and its `dtype`; of
-            `Views` a dict of such.
+            a tensor on the frames' device, in the transform's `layout` (without T for an image) and `dtype`; for
+            `Views` a dict of tensors by view.
 
         Raises:
-            InputError: other frames; too small ones for a crop; `dali` is given, which needs a graph.
+            InputError: the frames have another shape or dtype, or are too small for the crop; or the transform has
+                `dali`, which needs a graph.
         """
-        # By name: it is made of the transforms that this is a part of.
+        # Imported by name here, because that module imports the transforms that this is a base of.
         return import_module("streamvid.transform.apply").apply_transform(
             self, frames, seed=seed, epoch=epoch, clip=clip
         )

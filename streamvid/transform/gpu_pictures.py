@@ -177,7 +177,7 @@ class _View:
             self.frames = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def positions(self, clip: int) -> list[list[int]]:
-        """For each decoded frame of a clip, the indices of the clip's pictures that show it."""
+        """For each decoded frame of a clip, the indices of the pictures that show it."""
         count = len(self._batch.slices[clip].frames)
         if not self._final:
             return [[row] for row in range(count)]
@@ -188,7 +188,7 @@ class _View:
         return found
 
     def pixels(self, clip: int, first: int, each: int) -> Int64:
-        """The addresses of the pictures of a clip's frames, as of `Writes`.
+        """The addresses of the pictures of a clip's frames, as in `Writes`.
 
         Args:
             clip: its number in the batch.
@@ -306,7 +306,7 @@ class _View:
         return color_change(**{name: float(self._params[name][clip]) for name in _COLOURS})  # type: ignore[index]
 
     def _blacken(self) -> None:
-        """Write the pictures that show no frame."""
+        """Make the pictures black that have no frame."""
         import torch
 
         black = np.argwhere(self._batch.gather < 0).tolist()

@@ -1,4 +1,4 @@
-"""Batches in decoding: one is submitted while the result of the one before is waited for."""
+"""Decodes batches in order, and submits the next batch while it waits for the result of the previous one."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ def decoded_in_order(
 ) -> Generator[T, None, None]:
     """The results of batches, in order.
 
-    The next batch is submitted while the result of one is waited for: the engines of a GPU, or the threads of the CPU's
-    decoder, that are done with their part of a batch go on with the next. No result waits for the next batch to be
-    read. An error comes after the results of all batches before its own.
+    The next batch is submitted before the result of the current one is complete, so that NVDEC engines or CPU threads
+    that have finished their part go on with the next. No result waits for the next batch to be read. An error is raised
+    after the results of all earlier batches.
 
     Args:
-        batches: encoded ones.
-        submit: begins to decode one.
-        rescue: makes one anew that does not decode.
-        last_resort: decodes one in another way that fails again, though all its slices are good, or without a rescue
-            may be; None: its error is raised.
-        ahead_pixels: batches behind the one that is waited for are begun until their wanted frames have this many
-            pixels; at least one batch.
+        batches: the encoded batches.
+        submit: begins to decode a batch.
+        rescue: makes a batch that does not decode again, without its bad clips.
+        last_resort: decodes in another way a batch that fails again although all its slices are good (or, without a
+            rescue, may be); None: its error is raised.
+        ahead_pixels: batches after the current one are submitted until their wanted frames have this many pixels; at
+            least one batch.
     """
     begun: deque[tuple[EncodedBatch, Pending[T]]] = deque()
     error: Exception | None = None
@@ -86,7 +86,7 @@ def decoded_in_order(
         try:
             raise error
         finally:
-            # An exception refers to this frame, and this frame to DALI's pipeline by way of `submit`: see
+            # An exception refers to this frame, and this frame, through `submit`, to DALI's pipeline: see
             # `streamvid.transform.dali_pipeline.DaliPipeline.close`.
             del error
 
@@ -97,7 +97,7 @@ def _pixels(batch: EncodedBatch) -> int:
 
 
 def _begin(batch: EncodedBatch, submit: Callable[[EncodedBatch], Pending[T]]) -> Pending[T]:
-    """Submit a batch; an error of its clips comes with its result."""
+    """Submit a batch; an error of its clips is raised by the result."""
     try:
         return submit(batch)
     except VideoError as error:
@@ -116,7 +116,7 @@ def _rescued(
     rescue: Rescue | None,
     last_resort: Callable[[EncodedBatch], Pending[T]] | None,
 ) -> T:
-    """The result of a batch, or of the batch that a rescue made in its place."""
+    """The result of a batch, or of the batch that the rescue made in its place."""
     try:
         result = pending.result()
         if rescue is None or not rescue.is_stale(batch):
@@ -133,7 +133,7 @@ def _rescued(
         except VideoError as error:
             cause = error.with_traceback(None)
             if np.array_equal(before.clips, batch.clips) and np.array_equal(before.absent, batch.absent):
-                break  # it is no clip that fails
+                break  # no clip is at fault
     if last_resort is None:
         raise cause
     return last_resort(batch).result()

@@ -15,12 +15,12 @@ from streamvid.transform.spec import Transform, Views, by_view
 
 
 def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | None = None) -> Int64:
-    """The size of each clip after resizing and before cropping; not for random resized crops.
+    """The size of each clip after resizing and before cropping, for transforms without a random resized crop.
 
     Args:
         transform: what to do.
         heights, widths: int64 [clips], of upright frames.
-        short: int64 [clips], the short sides that were drawn from `random_short_side`; default: its smallest.
+        short: int64 [clips], the short sides drawn from `random_short_side`; default: its smallest.
 
     Returns:
         int64 [clips, 2]: height, width.
@@ -39,7 +39,7 @@ def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | 
 
 
 def short_sides(transform: Transform, random: Float64) -> Int64 | None:
-    """int64 [clips]: one of `random_short_side` for each; all are as likely as any other."""
+    """int64 [clips]: a random short side for each clip, uniform over those of `random_short_side`."""
     if transform.random_short_side is None:
         return None
     if isinstance(transform.random_short_side, tuple):
@@ -51,7 +51,7 @@ def short_sides(transform: Transform, random: Float64) -> Int64 | None:
 
 
 def output_size(transform: Transform, heights: Int64, widths: Int64, key: Callable[[int], str]) -> tuple[int, int]:
-    """Height and width of every clip that comes out.
+    """The one height and width of the outputs of all clips.
 
     Args:
         transform: what to do.
@@ -59,7 +59,7 @@ def output_size(transform: Transform, heights: Int64, widths: Int64, key: Callab
         key: the key of a clip by its number, from 0, for the error.
 
     Raises:
-        InputError: a clip is smaller than the crop, or clips come out in different sizes, so that they fit no batch.
+        InputError: a clip is smaller than the crop, or the outputs differ in size, so that they fit no batch.
     """
     if transform.crop is not None and transform.random_resized_crop is not None:
         return pair(transform.crop)
@@ -89,7 +89,7 @@ def output_size(transform: Transform, heights: Int64, widths: Int64, key: Callab
 def output_sizes(
     transform: Transform | Views, heights: Int64, widths: Int64, key: Callable[[int], str]
 ) -> dict[str, tuple[int, int]]:
-    """Height and width by view; arguments and errors as for `output_size`."""
+    """Height and width by view; arguments and errors as in `output_size`."""
     sizes = {}
     for view, one in by_view(transform).items():
         try:
@@ -102,8 +102,8 @@ def output_sizes(
 
 
 def _check_shared_crop(views: Views, heights: Int64, widths: Int64, key: Callable[[int], str]) -> None:
-    """Raise InputError unless what each view resizes and crops by itself is as much as the largest one does, to within
-    one of its pixels. One without a resize of its own shows what the largest one shows."""
+    """Raise InputError unless the part of the frame that each view resizes and crops is as large as that of the largest
+    view, to within one of its pixels. A view without a resize shows the part of the largest view."""
     sides, leader = np.stack([heights, widths], axis=1), largest(views.transforms)
 
     def scale(view: str, random: float) -> Float64:
@@ -135,14 +135,15 @@ def upright_sizes(clips: ClipTable, rows: Int64) -> tuple[Int64, Int64]:
 
 
 def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int64, *, one_size: bool = True) -> None:
-    """Raise InputError unless the transform fits all these clips, and they come out in one size, so that they fit a
+    """Raise InputError unless the transform fits all these clips, and their outputs have one size, so that they fit a
     batch.
 
     Args:
         transform: what is done to the frames.
         clips: the dataset's rows.
         rows: int64 [clips], which of them.
-        one_size: False: sizes may differ, as in a graph, whose user may have his own operators resize them.
+        one_size: whether the outputs must have one size. False for graphs, in which the user's operators may resize
+            them.
     """
 
     def check(rows: Int64) -> None:
@@ -160,14 +161,14 @@ def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int
 
 
 def check_batch_memory(transform: Transform | Views, clips: ClipTable, rows: Int64, frames: int) -> None:
-    """Raise InputError if the tensors of one batch need more memory than the process may use: the kernel would end the
-    process without a word, where PyTorch says it of a GPU.
+    """Raise InputError if the tensors of one batch need more memory than the process may use: the kernel would kill the
+    process without a message, while a GPU's allocator raises an error.
 
     Args:
-        transform: what is done to the frames; one that makes all clips the same size, as the first one's counts.
+        transform: the transform, with one output size for all clips: that of the first is used.
         clips: the dataset's rows.
-        rows: int64 [clips], which of them; one at least.
-        frames: in a batch.
+        rows: int64 [clips], the rows that are used; at least one.
+        frames: number of frames in a batch.
     """
     import torch
 

@@ -23,12 +23,12 @@ from streamvid.transform.spec import DRAWS, Draw, Transform, Views, by_view
 Params = dict[str, npt.NDArray[np.generic]]
 
 PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
-    # What all views share.
+    # Parameters that all views share.
     "gather": (np.int32, 1),
     "shown": (np.uint8, 4),
     "mirrored": (np.int32, 0),
     "angle": (np.float32, 0),
-    # What each view has of its own.
+    # Parameters of each view.
     "size": (np.float32, 1),
     "start": (np.float32, 1),
     "end": (np.float32, 1),
@@ -64,14 +64,14 @@ PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
 
 @dataclass(frozen=True)
 class ClipTransform:
-    """A transform, and what the clips that it is for need of it.
+    """A transform, and which of its optional steps a dataset's clips need.
 
     Attributes:
-        transform: what is done to the frames.
-        rotates: some clips' frames have to be rotated upright; if none have, DALI's graph has no operator for it.
-        has_black_frames: some frame positions may show a black frame; likewise.
-        mirrors: some clips' frames have to be flipped before that; likewise.
-        has_images: some clips are images, which DALI decodes on a GPU.
+        transform: the transform.
+        rotates: whether frames of some clips have to be rotated upright; if not, DALI's graph has no operator for it.
+        has_black_frames: whether some frame positions may show a black frame; likewise.
+        mirrors: whether frames of some clips have to be flipped before the rotation; likewise.
+        has_images: whether some clips are images, which DALI decodes on a GPU.
     """
 
     transform: Transform | Views
@@ -102,11 +102,11 @@ def followers(transform: Transform | Views) -> set[str]:
 
 
 def needed(transform: Transform, *, follows: bool = False) -> tuple[str, ...]:
-    """Names of the parameters that one view needs, beside those that all views share.
+    """Names of the parameters that one view needs, besides those that all views share.
 
     Args:
-        transform: the view's.
-        follows: whether it is one of the `followers`.
+        transform: the view's transform.
+        follows: whether the view is one of the `followers`.
     """
     resizes = follows or _resizes(transform)
     crops = transform.crop is not None
@@ -147,8 +147,8 @@ def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
     """The parameters of a batch's clips.
 
     Returns:
-        [batch, …] each: `gather`, `shown`, `mirrored`, `angle`, and `view.name` for each view what is `needed`; see
-        `PARAM_TYPES`.
+        [batch, …] each: `gather`, `shown`, `mirrored`, `angle`, and for each view its `needed` parameters as
+        `view.name`; dtypes in `PARAM_TYPES`.
     """
     sides = np.stack([batch.heights, batch.widths], axis=1)
     upright = np.where((batch.rotations % 180 != 0)[:, None], sides[:, ::-1], sides)
@@ -173,13 +173,13 @@ def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
         _scale_erased(list(views.values()))
     for view, one in by_view(transform).items():
         names = needed(one, follows=view in followers(transform))
-        # In C's order: DALI takes no rows with gaps.
+        # C-contiguous, as DALI requires.
         fields |= {f"{view}.{name}": views[view][name].astype(PARAM_TYPES[name][0], order="C") for name in names}
     return fields
 
 
 def _scale_erased(views: list[Params]) -> None:
-    """Let all views have the box of the largest, at their own size, in whole pixels."""
+    """Make the erased box of all views that of the largest, scaled to their own sizes, in whole pixels."""
     whole = max(views, key=lambda made: int(made["size"][0].prod()))
     start, size, sides = (whole[name].astype(np.float64) for name in ("erase_start", "erase_size", "size"))
     for made in views:
@@ -205,7 +205,7 @@ def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[
     made["matrix"] = _affine(
         size, made, transform.translate * (2 * random[:, [Draw.TRANSLATE_X, Draw.TRANSLATE_Y]] - 1)
     )
-    # Without saturation, colours are grey; brightness and contrast do to greys what they do to colours.
+    # Saturation 0 makes frames grey; brightness and contrast work on grey as on colours.
     made["saturation"] = np.where(random[:, Draw.GRAYSCALE] < transform.grayscale, 0.0, made["saturation"])
     low, high = transform.blur_sigma
     sigma = low + (high - low) * random[:, Draw.BLUR_SIGMA]
@@ -234,7 +234,7 @@ def _affine(sizes: Int64, made: Params, shift: Float64) -> Float64:
 
 
 def _resized_and_cropped(transform: Transform, upright: Int64, random: Float64) -> dict[str, npt.NDArray[np.generic]]:
-    """`size`, `start` and `end` where the whole frame is resized and then cropped."""
+    """`size`, `start` and `end` of a transform that resizes the whole frame and then crops."""
     size = resized(transform, upright[:, 0], upright[:, 1], short_sides(transform, random[:, Draw.SCALE]))
     if transform.crop is None:
         return {"size": size, "start": np.zeros(size.shape), "end": upright}
@@ -245,8 +245,8 @@ def _resized_and_cropped(transform: Transform, upright: Int64, random: Float64) 
 
 
 def _corners(sizes: Int64, parts: Int64, place: Float64) -> Float64:
-    """float64 [clips, 2]: upper left corners of boxes in frames. All positions are equally likely: one more than there
-    are pixels to spare."""
+    """float64 [clips, 2]: upper left corners of boxes in frames, uniform over all positions, of which there is one more
+    than the difference in pixels."""
     return np.asarray(np.floor((sizes - parts + 1) * place), dtype=np.float64)
 
 
@@ -260,15 +260,15 @@ def boxes(
 ) -> tuple[Float64, Int64]:
     """Boxes of random area, aspect ratio and position in frames.
 
-    The area is uniform. The logarithm of width / height is uniform over what fits into the frame with that area;
-    where none of `ratio` does, it is the one of `ratio` that comes nearest, and the box as large as fits.
+    The area is uniform. The logarithm of width / height is uniform over the ratios that fit into the frame with that
+    area. If no ratio within `ratio` fits, the nearest one is taken, and the box is as large as fits.
 
     Args:
         sizes: int64 [clips, 2], height and width of the frames.
-        area: share of the frame, from and to.
-        ratio: width / height, from and to.
+        area: (smallest, largest) share of the frame's area.
+        ratio: (smallest, largest) width / height.
         area_at, ratio_at: float64 [clips], uniform in [0, 1).
-        place: float64 [clips, 2], likewise, y and x.
+        place: float64 [clips, 2], uniform in [0, 1), for y and x.
 
     Returns:
         The corner, float64 [clips, 2], whole numbers, and height and width, int64 [clips, 2].
@@ -279,7 +279,7 @@ def boxes(
     low, high = np.log(ratio[0]), np.log(ratio[1])
     low, high = np.clip(narrowest, low, high), np.clip(widest, low, high)
     proportion = np.exp(low + (high - low) * ratio_at)
-    # Where none fits, low and high are one, and that one is cut down to the frame.
+    # If no ratio fits, low equals high, and that box is cut down to the frame.
     wide = np.minimum(np.sqrt(wanted * proportion), np.minimum(width, height * proportion))
     extent = np.floor(np.stack([wide / proportion, wide], axis=1) + 0.5).astype(np.int64)
     extent = np.clip(extent, 1, sizes)

@@ -1,7 +1,7 @@
-"""Encoded batches → tensors: decoding and the transform, in the form that fits the transform and the device.
+"""Encoded batches → tensors: decoding and the transform, by one of three renderers.
 
-`make_renderer` decides which: `CpuRenderer` and `GpuRenderer` need no DALI, `DaliRenderer` runs the transform's graph
-on either device.
+`make_renderer` chooses by transform and device: `CpuRenderer` and `GpuRenderer` need no DALI, `DaliRenderer` runs the
+transform's graph on CPU or GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RenderedBatch:
     """A batch as tensors.
 
     Attributes:
-        encoded: what it was made from.
+        encoded: the batch that was decoded.
         tensors: by name, [batch, …] on the renderer's device: each view in its transform's layout and dtype, then
             `streamvid.fetch.encoded_batch.BATCH_COLUMNS`.
     """
@@ -50,7 +50,7 @@ class RenderedBatch:
 
 
 class RunAhead(Protocol):
-    """Has an iterator's items made in a thread of its own, some of them ahead of who takes them."""
+    """Runs an iterator in a thread of its own, some items ahead of the consumer."""
 
     def __call__(self, items: Iterator[T], /) -> Iterator[T]: ...
 
@@ -59,7 +59,8 @@ class Renderer(Protocol):
     """Decodes batches and makes their tensors.
 
     Attributes:
-        shared: several iterations may run at a time; batches are decoded in the order in which they are submitted.
+        shared: whether several iterations may run at the same time; batches are decoded in the order in which they are
+            submitted.
     """
 
     shared: ClassVar[bool]
@@ -68,9 +69,9 @@ class Renderer(Protocol):
         """The tensors of batches, in order; an error is raised in its batch's place.
 
         Args:
-            batches: taken as far ahead as decoding needs, in the thread of `run_ahead`.
-            run_ahead: puts decoding into a thread of its own.
-            rescue: for batches that do not decode; None: their errors are raised.
+            batches: encoded batches, consumed as far ahead as decoding needs, in the thread of `run_ahead`.
+            run_ahead: moves decoding into a thread of its own.
+            rescue: makes batches that do not decode again; None: their errors are raised.
         """
 
     def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
@@ -78,7 +79,7 @@ class Renderer(Protocol):
 
         Raises:
             VideoError: the clip does not decode to its frames.
-            RuntimeError: DALI cannot transform them; the renderer is of no use then.
+            RuntimeError: DALI cannot transform them; the renderer cannot be used again.
         """
 
     def close(self) -> None:
@@ -99,10 +100,11 @@ def make_renderer(
     Args:
         spec: the transform.
         device_id: the GPU's number, or None for the CPU.
-        threads: CPU threads that decode and transform; 0 for `render_sample` alone, with one that decodes.
+        threads: CPU threads that decode and transform; 0 for a renderer that is used only for `render_sample`, with one
+            decoding thread.
         max_batch: clips per batch at most.
         on_cpu: bool [clips of the dataset]: with a GPU, the clips that the CPU decodes; default: none.
-        isolate: what the CPU decodes, it decodes in child processes (`streamvid.decode.isolated`).
+        isolate: whether the CPU decodes in child processes (`streamvid.decode.isolated`).
     """
     if device_id is None:
         if fits_batch_writer(spec.transform):
@@ -118,7 +120,7 @@ class CpuRenderer:
     """Writes frames into the batch as they are decoded: see `streamvid.transform.cpu_batch_writer`.
 
     Args:
-        transform, threads, isolate: as of `make_renderer`.
+        transform, threads, isolate: as in `make_renderer`.
     """
 
     shared: ClassVar[bool] = True
@@ -159,8 +161,8 @@ class GpuRenderer:
 
     Args:
         transform: one that `fits_one_pass`.
-        decoder: with sessions; closed with this object.
-        on_cpu: as of `make_renderer`.
+        decoder: a decoder with sessions; closed with this object.
+        on_cpu: as in `make_renderer`.
     """
 
     shared: ClassVar[bool] = False
@@ -193,8 +195,8 @@ class GpuRenderer:
         self._decoder.close()
 
     def _hand_over(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Leave tensors to the current stream: what is queued there when they are freed is done with before their
-        memory is decoded to again."""
+        """Record the tensors on the current stream, so that their memory is decoded into again only after all work is
+        done that is queued on that stream when they are freed."""
         import torch
 
         for tensor in tensors.values():
@@ -222,14 +224,14 @@ class GpuRenderer:
 
 
 class DaliRenderer:
-    """Decodes, crops and resizes where that is possible before DALI gets the frames, and leaves the rest of the
-    transform to DALI (`streamvid.transform.dali_pipeline`).
+    """Decodes, if possible crops and resizes, and leaves the rest of the transform to DALI
+    (`streamvid.transform.dali_pipeline`).
 
     Args:
         spec: the transform.
-        decoder: closed with this object.
+        decoder: the decoder; closed with this object.
         device_id: the GPU's number, or None for the CPU.
-        threads, max_batch, on_cpu: as of `make_renderer`.
+        threads, max_batch, on_cpu: as in `make_renderer`.
     """
 
     shared: ClassVar[bool] = False
@@ -323,7 +325,7 @@ class DaliRenderer:
 
 
 def _counted(made: Generator[T, None, None], run_ahead: RunAhead, decoder: CpuDecoder | GpuDecoder) -> Iterator[T]:
-    """`run_ahead(made)`, of which a GPU's decode sessions know how many wait to be taken."""
+    """`run_ahead(made)`, whose waiting batches are counted for the GPU's decode sessions."""
     sessions = decoder.sessions if isinstance(decoder, GpuDecoder) else None
     if sessions is None:
         yield from run_ahead(made)
@@ -341,7 +343,7 @@ def _counted(made: Generator[T, None, None], run_ahead: RunAhead, decoder: CpuDe
 
 
 def _left_to_cpu(batch: EncodedBatch, on_cpu: Bool | None, every: bool) -> list[bool]:
-    """Which of a batch's clips the CPU decodes whatever their route is."""
+    """The clips of a batch that the CPU decodes regardless of their route."""
     if every or on_cpu is None:
         return [every] * len(batch.slices)
     found: list[bool] = on_cpu[batch.clips].tolist()

@@ -1,4 +1,5 @@
-"""What several views of a clip may share: which options belong to it, and what shared options must have in common."""
+"""Views of a clip may share random choices: which options each name of `Views(share)` covers, and which of them must
+agree."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from streamvid.errors import InputError
 
 
 class View(Protocol):
-    """What is asked of a `streamvid.transform.spec.Transform`: how it cuts out its part, and whether it changes
+    """The interface of `streamvid.transform.spec.Transform` that this module uses: how it crops, and whether it changes
     colours."""
 
     @property
@@ -51,7 +52,8 @@ def checked_share(transforms: Mapping[str, View], share: object) -> tuple[str, .
     """`Views(share)` as a tuple.
 
     Raises:
-        InputError: a name that nothing has, or what a view does not do, or does otherwise than another.
+        InputError: a name is unknown, or names an operation that a view does not have, or that views have with
+            different options.
     """
     if isinstance(share, str) or not isinstance(share, tuple | list | set | frozenset):
         raise InputError(f"Views(share) must be a list of {', '.join(map(repr, SHARES))}; it is {share!r}")
@@ -80,8 +82,8 @@ def checked_share(transforms: Mapping[str, View], share: object) -> tuple[str, .
 
 
 def largest(transforms: Mapping[str, View]) -> str:
-    """The view whose part of the frame the views show that share their crop: the one of the largest crop; of several
-    one that is resized before, if one is, and then the first."""
+    """Among views that share their crop, the view whose part of the frame all of them show: the one with the largest
+    crop; among equals the first that resizes, or the first."""
 
     def place(view: str) -> tuple[int, bool]:
         one = transforms[view]
@@ -98,7 +100,7 @@ def _does(transform: View, name: str) -> bool:
 
 
 def _check_crops(transforms: Mapping[str, View]) -> None:
-    """Raise InputError where views cannot show the part of the largest one."""
+    """Raise InputError if a view cannot show the part of the largest one."""
     leader = largest(transforms)
     of = transforms[leader]
     high, wide = pair(of.crop or 0)
@@ -123,6 +125,6 @@ def _check_crops(transforms: Mapping[str, View]) -> None:
 
 
 def pair(value: int | tuple[int, ...]) -> tuple[int, int]:
-    """Height and width, of those or of a square's side."""
+    """Height and width, from a pair or from the side of a square."""
     sides = value if isinstance(value, tuple) else (value,)
     return sides[0], sides[-1]

@@ -83,7 +83,7 @@ class Transform(Eager):
             and with the pixels of DALI's decoder.
         resize_in: "yuv" resizes decoded planes and then converts; "rgb" converts first, as torchvision does with
             decoded frames. docs/transforms.md has the difference.
-        dali: your part of the graph: takes a DALI node, uint8 in DALI's layout FHWC, and returns one.
+        dali: the user's part of the graph: a function from a DALI node, uint8 in DALI's layout FHWC, to another.
     """
 
     resize: int | tuple[int, int] | None = None
@@ -164,9 +164,9 @@ class Transform(Eager):
         return DRAWS
 
     def for_evaluation(self) -> Transform:
-        """The same without randomness: the centre crop, the smallest `random_short_side`, and no augmentation.
+        """This transform without randomness: the centre crop, the smallest `random_short_side`, and no augmentation.
 
-        Of a random resized crop, the largest centred part in the crop's proportions remains. `dali` stays.
+        A random resized crop becomes the largest centred part with the crop's proportions. `dali` stays.
         """
         changed: dict[str, Any] = {}
         if self.random_short_side is not None:
@@ -179,7 +179,7 @@ class Transform(Eager):
         return replace(self, random_crop=False, horizontal_flip=0.0, vertical_flip=0.0, **changed)
 
     def span(self, name: str) -> tuple[float, float] | None:
-        """From and to of an option that may be given as one number; None if it changes nothing."""
+        """The range (from, to) of an option that may be given as one number; None if it changes nothing."""
         value = getattr(self, name)
         about = 0.0 if name in _ABOUT_0 else 1.0
         low, high = value if isinstance(value, tuple) else (about - value, about + value)
@@ -201,7 +201,7 @@ class Transform(Eager):
 
     @property
     def warps(self) -> bool:
-        """Whether frames may be moved, zoomed or sheared, so that they are not just rotated."""
+        """Whether frames may be moved, zoomed or sheared, so that rotation alone is not enough."""
         return bool(self.translate) or self.span("zoom") is not None or self.span("shear") is not None
 
     @property
@@ -304,17 +304,17 @@ class Transform(Eager):
 class Views(Eager):
     """Several views of each clip, each with its own transform, of the same decoded frames.
 
-    Views have random numbers of their own but for what they share: that is drawn once, as for a transform alone. Views
-    that share "crop" show the same part of the frame, each at the size of its own crop: the part that the largest of
-    them cuts out.
+    Views have random numbers of their own, except for the operations that they share: those are drawn once. Views that
+    share "crop" show the same part of the frame, that of the view with the largest crop, each at the size of its own
+    crop.
 
     Attributes:
-        transforms: by name; in a batch, `batch[name]` stands in for `batch["video"]`.
-        share: what all views do alike: "crop", "flip", "rotate", "color_jitter", "blur", "erase".
+        transforms: the transforms by name; a batch has `batch[name]` for each instead of `batch["video"]`.
+        share: random choices that all views share: "crop", "flip", "rotate", "color_jitter", "blur", "erase".
 
     Raises:
-        InputError: a view without a name that a batch may have or without a transform; or a share of what a view does
-            not do, or not as the others do.
+        InputError: a view's name is not possible in a batch, or it has no transform; or views share an operation that
+            one does not have, or has with different options.
     """
 
     transforms: Mapping[str, Transform]
@@ -364,7 +364,7 @@ def _is_side(value: object) -> bool:
 
 
 def _are_channels(value: object) -> bool:
-    """Whether it is three finite numbers."""
+    """Whether a value is three finite numbers."""
     try:
         numbers = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):

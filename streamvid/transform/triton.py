@@ -1,10 +1,10 @@
 """`sv.dali.export`: the transform as a model of Triton's DALI backend: encoded videos in, the model's tensors out.
 
-A server draws nothing at random and has no plan. On a CPU the graph finds the parameters of
-`streamvid.transform.params` by itself, from the size of the frames, in the same double precision and the same order of
-operations. On a GPU it cannot: the backend has DALI's older executor, in which nothing that the GPU has made comes back
-to the CPU, where operators take their arguments. There all of them are constants, and `engine="dali"` does it in the
-same way. So the tensors are those of `engine="dali"` on the same device, bit for bit.
+A server has no plan and no random choices. On a CPU the graph computes the parameters of `streamvid.transform.params`
+itself, from the size of the frames, in the same double precision and order of operations. On a GPU it cannot: the
+backend has DALI's older executor, which copies no GPU result back to the CPU, where operators take their arguments.
+There all parameters are constants, as with `engine="dali"`. So the tensors equal those of `engine="dali"` on the same
+device, bit for bit.
 """
 
 from __future__ import annotations
@@ -52,28 +52,29 @@ def export(
     num_threads: int = 4,
     color: ColorOption | None = None,
 ) -> Path:
-    """Write a model for Triton's DALI backend that does to videos what evaluation does to a dataset's clips.
+    """Write a model for Triton's DALI backend that decodes and transforms videos as a loader does for evaluation.
 
-    The model takes a file's bytes, `encoded`, and gives for each view a batch of its sub-sequences, each of `frames`
-    frames, every `stride`-th of the video; the last one is padded with black frames. They are those of
-    `TiledWindows(frames, stride=stride, pad="constant")` with `transform.for_evaluation()`, by `engine="dali"`
-    on that device. A server sees no tags: `color="auto"` is BT.709 for all videos.
+    The model takes a file's bytes, `encoded`, and returns for each view a batch of the video's sub-sequences, each of
+    `frames` frames, every `stride`-th of the video; the last one is padded with black frames. They are those of
+    `TiledWindows(frames, stride=stride, pad="constant")` with `transform.for_evaluation()`, by `engine="dali"` on that
+    device. A server sees no tags: `color="auto"` is BT.709 for all videos.
 
     Args:
         directory: the model repository; the model becomes `directory/name`. Files of an earlier export are replaced.
-        transform: as of the loader; its randomness is left out. Its own part (`dali`) sees all frames of the video.
-        frames, stride: of a sub-sequence.
-        name: of the model.
-        device: where it decodes. The CPU of DALI knows VP8, VP9 and Motion JPEG alone.
-        max_batch_size: videos of a request at most.
+        transform: a loader's transform; its randomness is left out. The user's part (`dali`) gets all frames of the
+            video.
+        frames, stride: length of a sub-sequence in frames, and step from frame to frame.
+        name: the model's name.
+        device: "cuda" or "cpu", where the model decodes. On the CPU, DALI decodes only VP8, VP9 and Motion JPEG.
+        max_batch_size: most videos in a request.
         num_threads: CPU threads of the server's pipeline.
-        color: the matrix of YUV, for all videos; default: the transform's.
+        color: the YUV matrix for all videos; default: the transform's.
 
     Returns:
         the model's folder.
 
     Raises:
-        InputError: an option is invalid, or the transform is none that a server can have.
+        InputError: an option is invalid, or a server cannot run the transform.
         DatasetError: the folder cannot be written to.
     """
     path = given_path(directory, "directory")
@@ -122,7 +123,7 @@ def export(
         raise InputError(f"a pipeline with this Transform(dali) cannot be serialized: {reason}") from error
     folder = Path(local_path(path)) / name
     config = _config(views, frames, name=name, device=device, batch_size=max_batch_size, num_threads=num_threads)
-    # Whole or not at all, as a server that polls its models may read at any moment.
+    # Written atomically, because a server that polls its models may read at any moment.
     filesystem.write_bytes(folder / "1" / "model.dali", serialized)
     filesystem.write_bytes(folder / "config.pbtxt", config.encode("ascii"))
     return folder
@@ -144,8 +145,8 @@ def serving_graph(
     num_threads: int,
     constants: bool,
 ) -> Pipeline:
-    """The pipeline, not built: it can be serialized where there is no GPU. Arguments as of `export`, and whether what
-    is cut out is said by constants alone."""
+    """The pipeline, not built, so that it can be serialized on a machine without a GPU. Arguments as in `export`, and
+    whether cropping uses constants only."""
     from nvidia.dali import Pipeline, fn, types
 
     views = by_view(transform)
@@ -169,7 +170,7 @@ def serving_graph(
 
 
 def _recoloured(decoded: DataNode, color: ColorOption) -> DataNode:
-    """DALI's frames, which are BT.601, by another matrix."""
+    """Frames that DALI has converted by BT.601, converted to another matrix."""
     from nvidia.dali import fn, types
 
     if color == "bt601":
@@ -185,7 +186,7 @@ def _sub_sequences(
     from nvidia.dali import fn
 
     made = crop_resize(transform, decoded, params)
-    # Without a shape, fn.pad would make all videos of a request as long as the longest.
+    # If no shape was given, fn.pad would make all videos of a request as long as the longest.
     made = finish(transform, made, {}, partial(fn.pad, axis_names="F", align=frames, shape=[1]))
     rows: dict[str, Any] = {"rel_shape": [-1, frames, 1, 1, 1], "src_dims": [0, -1, 1, 2, 3]}
     if transform.layout != "CTHW":
@@ -194,19 +195,19 @@ def _sub_sequences(
 
 
 def fixed_size(transform: Transform) -> tuple[int, int] | None:
-    """Height and width of what comes out, of whatever video; None if they depend on it."""
+    """Height and width of the output, the same for all videos; None if they depend on the video."""
     if transform.crop is not None:
         return pair(transform.crop)
     return transform.resize if isinstance(transform.resize, tuple) else None
 
 
 def evaluation_params(transform: Transform | Views, upright: DataNode) -> dict[str, dict[str, DataNode]]:
-    """By view `size`, `start` and `end` of `streamvid.transform.params`, where they are needed.
+    """`size`, `start` and `end` of `streamvid.transform.params` by view, where needed.
 
     DALI's constants are float32: those below are whole numbers, halves, or sums.
 
     Args:
-        transform: without randomness.
+        transform: a transform without randomness.
         upright: float64 [2], the frames' height and width.
     """
     from nvidia.dali import fn, types
@@ -231,7 +232,7 @@ def _of_one_view(transform: Transform, upright: DataNode) -> dict[str, DataNode]
 
     height, width = upright[0:1], upright[1:2]
     if transform.random_resized_crop is not None and transform.crop is not None:
-        # As `streamvid.transform.params.boxes` has it for the whole area and one proportion.
+        # As in `streamvid.transform.params.boxes` for the whole area and one ratio.
         proportion = _double(float(np.exp(np.log(transform.ratio[0]))), height * 0)
         wide = math.min(math.sqrt(height * width * proportion), math.min(width, height * proportion))
         extent = math.clamp(math.floor(fn.cat(wide / proportion, wide, axis=0) + 0.5), 1, upright)
