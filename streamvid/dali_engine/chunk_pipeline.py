@@ -47,13 +47,14 @@ class ChunkBatch:
     """One batch of a chunk.
 
     Attributes:
-        sources: what the reader reads, one for each sample.
-        frames: per sample int64 [wanted], which frames of its video are decoded, rising.
-        colors: per sample, what its clip's samples mean.
-        pictures: per sample, of an image, what its decoder is given; None of a video.
-        encoded: all but the packets; its `slices` are empty.
+        sources: the reader's input for each sample.
+        frames: for each sample, int64 [wanted], the frames of its video to decode, increasing.
+        colors: for each sample, matrix, range and siting of its clip.
+        pictures: for each sample, the location of its image; None for a video.
+        encoded: the batch without packets: its `slices` are empty.
         keys: the clips' keys, for error messages.
-        by_shard: the reader reads them by shard and by where they lie in it, so that few files are open; else in order.
+        by_shard: whether the reader reads samples sorted by shard and offset, so that few files are open; False: in
+            order.
     """
 
     sources: list[VideoSource]
@@ -66,7 +67,7 @@ class ChunkBatch:
 
     @cached_property
     def reading_order(self) -> Int64:
-        """int64 [batch], the samples as the reader reads them."""
+        """int64 [batch]: the samples in the order in which the reader reads them."""
         if not self.by_shard:
             return np.arange(len(self.sources))
         places = [(source.path, int(source.ranges[0, 0])) for source in self.sources]
@@ -75,13 +76,13 @@ class ChunkBatch:
 
 @dataclass(frozen=True)
 class ClipKinds:
-    """What the clips of a graph ask of it.
+    """Properties of a graph's clips that decide which operators it has.
 
     Attributes:
-        videos, images: there are some.
-        recoloured: the RGB of some is another than DALI's by the transform's option; if it is of none, the graph has no
-            operator for it.
-        on_gpu: whether it runs on a GPU.
+        videos, images: whether there are any.
+        recoloured: whether some clips' RGB has to be converted from DALI's matrix to that of the transform's option
+            `color`; if not, the graph has no operator for it.
+        on_gpu: whether the graph runs on a GPU.
     """
 
     videos: bool
@@ -93,14 +94,14 @@ class ClipKinds:
     def of(
         cls, images: Collection[bool], colors: Iterable[Color], transform: Transform | Views, *, on_gpu: bool
     ) -> ClipKinds:
-        """Those of clips, by whether each is an image, and what their samples mean."""
+        """The kinds of clips, from whether each is an image, and from their matrix, range and siting."""
         factors = [recolouring(one.chosen(_option(transform))) for one in set(colors)]
         recoloured = any(not np.array_equal(one, np.eye(3)) for one in factors)
         return cls(not all(images), any(images), recoloured, on_gpu)
 
     @property
     def inputs(self) -> list[InputType]:
-        """Of the graph, before the transform's."""
+        """Inputs of the graph that come before those of the transform."""
         videos: list[InputType] = [(np.uint8, 1), (np.int32, 1)]
         return [
             (np.int32, 0),
@@ -111,15 +112,15 @@ class ClipKinds:
 
     @property
     def of_pictures(self) -> dict[str, InputType]:
-        """The last of those, by name."""
+        """The last of these inputs, by name: those for images."""
         return picture_inputs(videos=self.videos) if self.images else {}
 
 
 class ChunkPipeline:
-    """A DALI pipeline over some batches of as many samples each; an iterator over their tensors.
+    """A DALI pipeline over some batches of equal size; an iterator over their tensors.
 
     Args:
-        batches: at least one. Reading and decoding of the first begins at once.
+        batches: at least one. Reading and decoding of the first begins immediately.
         spec: the transform.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads.
@@ -166,7 +167,7 @@ class ChunkPipeline:
 
         self._pipeline = in_children(chunk(), abandon_pipeline)
         try:
-            # PARTIAL hands every batch on as it comes: the plan has decided how the last one is made.
+            # PARTIAL returns every batch unchanged: the plan has decided about the last one.
             self._iterator = DALIGenericIterator(
                 [self._pipeline],
                 outputs.names,
@@ -193,7 +194,7 @@ class ChunkPipeline:
                     self._abandon_failed()
                     raise _explain(error, self._batches, number) from error
                 if tensors["clip"].is_cuda and number == 0:
-                    # The first batch was made with the pipeline, in a thread whose stream is the default one.
+                    # The first batch was made with the pipeline, in a thread whose current stream is the default one.
                     here = torch.cuda.current_stream(tensors["clip"].device)
                     here.wait_stream(torch.cuda.default_stream(tensors["clip"].device))
                     for tensor in tensors.values():
@@ -204,14 +205,14 @@ class ChunkPipeline:
         abandon_failed(self._pipeline, {one.stsd for batch in self._batches for one in batch.pictures if one})
 
     def close(self) -> None:
-        """Wait for what the pipeline is doing, and free it."""
+        """Wait for the pipeline's work in progress, and free it."""
         self._iterator = self._pipeline = None
         self._resources.close()
 
 
 def graph_inputs(spec: ClipTransform, *, on_gpu: bool) -> tuple[str, ...]:
-    """The transform's inputs. On a GPU a transform for evaluation is done as in a server, which does not know the size
-    of frames (`streamvid.transform.triton`)."""
+    """The transform's inputs. On a GPU, a transform for evaluation is built as for a server, which does not know the
+    size of frames (`streamvid.transform.triton`)."""
     names = input_names(spec, crop_resized=False)
     if on_gpu and by_constants(spec.transform):
         return tuple(name for name in names if name.rpartition(".")[2] not in SIZES)
@@ -230,14 +231,14 @@ def clip_nodes(
     """The graph from shards to views, inside a pipeline definition.
 
     Args:
-        files: what `fn.readers.webdataset` reads.
-        feed: of each batch what `clip_inputs` gives, as many and in the order in which the reader reads.
+        files: the files of `fn.readers.webdataset`.
+        feed: returns `clip_inputs` of each batch, in the reader's order.
         spec: the transform.
-        kinds: of the clips. On a GPU, it is the pipeline's.
-        reader_name, pad_last_batch: `name` and `pad_last_batch` of the reader.
+        kinds: the kinds of the clips; `on_gpu` is whether the pipeline runs on a GPU.
+        reader_name, pad_last_batch: arguments `name` and `pad_last_batch` of the reader.
 
     Returns:
-        the views, and `BATCH_COLUMNS`, which are on the CPU.
+        The views, and `BATCH_COLUMNS`, which are on the CPU.
     """
     from nvidia.dali import fn, types
 
@@ -275,9 +276,9 @@ def clip_nodes(
 
 
 def clip_inputs(batch: ChunkBatch, transform: Transform | Views, names: Sequence[str], kinds: ClipKinds) -> Inputs:
-    """What the graph takes beside shards: where in the order of reading each sample is; headers in that order, and
-    frame numbers; what makes their own colours of DALI's; of images, `picture_arrays`; the transform's inputs of those
-    names, and the columns."""
+    """Inputs of the graph besides shards: the position of each sample in the order of reading; headers in that order,
+    and frame numbers; the colour conversion of each clip; for images, `picture_arrays`; the transform's inputs of the
+    given names; and the columns."""
     option = _option(transform)
     headers = [batch.sources[n].header for n in batch.reading_order]
     params = batch_params(transform, batch.encoded)
@@ -295,12 +296,12 @@ def _option(transform: Transform | Views) -> ColorOption:
 
 
 def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) -> StreamvidError:
-    """The error of a shard or a clip for one that DALI raised.
+    """Turn an error of DALI into an error of a shard or clip.
 
     Args:
-        error: as DALI raised it.
-        batches: those of the pipeline.
-        number: the batch that was waited for. DALI does not say which one failed.
+        error: the exception that DALI raised.
+        batches: the pipeline's batches.
+        number: the batch that was awaited. DALI does not say which one failed.
     """
     text = str(error)
     reason = " ".join(text.rpartition("encountered:")[2].partition("C++ context")[0].split())[:300]

@@ -1,8 +1,8 @@
 """`StreamLoader(engine="dali")`: epochs through DALI pipelines, each over a chunk of the plan.
 
-A DALI pipeline reads the files that it was built with. So the plan is cut into chunks of steps; the pipeline of the
-next chunk is built, and reads and decodes its first batches, in a thread of its own while the batches of the current
-one are handed out. DALI's state is never needed again: an epoch goes on from the plan's position.
+The files of a DALI pipeline are fixed when it is built. So the plan is cut into chunks of steps. While the loop gets
+the batches of one chunk, a thread builds the pipeline of the next, which reads and decodes its first batches. DALI's
+state is not part of a run's state: an epoch goes on from the plan's position.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class DaliEngine:
     """Runs epochs over a dataset.
 
     Args:
-        dataset: where clips come from.
+        dataset: the dataset.
         access: opens its shards.
         spec: how samples are drawn from clips.
-        transform: what is done to their frames.
+        transform: the transform.
         device_id: the GPU's number, or None for the CPU.
         num_threads: CPU threads of DALI.
-        rescuer: makes what finds the bad clips among those of a batch.
+        rescuer: makes the `Rescuer` of an epoch, which finds the bad clips of a batch.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class DaliEngine:
         self.home = HomeProcess()
 
     def run(self, epoch: Epoch, following: Callable[[], Epoch] | None = None) -> Generator[RenderedBatch, None, None]:
-        """The batches of what is left of an epoch, in order; an error is raised in its place.
+        """The batches that are left of an epoch, in order. An error is raised in the place of its batch.
 
         DALI does not say which clip it failed on. So the clips of the batches that it was working on are tried one by
-        one, by FFmpeg and, where that has nothing against them and DALI fails again, by DALI; and pipelines without the
-        bad ones go on from the batch that did not come.
+        one, by FFmpeg, and, if FFmpeg decodes all of them and DALI fails again, by DALI. New pipelines, without the bad
+        clips, continue from the batch that failed.
 
         Raises:
-            InputError: this process was forked since the first iteration: it has none of the threads.
+            InputError: this process was forked from the one that iterated first, and has none of its threads.
         """
         rescue = self._rescuer(epoch, threading.Event())
         done, tried = epoch.done, -1
@@ -117,7 +117,7 @@ class DaliEngine:
                 raise failed
 
     def _find_bad(self, rescue: Rescue, epoch: Epoch, first: int) -> bool:
-        """Look for bad clips in the batches that DALI may have been working on; whether there are any."""
+        """Look for bad clips in the batches that DALI may have been working on. Returns whether there are any."""
         before = epoch.absent.count
         for number in range(first, min(first + _CHUNK_STEPS, epoch.steps)):
             rescue(number)
@@ -126,8 +126,8 @@ class DaliEngine:
         return epoch.absent.count > before
 
     def _find_undecodable(self, rescue: Rescue, epoch: Epoch, first: int) -> bool:
-        """Leave out clips of the batches that DALI may have failed on that it does not decode alone either; whether
-        there are any. Where it decodes none of them, it is no clip's fault."""
+        """Of the batches that DALI may have failed on, leave out clips that it does not decode alone either. Returns
+        whether there are any. If DALI decodes none of them, no clip is at fault."""
         tried: dict[int, tuple[int, str]] = {}
         for number in range(first, min(first + DEPTH, epoch.steps)):
             step = epoch.step(number)
@@ -143,7 +143,7 @@ class DaliEngine:
         return bool(bad)
 
     def _failure_alone(self, step: Step) -> str:
-        """Why DALI does not decode a step of one sample; empty if it does."""
+        """Why DALI does not decode a step of one sample; "" if it does."""
         chunk = None
         try:
             chunk = self._open(iter([[step]]), threading.Event())
@@ -165,7 +165,7 @@ class DaliEngine:
 
         pool = ThreadPoolExecutor(1, thread_name_prefix="streamvid-dali")
 
-        # Both modules may be gone when Python closes this generator at its end.
+        # Module globals may be gone when the interpreter exits.
         getpid, unregister = os.getpid, atexit.unregister
 
         def stop() -> None:
@@ -195,11 +195,12 @@ class DaliEngine:
             stop()
 
     def close(self) -> None:
-        """Nothing outlives an iteration."""
+        """Does nothing, because each iteration frees what it has made."""
         self.home.leave()
 
     def _chunks(self, epoch: Epoch) -> Iterator[list[Step]]:
-        """The steps that are left, in chunks of as many clips per step; small at first so that a batch comes soon."""
+        """The steps that are left, in chunks with equally many clips per step; the first chunks are small, so that a
+        batch comes soon."""
         steps: list[Step] = []
         most = 1
         for number in range(epoch.done, epoch.steps):
@@ -213,7 +214,8 @@ class DaliEngine:
             yield steps
 
     def _fits(self, steps: list[Step], most: int) -> bool:
-        """Whether one pipeline may have these steps: at most so many, of one size, with shards that fit the cache."""
+        """Whether one pipeline may have these steps: not too many, of one batch size, with shards that fit the
+        cache."""
         shards = [self._shards(step) for step in steps]
         return (
             len(steps) <= most
@@ -227,7 +229,7 @@ class DaliEngine:
         return set(self._dataset.clips.shard[rows_of(step.sample_ids)].tolist())
 
     def _open(self, chunks: Iterator[list[Step]], stopped: threading.Event) -> _OpenChunk | None:
-        """The next chunk at work, or None behind the last. Runs in the engine's thread."""
+        """The next chunk with its pipeline running, or None after the last. Called in the engine's thread."""
         steps = next(chunks, None)
         if steps is None:
             return None
@@ -259,12 +261,12 @@ def chunk_batch(
     *,
     by_shard: bool = True,
 ) -> ChunkBatch:
-    """What the pipeline takes of these samples; arguments as of `streamvid.fetch.encoded_batch.read_slices`, and of
+    """The pipeline's input for these samples; arguments as in `streamvid.fetch.encoded_batch.read_slices` and
     `ChunkBatch`.
 
     Raises:
-        ClipError: packets are not those that were indexed.
-        VideoError: packets are nonsense, or an image is not what its row says.
+        ClipError: packets differ from those that were indexed.
+        VideoError: packets are invalid, or an image contradicts its row.
     """
     local = [is_local(dataset.location(one.clip, path_of)) for one in planned]
     images = are_images(dataset.clips, [one.clip for one in planned])
@@ -272,7 +274,7 @@ def chunk_batch(
     if spec.checksum is not None or not all(local) or images.any():
         slices = read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)
     if slices is not None and spec.checksum is not None:
-        # DALI reads them again, and compares them with nothing.
+        # DALI reads the ranges again, but checks no checksum.
         check_packets(slices)
     samples = pad_to_longest(planned, spec.sampling.pad)
     sources = [
@@ -291,7 +293,7 @@ def chunk_batch(
 
 
 def source_in_shard(dataset: ClipSource, sample: SamplePlan, path_of: ShardPaths) -> VideoSource:
-    """What DALI reads of a local shard for a sample."""
+    """The ranges of a local shard that DALI reads for a sample."""
     rows = dataset.clips
     return video_source(
         dataset.location(sample.clip, path_of),

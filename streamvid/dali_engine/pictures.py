@@ -1,4 +1,5 @@
-"""Images in the graph: each sample goes to the decoder of its kind, and all come out as frames of one layout."""
+"""Images in the graph: each sample goes to the decoder for images or videos, and all outputs are frames of one
+layout."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ class Picture:
 
 
 def are_images(clips: ClipTable, rows: Sequence[int]) -> Bool:
-    """bool [rows], which of these clips are images."""
+    """bool [rows]: which of these clips are images."""
     images = [number for number, name in enumerate(clips.codec.names) if name in CODECS]
     return np.isin(clips.codec.codes[list(rows)], images)
 
@@ -53,11 +54,11 @@ def find_picture(encoded: EncodedSlice, begin: int) -> Picture:
     """Parse an image's header before a decoder sees the file.
 
     Args:
-        encoded: its slice.
-        begin: bytes before it in what the reader gives.
+        encoded: the image's slice.
+        begin: bytes before the image in the reader's output.
 
     Raises:
-        VideoError: it is damaged, or not what its row says.
+        VideoError: the image is damaged, or contradicts its row.
     """
     try:
         _, head, (start, end) = part_to_decode(encoded.data.tobytes(), encoded.stsd)
@@ -68,14 +69,14 @@ def find_picture(encoded: EncodedSlice, begin: int) -> Picture:
 
 
 def picture_inputs(*, videos: bool) -> dict[str, InputType]:
-    """The inputs of `decode_by_kind` by name, of images among videos or alone."""
+    """The inputs of `decode_by_kind` by name, for images with videos or alone."""
     return {name: one for name, one in _INPUTS.items() if videos or name != "is_image"}
 
 
 def picture_arrays(
     pictures: Sequence[Picture | None], names: Collection[str]
 ) -> Iterator[list[npt.NDArray[np.generic]]]:
-    """The inputs of these names, per sample; None: a video."""
+    """The inputs of these names, for each sample; a picture of None is a video."""
     some = [one or Picture(b"", b"", 0, 0) for one in pictures]
     made: dict[str, list[npt.NDArray[np.generic]]] = {
         "is_image": [np.array(one is not None) for one in pictures],
@@ -96,9 +97,10 @@ def decode_by_kind(
     Samples are divided by the operators that DALI makes of an `if` (`enable_conditionals`).
 
     Args:
-        encoded: per sample, what the reader gives.
+        encoded: the reader's output, a node.
         inputs: nodes of `picture_inputs`.
-        decode_videos: is told how to take the videos' part of a node; None: all are images.
+        decode_videos: decodes the videos; its argument is a function that takes the videos' part of a node. None: all
+            samples are images.
     """
     from nvidia.dali import fn
 

@@ -1,10 +1,10 @@
-"""What `fn.readers.webdataset` reads for a chunk of the plan: index files that name byte ranges of shards, in the
-plan's order, and for every sample the MP4 header that makes a video of its ranges.
+"""Inputs of `fn.readers.webdataset` for a chunk of the plan: index files that name byte ranges of shards, in the plan's
+order, and for every sample the MP4 header that makes its ranges a video.
 
 DALI's index format (v1.2, as `wds2idx` writes it) has a line for each sample and in it, for each component, extension,
-offset, size and file name. Nothing in it must be a whole tar member: here a sample's components are the byte ranges of
-`<key>.mp4` that hold the packets which its wanted frames need. A sample occurs wherever the plan has it, and a shard is
-listed once for each run of consecutive samples, as the reader goes through its shards one after the other.
+offset, size and file name. A component need not be a whole tar member: here a sample's components are the byte ranges
+of `<key>.mp4` with the packets that its wanted frames need. Samples are in the plan's order, and a shard is listed once
+for each run of consecutive samples, because the reader goes through its shards one after the other.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MAX_RANGES: Final = 32
 
 @dataclass(frozen=True)
 class VideoSource:
-    """One sample as the reader and the decoder get it.
+    """One sample, as inputs of reader and decoder.
 
     Attributes:
         path: local path of the shard; empty for `data`.
         ranges: int64 [ranges, 2], start and end in the shard, in bytes; starts are multiples of `TAR_BLOCK`.
-        header: uint8 [bytes], `ftyp`, `moov` and the header of `mdat`. Followed by the ranges it is an MP4 of the
-            wanted packets, with no edit list and no negative timestamp. Of an image, empty.
-        data: uint8 [bytes], the wanted packets themselves, where no local shard has them.
+        header: uint8 [bytes], `ftyp`, `moov` and the header of `mdat`; followed by the ranges, an MP4 of the wanted
+            packets without edit list or negative timestamps. Empty for an image.
+        data: uint8 [bytes], the wanted packets themselves, if no local shard has them.
         begin: bytes of the ranges before the first packet.
     """
 
@@ -50,20 +50,20 @@ class VideoSource:
 def video_source(
     path: str, origin: int, packets: PacketSelection, spans: Int64, *, stsd: bytes, width: int, height: int
 ) -> VideoSource:
-    """What to read of a shard for a slice, and the header before it.
+    """The ranges of a shard to read for a slice, and the MP4 header that goes before them.
 
     Args:
         path: local path of the shard.
-        origin: where the clip's MP4 begins in it, in bytes.
-        packets: which of the clip are wanted.
-        spans: int64 [spans, 2], byte ranges of the clip's MP4 that hold them, rising.
+        origin: offset of the clip's MP4 in the shard, in bytes.
+        packets: the clip's wanted packets.
+        spans: int64 [spans, 2], byte ranges of the clip's MP4 that hold them, increasing.
         stsd: the clip's sample description box.
         width, height: of the decoded frames, in pixels.
     """
     spans = _merged(spans)
     ranges = origin + spans
     ranges[:, 0] -= ranges[:, 0] % TAR_BLOCK
-    # Where each range begins in the payload of mdat, less where it begins in the clip's MP4.
+    # Offset of each range in the payload of mdat, minus its offset in the clip's MP4.
     shift = np.cumsum(ranges[:, 1] - ranges[:, 0]) - (ranges[:, 1] - origin)
     positions = packets.offsets + shift[np.searchsorted(spans[:, 0], packets.offsets, side="right") - 1]
     if is_image_entry(stsd):
@@ -80,7 +80,8 @@ def video_source(
 
 
 def source_of(encoded: EncodedSlice) -> VideoSource:
-    """A slice that has been read, of a shard that is no local file: `write_indexes` writes it into one."""
+    """The source of a slice that has been read, because its shard is no local file; `write_indexes` writes it into
+    one."""
     whole = np.array([[0, len(encoded.data)]], dtype=np.int64)
     if is_image_entry(encoded.stsd):
         return VideoSource("", whole, np.zeros(0, np.uint8), encoded.data)
@@ -103,8 +104,8 @@ class ReaderFiles:
     """Arguments of `fn.readers.webdataset`.
 
     Attributes:
-        paths: shards, in the order in which they are read; one may come several times.
-        index_paths: the index file of each.
+        paths: the shards in the order of reading; a shard may come several times.
+        index_paths: the index file for each.
         extensions: names of the components; a sample with fewer byte ranges lacks the last ones.
     """
 
@@ -119,8 +120,8 @@ def write_indexes(sources: Sequence[VideoSource], folder: Path, *, spare: int) -
     Args:
         sources: samples of a chunk.
         folder: an empty one.
-        spare: samples of a byte each to add at the end. The reader works ahead, and behind its last sample begins anew:
-            it reads these instead of the first batches once more.
+        spare: number of samples of one byte to add at the end. The reader works ahead and starts over after its last
+            sample: it reads these instead of reading the first batches again.
     """
     runs: list[tuple[str, list[str]]] = []
     sources = _written(sources, folder / "packets")
@@ -140,7 +141,7 @@ def write_indexes(sources: Sequence[VideoSource], folder: Path, *, spare: int) -
 
 
 def _written(sources: Sequence[VideoSource], path: Path) -> list[VideoSource]:
-    """The same, with those that have data of their own in a file."""
+    """The sources, after writing the data of those that have any into a file."""
     places, at = [], 0
     for one in sources:
         size = 0 if one.data is None else len(one.data)

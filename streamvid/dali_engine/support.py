@@ -1,5 +1,5 @@
-"""Which clips DALI's decoders get right, asked before a run: what it cannot decode must not surface in the middle
-of an epoch, and what it decodes wrongly without an error must not surface at all. docs/dali-notes.md has the faults.
+"""Refuses clips, before a run, that DALI's decoders fail on, which would end an epoch in the middle, or decode wrongly
+without an error. docs/dali-notes.md has the faults.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
         device_id: the GPU's number, or None for the CPU.
 
     Raises:
-        InputError: there are some. Names them, why, and the remedy.
+        InputError: there are such clips; the message names them, the reason and the remedy.
     """
     clips = dataset.clips
     if not all(dataset.shards[s].has_tar for s in np.unique(clips.shard[rows]).tolist()):
@@ -41,8 +41,8 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
     for group, members in group_clips(dataset, rows).items():
         reason = _problem(group, on_gpu=device_id is not None)
         if group.codec == "vp8" and not reason:
-            # DALI takes a packet for a frame. An edit list hides packets, too: that the two are not told apart here
-            # costs cut VP8 alone.
+            # DALI counts packets as frames. An edit list hides packets, too; treating both alike costs only VP8 that
+            # was cut.
             hidden = members[non_displayed[members]]
             if len(hidden):
                 problems.append(group.describe(dataset, hidden, "DALI counts its non-displayed packets as frames"))
@@ -69,7 +69,7 @@ def check_decodable(dataset: ClipSource, rows: Int64, *, device_id: int | None) 
 
 
 def _header_fault(codec: str, stsd: bytes, width: int, height: int) -> str:
-    """What DALI's decoder on a GPU gets wrong of a stream, by its headers."""
+    """The fault of DALI's decoder on a GPU that a stream's headers would trigger."""
     if needs_packets(codec, stsd, native=False) and codec == "h264":
         return "it may be coded in fields, which DALI garbles"
     try:
@@ -81,7 +81,7 @@ def _header_fault(codec: str, stsd: bytes, width: int, height: int) -> str:
 
 
 def _problem(group: ClipGroup, *, on_gpu: bool) -> str:
-    """Why DALI does not decode a group on this device; empty if it does."""
+    """Why DALI does not decode a group on this device; "" if it does."""
     if group.support.route is Route.IMAGE:
         return "on a GPU its graph takes no images" if on_gpu else ""
     if on_gpu:

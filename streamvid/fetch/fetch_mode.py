@@ -70,7 +70,7 @@ def cost_of_ranges(
     Raises:
         DatasetError: an index cannot be read.
     """
-    sample_ids = sample_ids[~np.isin(rows_of(sample_ids), dataset.forgotten)]  # some have no bytes
+    sample_ids = sample_ids[~np.isin(rows_of(sample_ids), dataset.forgotten)]  # some clips have no bytes to read
     if not len(sample_ids):
         return FetchCost(0.0, 0.0)
     reader = _Noted(like=dataset.reader)
@@ -85,14 +85,14 @@ def cost_of_ranges(
         packets = []
         for one in plans:
             spans, path, origin = one.spans, dataset.location(one.clip), int(dataset.clips.mp4_offset[one.clip])
-            if spec.checksum != "sha256":  # local ones are planned with other gaps
+            if spec.checksum != "sha256":  # as local files are planned with other gaps
                 spans = byte_ranges(one.packets, gap=reader.remote.link.gap, waste=WASTE)
             packets += [ByteRange(path, origin + start, origin + end) for start, end in spans.tolist()]
         kept = _kept_files(dataset, rows_of(probed))
         for ranges in (*reader.noted, packets):
             whole = [whole_blocks(one, kept[one.path]) if one.path in kept else one for one in ranges]
             asked = wanted = join(whole, gap=reader.remote.link.gap)[0]
-            if ranges is not packets:  # what lies between frame indexes is not read again
+            if ranges is not packets:  # bytes between frame indexes are not read again
                 asked, wanted = join(whole, gap=REQUEST_BYTES, waste=math.inf)[0], join(whole, gap=0)[0]
             size += sum(one.end - one.start for one in wanted)
             requests += len(in_parts(asked))
@@ -101,7 +101,7 @@ def cost_of_ranges(
 
 
 class _Noted(RangeReader):
-    """Notes what is read together of frame indexes."""
+    """A reader that notes which ranges of frame indexes are read together."""
 
     def __init__(self, like: RangeReader) -> None:
         super().__init__(like.retry, like=like)
@@ -119,13 +119,13 @@ class _Noted(RangeReader):
 
 
 def _spread(count: int, wanted: int) -> Int64:
-    """int64 [at most wanted]: places among `count`, each as likely, in no order."""
+    """int64 [at most wanted]: distinct indices below `count`, uniform, in random order."""
     dice = np.random.default_rng(0)
     return dice.permutation(count)[:wanted] if count <= 1 << 20 else dice.integers(0, count, wanted)
 
 
 def _kept_files(dataset: ClipSource, clips: Int64) -> dict[str, int]:
-    """The files of clips' shards that a cache keeps in whole blocks, and their bytes."""
+    """The files of the clips' shards, which a cache of ranges keeps in whole blocks, and their sizes in bytes."""
     shards = np.unique(dataset.clips.shard[clips]).tolist()
     return {dataset.shard_path(s, name): size for s in shards for name, size in dataset.shards[s].sizes.items()}
 
@@ -133,18 +133,18 @@ def _kept_files(dataset: ClipSource, clips: Int64) -> dict[str, int]:
 def cost_of_shards(
     dataset: ClipSource, sample_ids: Int64, *, samples: int, there: Callable[[int], bool] = lambda _: False
 ) -> FetchCost:
-    """What the whole shards of samples cost, tars and frame indexes, each fetched once.
+    """The cost of fetching whole shards, tars and frame indexes, each once.
 
     Args:
-        dataset, sample_ids, samples: as of `cost_of_ranges`.
-        there: whether a shard is there already, by its number.
+        dataset, sample_ids, samples: as in `cost_of_ranges`.
+        there: whether the cache has a shard already, by its number.
     """
-    # A shard that holds a share of the samples is needed if one of them is drawn.
+    # A shard is needed if the epoch has one of its samples.
     held = np.bincount(dataset.clips.shard[rows_of(sample_ids)], minlength=len(dataset.shards)) / len(sample_ids)
     needed = 1 - (1 - held) ** samples if samples < len(sample_ids) else (held > 0).astype(np.float64)
     needed[np.array([there(s) for s in range(len(dataset.shards))])] = 0
     files = np.array([(one.bytes, one.packets_bytes) for one in dataset.shards], dtype=np.float64)
-    requests = (np.ceil(files / PART_BYTES) + 1).sum(axis=1)  # of each file, its size as well
+    requests = (np.ceil(files / PART_BYTES) + 1).sum(axis=1)  # for each file, a request for its size, too
     return FetchCost(float(needed @ files.sum(axis=1)), float(needed @ requests))
 
 
@@ -158,14 +158,15 @@ def choose_fetch(
     cached: Callable[[str], bool],
     in_order: bool,
 ) -> Literal["ranges", "shards"]:
-    """The cheaper one. Whole shards are kept in the cache for the next epoch, and so may cost twice as much if it holds
-    them all; if not, they must come one after the other, as they are fetched many times otherwise.
+    """Choose the cheaper mode. Whole shards may cost twice as much as ranges if the cache holds them all, as they are
+    kept for the next epoch. If it does not, they are chosen only if the order goes shard by shard, since they would be
+    fetched many times otherwise.
 
     Args:
-        dataset, sample_ids, spec, samples: as of `cost_of_ranges`.
-        cache_bytes: the cache's limit.
-        cached: whether a shard is there already, by its SHA-256.
-        in_order: the order goes from shard to shard.
+        dataset, sample_ids, spec, samples: as in `cost_of_ranges`.
+        cache_bytes: size limit of the cache.
+        cached: whether the cache has a shard already, by its SHA-256.
+        in_order: whether the order goes shard by shard.
 
     Raises:
         DatasetError: an index cannot be read.
@@ -180,7 +181,7 @@ def choose_fetch(
     if not fits and not in_order:
         return "ranges"
     shards = cost_of_shards(dataset, sample_ids, samples=samples, there=there).weight / (2 if fits else 1)
-    if shards <= 2 * samples * REQUEST_BYTES:  # an index and a range for each sample at least
+    if shards <= 2 * samples * REQUEST_BYTES:  # at least an index and a range for each sample
         return "shards"
     try:
         ranges = cost_of_ranges(dataset, sample_ids, spec, samples=samples).weight

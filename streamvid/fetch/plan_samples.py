@@ -1,6 +1,6 @@
 """Steps of the plan → sample plans: which frames of each clip, and the packets and byte ranges that decode to them.
 
-Nothing of a clip is read here but its frame index. `streamvid.fetch.encoded_batch` reads the packets.
+This reads only frame indexes; `streamvid.fetch.encoded_batch` reads the packets.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class SampleSpec:
 
     Attributes:
         sampling: chooses the frames.
-        seed: of all random numbers.
+        seed: seed of all random numbers.
         num_random: random numbers per sample that the transform takes.
-        checksum: by what the bytes that are read are checked; "sha256" reads whole clips for it.
-        members: files beside the clips in their tars that are read, too.
+        checksum: how read bytes are checked: "crc32c", "sha256", for which whole clips are read, or None.
+        members: other members of the clips' WebDataset samples that are read, too.
     """
 
     sampling: FrameSampler
@@ -55,18 +55,18 @@ class SampleSpec:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """One sample of a batch: its frames are chosen, its packets are not read yet.
+    """One sample of a batch, whose frames are chosen, but whose packets are not read yet.
 
     Attributes:
         clip: row number.
-        epoch: in which pass over the dataset it comes; its random numbers depend on it.
-        valid: False if it only fills the batch up.
-        selection: which frame each frame position shows.
+        epoch: number of the pass over the dataset, on which the random numbers depend.
+        valid: False if the sample only fills the batch, or stands in for an absent clip.
+        selection: the frame at each frame position.
         random: float64 [num_random], uniform in [0, 1), for the transform.
         packets: the packets to decode.
         spans: int64 [ranges, 2], the bytes of the clip's mp4 to read.
-        absent: row of the absent clip in whose place it stands, -1 for none.
-        members: as of `SampleSpec`.
+        absent: row of the absent clip that the sample stands in for, -1 for none.
+        members: as in `SampleSpec`.
     """
 
     clip: int
@@ -92,9 +92,9 @@ def plan_samples(
 
     Args:
         dataset: the clips.
-        step: which, and in which pass.
+        step: the samples, and their passes.
         spec: how samples are drawn from clips.
-        reader, path_of: for the frame indexes, see `ClipSource.use_indexes`.
+        reader, path_of: read the frame indexes; see `ClipSource.use_indexes`.
 
     Raises:
         DatasetError: an index cannot be read, or is damaged.
@@ -117,7 +117,7 @@ Chosen = tuple[Selection, FrameIndex | PacketSelection]
 
 
 def chosen(selection: Selection, index: AnyIndex) -> Chosen:
-    """For `make_samples`. Of blocks, it may raise MissingBlocks."""
+    """The frames and packets of a sample, for `make_samples`. Raises MissingBlocks if `index` lacks blocks."""
     if isinstance(index, IndexBlocks):
         return selection, index.select(shown_frames([selection])[0])
     return selection, index
@@ -131,7 +131,8 @@ def make_samples(
     reader: RangeReader | None = None,
     path_of: ShardPaths | None = None,
 ) -> list[SamplePlan]:
-    """Find the packets of a step's samples, of which `found` has the chosen frames; arguments as of `plan_samples`."""
+    """Find the packets of a step's samples, whose chosen frames are in `found`; other arguments as in
+    `plan_samples`."""
     rows, passes = rows_of(step.sample_ids).tolist(), step.passes.tolist()
     random = draws_of_each(spec.seed, passes, step.sample_ids.tolist(), spec.num_random, purpose=AUGMENT)
     selections = [selection for selection, _ in found]
@@ -145,7 +146,7 @@ def make_samples(
         paths = clip_paths(dataset, rows, path_of)
         local = {path for path in set(paths) if is_local(path)}
         near = iter(byte_ranges_of_each([one for one, path in zip(packets, paths, strict=True) if path in local]))
-        # Up to how many bytes between two ranges cost less than another request.
+        # Reading up to this many bytes between two ranges costs less than another request.
         gap = (reader or dataset.reader).remote.link.gap
         others = [one for one, path in zip(packets, paths, strict=True) if path not in local]
         away = iter(byte_ranges_of_each(others, gap=gap, waste=WASTE))
@@ -163,8 +164,8 @@ def clip_paths(dataset: ClipSource, rows: Sequence[int], path_of: ShardPaths | N
 
 
 def shown_frames(selections: Sequence[Selection]) -> list[Int64]:
-    """For each selection its frames, ascending, without repeats. If all positions are black, one frame is decoded
-    nevertheless: the black frames take its size."""
+    """For each selection, its distinct frames, ascending. If all positions are black, one frame is decoded
+    nevertheless, for the size of the black frames."""
     frames = np.concatenate([np.empty(0, dtype=np.int64), *(one.frames for one in selections)])
     clip = np.repeat(np.arange(len(selections)), [len(one.frames) for one in selections])
     falls = frames < 0
@@ -180,7 +181,7 @@ def shown_frames(selections: Sequence[Selection]) -> list[Int64]:
 
 
 def pad_to_longest(samples: Sequence[SamplePlan], pad: Pad) -> list[SamplePlan]:
-    """Give all samples as many frame positions as the longest has."""
+    """Pad all samples to the number of frame positions of the longest."""
     length = max(len(sample.selection.frames) for sample in samples)
     return [
         sample
@@ -191,7 +192,8 @@ def pad_to_longest(samples: Sequence[SamplePlan], pad: Pad) -> list[SamplePlan]:
 
 
 def clip_times(dataset: ClipSource, clip: int, index: AnyIndex) -> ClipTimes:
-    """When the frames of a clip are shown. Of blocks, all of it but metadata may raise MissingBlocks."""
+    """The times of a clip's frames, for samplers. If `index` lacks blocks, everything but the metadata may raise
+    MissingBlocks."""
     rows = dataset.clips
     duration = int(rows.duration[clip])
     tick = _tick(int(rows.time_base_num[clip]), int(rows.time_base_den[clip]))
@@ -206,7 +208,7 @@ _tick = lru_cache(maxsize=1024)(Fraction)
 
 
 class _BlockTimes(ClipTimes):
-    """The times of a clip from blocks of its index."""
+    """The times of a clip's frames, computed from blocks of its index."""
 
     index: IndexBlocks
 
@@ -219,7 +221,7 @@ class _BlockTimes(ClipTimes):
 
     @cached_property
     def pts(self) -> Int64:
-        """int64 [frames]: what takes the whole index."""
+        """int64 [frames], ticks: needs the whole index."""
         return self.index.whole.frame_pts
 
     @property

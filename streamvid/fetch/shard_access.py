@@ -1,4 +1,4 @@
-"""Shards as files: local ones in place, remote ones through the shard cache, or, by range, where they are."""
+"""Opens shards as files: local ones directly, remote ones through the shard cache or as URLs that are read by range."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class ShardAccess:
 
     Args:
         dataset: local, remote, or several of both.
-        cache: for remote shards; None: they are read where they are.
-        limit_bytes: the cache's limit.
-        by_range: remote shards are read where they are, and what is read of them is kept in the cache.
+        cache: for remote shards; None: they are read from the storage.
+        limit_bytes: size limit of the cache.
+        by_range: whether remote shards are read by byte range, which the cache keeps, instead of as a whole.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class ShardAccess:
         self._before = self.asked()
 
     def follow(self, uses: Uses) -> None:
-        """Let the cache, where it is full, give up first what is needed latest by the plan. The files of other datasets
-        and runs come before that, an hour after they were last used."""
+        """Make a full cache evict first the files that are needed latest by the plan. Files of other datasets and runs
+        go before those, an hour after their last use."""
         self._uses = uses
         if self._cache is not None and self.by_range:
             self._cache.give_up = self._give_up
 
     def have_read(self, steps: Iterable[int]) -> None:
-        """These steps of the epoch are read."""
+        """Note that these steps of the epoch have been read."""
         if self._uses is not None:
             self._uses.read.update(steps)
 
@@ -79,7 +79,7 @@ class ShardAccess:
         return give_up_latest(folder, extents, wanted)
 
     def asked(self) -> dict[str, Any]:
-        """Requests for ranges and whole shards since it was made, and the bytes that they asked for, by the names of
+        """Requests for ranges and whole shards since this object was made, and the bytes asked for, by their names in
         `LoaderStats`."""
         links = [self._dataset.reader.remote.link, *([] if self._cache is None else [self._cache.link])]
         requests = sum(link.requests + link.hedged for link in links)
@@ -104,13 +104,15 @@ class ShardAccess:
     def open(
         self, shards: Sequence[int], stop: threading.Event | None = None, *, checked: bool = False
     ) -> Iterator[ShardPaths]:
-        """The tars and frame indexes of shards as local files, valid inside the `with` block; as URLs while the cache
-        cannot be used, and if what is read is checked, where their storage has other bytes than the dataset says.
+        """The tars and frame indexes of shards as local files, valid inside the `with` block. They are URLs while the
+        cache cannot be used, and, if reads are `checked`, for shards whose bytes in the storage contradict
+        dataset.json.
 
         Args:
             shards: their numbers.
             stop: gives up waiting for their storage.
-            checked: packets and indexes are compared with their checksums. Else a damaged file is an error.
+            checked: whether the caller compares packets and indexes with their checksums. If not, a damaged file is an
+                error.
 
         Raises:
             DatasetError: a remote shard cannot be downloaded, or is damaged.
@@ -139,13 +141,13 @@ class ShardAccess:
     def reader(
         self, shards: Sequence[int], stop: threading.Event | None = None, turn: Turn | None = None
     ) -> RangeReader:
-        """A new reader of shards. It keeps the files open that it reads, which take disk space even after the cache has
-        evicted them: for one chunk.
+        """A new reader of shards, for one chunk only: it keeps the files that it reads open, so they take disk space
+        even after the cache has evicted them.
 
         Args:
             shards: their numbers.
             stop: gives up waiting for their storage.
-            turn: its place among other readers.
+            turn: priority among concurrent readers.
         """
         like = self._dataset.reader
         cache = None
@@ -155,8 +157,8 @@ class ShardAccess:
         return RangeReader(like.retry if stop is None else like.retry.until(stop), like=like, cache=cache, turn=turn)
 
     def distrust(self, shards: Iterable[int]) -> bool:
-        """Have the cache check its copies of shards before it uses them again, and forget its ranges of them. Returns
-        whether it had any."""
+        """Make the cache check its copies of shards before their next use, and drop its ranges of them. Returns whether
+        it had any."""
         had = False
         for number in shards:
             for _, _, size, sha256 in self._fetched(number):
@@ -165,7 +167,7 @@ class ShardAccess:
         return had
 
     def prefetch(self, shards: Iterable[int]) -> None:
-        """Start to download shards, given in the order of need, as many as this rank's share of the cache holds."""
+        """Start to download shards, in the given order, as many as this rank's share of the cache holds."""
         taken = 0
         for number in () if self.by_range else dict.fromkeys(shards):
             taken += self._fetched_bytes(number)
@@ -184,5 +186,5 @@ class ShardAccess:
         return [(one, self._dataset.shard_path(number, one), size, sums[one]) for one, size in entry.sizes.items()]
 
     def _fetched_bytes(self, number: int) -> int:
-        """Bytes of the cache that opening a shard takes; 0 for a local one."""
+        """Bytes that opening a shard takes in the cache; 0 for a local shard."""
         return 0 if self.by_range else sum(size for _, _, size, _ in self._fetched(number))

@@ -64,8 +64,7 @@ class GpuDataLoader:
 
     Args:
         dataset: the clips, with their `sampling`, `transform`, `columns` and `seed`.
-        batch_size: clips per batch; with a `batch_sampler` that has no attribute `batch_size`, the size of its largest
-            batch.
+        batch_size: clips per batch; with a `batch_sampler` without this attribute, clips in its largest batch.
         sampler: yields items: numbers, keys or `At`, in any mixture. Default: all samples, in order.
         batch_sampler: yields lists of items instead.
         shuffle: random order, if there is no sampler.
@@ -298,9 +297,8 @@ class GpuDataLoader:
         getpid = os.getpid  # module globals may be gone when the interpreter closes this generator as it exits
         process = getpid()
         with generator:
-            # Draw once per epoch, as DataLoader does for the seed of new workers. It does not while workers persist, so
-            # without this a resumed run, whose workers are new, would get other numbers for its sampler than the run
-            # that it continues.
+            # Draw in every epoch, as DataLoader does for the seed of new workers, but not while workers persist: else
+            # the sampler of a resumed run, whose workers are new, would draw other numbers.
             seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
             self._seeds.manual_seed(int(seed))
             if not all(worker.is_alive() for worker in getattr(self._loader._iterator, "_workers", ())):
@@ -331,8 +329,7 @@ class GpuDataLoader:
 
 
 def _sampler(dataset: ClipDataset, shuffle: bool, generator: torch.Generator | None) -> torch.utils.data.Sampler[int]:
-    """A sampler of all items, in order or shuffled. It draws from a generator whose state can be saved, never from
-    PyTorch's global one."""
+    """A sampler of all items, in order or shuffled, with a generator of its own, whose state can be saved."""
     if not shuffle:
         return torch.utils.data.SequentialSampler(dataset)
     if generator is None:
@@ -356,14 +353,12 @@ class _Slices(torch.utils.data.Dataset[_Read]):
             check_items(items, self._max_batch)
             return self._clips.in_epoch(epoch).encode(items)
         except (StreamvidError, IndexError, KeyError) as error:
-            # As an item, not an exception, which PyTorch would wrap into the text of a traceback: the user gets its one
-            # sentence.
+            # Not raised, as PyTorch would wrap its one sentence into the text of a traceback.
             return error.with_traceback(None)
 
 
 def _warn_undivided() -> None:
-    """Warn if there are several ranks: without a sampler that divides the clips, each rank gets every clip, as with
-    PyTorch's DataLoader."""
+    """Warn if there are several ranks, each of which gets every clip, as with PyTorch's DataLoader."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         ranks = torch.distributed.get_world_size()
         if ranks > 1:
@@ -384,8 +379,7 @@ def _share(batch: Any) -> _Read | SharedBatch[_Read]:
 
 
 def _watched(iterator: Iterator[_Read | SharedBatch[_Read]]) -> Iterator[_Read | SharedBatch[_Read]]:
-    """The items of PyTorch's iterator. It notices dead workers by itself, except one that died while sending a
-    batch."""
+    """The items of PyTorch's iterator, which notices dead workers except those that died while sending a batch."""
     while True:
         try:
             value = next(iterator)

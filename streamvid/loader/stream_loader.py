@@ -83,7 +83,7 @@ class StreamLoader:
         fallback: for clips that the GPU does not decode: "cpu": CPU cores decode them, and a warning says how many and
             how fast; "error": the loader refuses them.
         engine: "default", or "dali": one DALI pipeline reads, decodes and transforms. Clips, frames and order are the
-            same; docs/training.md lists the clips that DALI decodes.
+            same; docs/training.md lists what DALI decodes.
         rank, world_size: this process' part of every step; world_size=1 alone: all of it. Default: found at the first
             batch from a `mesh`, torch.distributed, or the launcher's environment variables; see
             `streamvid.plan.world.find_world`.
@@ -257,8 +257,7 @@ class StreamLoader:
         return self._position.next.epoch_number
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration epoch `epoch`. Without effect if it is that epoch already, so a resumed epoch goes
-        on."""
+        """Make the next iteration epoch `epoch`. Without effect if it is that already: a resumed epoch goes on."""
         epoch = integer(epoch, "epoch", least=0)
         if epoch == self.epoch:
             self._position.put(self._position.next)

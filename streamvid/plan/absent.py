@@ -1,7 +1,7 @@
 """Clips that are not delivered: found bad, excluded by the user, or forgotten by the dataset.
 
-They keep their place in the order of an epoch, so that no other clip moves and a saved state stays legal; something
-else stands there.
+They keep their places in the order of an epoch, where repeats of other clips stand in for them, so that no other clip
+moves and saved states stay valid.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _DRAWS: Final = 32
 class AbsentRows:
     """Rows that are not delivered: those known before the epoch, and those found bad during it.
 
-    Of the latter it knows the step in which each was found. Stages run ahead of each other, and until that step a clip
-    counts as good, whichever stage looks first. May be read by other threads while `add` is called.
+    A clip found bad counts as good before the step in which it was found, for all stages, which run ahead of each
+    other. Other threads may read this object while `add` is called.
 
     Args:
         known: int64 [rows], in any order.
@@ -39,15 +39,15 @@ class AbsentRows:
 
     @property
     def count(self) -> int:
-        """How many were found bad during the epoch."""
+        """Number of clips found bad during the epoch."""
         return len(self._found)
 
     def knew(self, other: AbsentRows) -> bool:
-        """Whether the same rows were known before the epoch."""
+        """Whether these same rows were known before the epoch."""
         return np.array_equal(self._known, other._known)
 
     def add(self, row: int, step: int) -> None:
-        """A clip was found bad in that step of the epoch."""
+        """Add a clip that was found bad in a step of the epoch."""
         self._found[row] = min(step, self._found.get(row, step))
 
     def among(self, rows: Int64, step: int) -> Bool:
@@ -70,22 +70,22 @@ def repeats(
     seed: int,
     step: int,
 ) -> Int64:
-    """What stands in the place of absent samples: present ones, which so come once more.
+    """The samples that stand in for absent ones: other samples of the dataset, which so come once more.
 
-    Which one depends on the seed, the pass and the absent sample alone, by a generator for each: so a clip that is
-    found bad now and one that was known as bad are replaced alike, and no rank needs to ask another.
+    The choice depends only on the seed, the pass and the absent sample, for each of which there is a generator. So a
+    clip is replaced by the same one whenever it was found bad, and ranks need not communicate.
 
     Args:
         sample_ids: int64 [absent], the samples that are replaced.
-        passes: int64 [absent], in which pass over its dataset each comes.
-        pools: int64 [samples] each, what may stand there: of the first in which a sample is present.
-        absent: what may not.
+        passes: int64 [absent], number of the pass over its dataset in which each comes.
+        pools: int64 [samples] each, the candidates: those of the first pool that has a present sample.
+        absent: the rows that are no candidates.
 
     Returns:
         int64 [absent], sample ids.
 
     Raises:
-        DatasetError: all of the pools are absent.
+        DatasetError: all samples of all pools are absent.
     """
     drawn = [
         draws(seed, *one, _DRAWS + 1, purpose=REPEAT) for one in zip(passes.tolist(), sample_ids.tolist(), strict=True)

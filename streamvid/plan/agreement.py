@@ -1,5 +1,5 @@
-"""Whether all ranks of a process group stream the same epoch: each computes its part of the plan by itself, so that a
-rank with another seed, dataset or position would repeat clips of others, and lose its own, without a word."""
+"""Checks that all ranks of a process group stream the same epoch. Each rank computes its part of the plan by itself, so
+a rank with another seed, dataset or position would silently repeat clips of other ranks and omit its own."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _KEY: Final = "streamvid/plans"
 
 
 class Agreement:
-    """Compares what ranks begin, through the store of torch.distributed's process group, in which the first rank of a
-    turn leaves what it streams for the others. Nobody waits for anybody. A difference is an error before the first
-    loader's first batch, and a warning later: a run that has trained goes on.
+    """Compares the epochs that ranks begin, through the store of torch.distributed's process group: the first rank of a
+    turn writes its plan to the store, the others compare theirs. No rank waits for another. A difference is an error
+    before the first loader's first batch, and a warning later, so that a run that has trained goes on.
 
-    Turns are counted by loader, in the order of their first batches, and by iteration over each; one that begins where
-    the last one did, as after an error, is no turn of its own. Loaders whose rank was given take no part: they may be
-    one rank's own.
+    A turn is an iteration over a loader; loaders are numbered in the order of their first batches. An iteration that
+    begins where the last one did, as after an error, is the same turn. Loaders whose rank was given are not compared,
+    because they may exist on one rank only.
 
     Args:
-        mesh: whose ranks are compared; default: all of the process group.
+        mesh: the mesh whose ranks are compared; default: all ranks of the process group.
     """
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
         self._mesh = mesh
-        # Neither it nor its store is kept alive: a store's port is free only then.
+        # A weak reference, because a store's port is free only after group and store are gone.
         self._group: weakref.ref[Any] | None = None
-        self._watched = False  # whether it matters when others leave the iteration under way
+        self._watched = False  # whether to warn when other ranks leave the current iteration
         self._key, self._rank, self._first = "", 0, False
         self._turn, self._last, self._record = 0, "", ""
         self._epoch, self._made = 0, 0
@@ -49,7 +49,7 @@ class Agreement:
         """Compare an iteration that begins at `cursor` with that of the other ranks.
 
         Raises:
-            InputError: another rank streams something else, or begins elsewhere, and this is the first batch of all.
+            InputError: this is the first batch of all, and another rank has another plan or begins at another position.
         """
         self._watched = False
         if world.source not in (PROCESS_GROUP, MESH):
@@ -63,7 +63,7 @@ class Agreement:
                 self._record = json.dumps([self._rank, self._made, *plan.values()])
             found = store.compare_set(f"{self._key}/{self._turn}", "", self._record)
         except (AttributeError, ValueError, RuntimeError) as error:
-            log.debug("The ranks were not compared: %s", error)  # a process group without a store, or one that is gone
+            log.debug("The ranks were not compared: %s", error)  # the process group has no store, or is gone
             return
         self._epoch, self._made = cursor.epoch_number, 0
         rank, _, *others = json.loads(found)
@@ -81,11 +81,11 @@ class Agreement:
         self._watched = cursor.schedule.plan.stream.shuffle != "none" or cursor.schedule.plan.steps is not None
 
     def went_on(self) -> None:
-        """The iteration gives another batch. Warns if another rank has left it by then and begun the next one, as by a
-        `next(iter(loader))` of its own: it is an epoch ahead."""
+        """Note that the iteration yields another batch. Warns if another rank has already left this iteration and begun
+        the next one, as by a `next(iter(loader))` of its own: that rank is an epoch ahead."""
         self._made += 1
         if not self._watched or self._made == 1 or self._made & (self._made - 1):
-            return  # looked for at batches 2, 4, 8, …: the store is asked rarely
+            return  # checked at batches 2, 4, 8, …, so that the store is asked rarely
         group, following = None if self._group is None else self._group(), f"{self._key}/{self._turn + 1}"
         try:
             store = None if group is None else group.get_group_store()
@@ -104,8 +104,8 @@ class Agreement:
             self._watched = False
 
     def _joined(self, world: World) -> Any:
-        """The process group's store; in one that this loader does not know yet, its number among the rank's loaders is
-        settled."""
+        """The process group's store. If this loader has not used the store yet, assigns its number among the rank's
+        loaders."""
         import torch.distributed
 
         group: Any = torch.distributed.group.WORLD
@@ -115,7 +115,7 @@ class Agreement:
             if self._mesh is not None:
                 members = hashlib.sha256(repr(self._mesh.mesh.tolist()).encode()).hexdigest()[:16]
                 self._rank = self._mesh.get_rank()
-            # torchrun keeps the store when it starts the ranks again, maybe as more or fewer.
+            # torchrun keeps the store when it restarts the ranks, possibly more or fewer of them.
             key = f"{_KEY}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}/{world.size}"
             self._first = store.add(f"{key}/{self._rank}", 1) == 1
             self._key = f"{key}/{members}/{store.add(f'{key}/{members}/{self._rank}/loaders', 1)}"
@@ -124,7 +124,7 @@ class Agreement:
 
 
 def _plan(cursor: Cursor) -> dict[str, str]:
-    """All that the ranks' parts of an epoch depend on, with a name for each."""
+    """Everything that the ranks' parts of an epoch depend on, by name."""
     schedule, position = cursor.schedule, cursor.position
     identity, plan = schedule.identity, schedule.plan
     return {

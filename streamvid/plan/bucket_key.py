@@ -1,7 +1,7 @@
 """Bucket keys: a small integer for each decoder configuration (size, codec, pixel format, parameter sets) of a dataset.
 
-A hardware decoder is opened for one such configuration. The sample description (stsd) as a whole is no key: most muxers
-write each file's bit rate into it (`btrt`), so that hardly two are equal.
+A hardware decoder is opened for one such configuration. The whole sample description (stsd) cannot be the key, because
+most muxers write each file's bit rate into it (`btrt`), so that hardly two are equal.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _parameter_sets(clips: ClipTable, stsd_id: npt.NDArray[np.int32]) -> tuple[I
     known: dict[tuple[str, bytes], int] = {}
     indices = np.empty(len(used), dtype=np.int64)
     for start in range(0, len(used), _BLOCK):
-        # There may be a sample description for every clip. Those that are equal but for the bit rate are parsed once.
+        # There may be a sample description for every clip. Those that differ only in the bit rate are parsed once.
         stsds = clips.stsds.array.take(pa.array(used[start : start + _BLOCK])).combine_chunks()
         encoded: Any = pc.replace_substring_regex(stsds, pattern=BIT_RATE_BOX, replacement="").dictionary_encode()
         which = encoded.indices.to_numpy()

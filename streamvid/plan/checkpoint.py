@@ -39,14 +39,14 @@ BELONGS_TO: Final = {
 
 @dataclass(frozen=True)
 class Identity:
-    """Hashes of everything that determines the samples of an epoch. A state can be resumed only where they are equal.
+    """Hashes of everything that determines the samples of an epoch. A state can be resumed only with equal ones.
 
     Attributes:
         dataset: hash of the shards' checksums and of the selected sample ids and weights.
         sampling: hash of the frame sampler.
         order: hash of the options that the order of samples depends on.
-        shards: number of shards. A dataset that was appended to begins with the same ones.
-        parts: datasets that are mixed; 1 for one alone.
+        shards: number of shards. After an append, a dataset begins with the same shards.
+        parts: number of datasets in a `Mix`; 1 without one.
     """
 
     dataset: str
@@ -58,7 +58,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class RunSchedule:
-    """The plan of a run's epochs, and what identifies the dataset and sampling that it was made for.
+    """The plan of a run's epochs, and the identity of its dataset and sampling.
 
     Attributes:
         plan: the steps of every epoch.
@@ -71,7 +71,8 @@ class RunSchedule:
     sampling: FrameSampler
 
     def in_world(self, world: World) -> RunSchedule:
-        """The same epochs divided in another world; this schedule if a rank's part of them is the same there."""
+        """The schedule of the same epochs in another world; this schedule if a rank's part of them is the same
+        there."""
         plan = replace(self.plan, world=world)
         same = plan.world.rank == self.plan.world.rank and plan.topology == self.plan.topology
         return self if same else replace(self, plan=plan)
@@ -87,13 +88,13 @@ class RunSchedule:
         return self.start(cursor.position.epoch + 1)
 
     def resume(self, state: Mapping[str, Any]) -> Cursor:
-        """The cursor that a state stands for. With `steps_per_epoch`, an epoch has so many steps whatever the ranks.
+        """The cursor of a state. With `steps_per_epoch`, an epoch has that number of steps on any number of ranks.
 
         If shards were appended since, and part of the state's epoch was consumed, the cursor is in the schedule of the
         shards before the append. An epoch that is finished or has not begun always continues in this schedule.
 
         Raises:
-            InputError: this is no state, it is damaged, or it belongs to another dataset, sampling or order.
+            InputError: the value is no state, or a damaged one, or belongs to another dataset, sampling or order.
         """
         if not isinstance(state, Mapping) or "segments" not in state:
             raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
@@ -142,14 +143,14 @@ class RunSchedule:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A position in a schedule: what a run has consumed so far."""
+    """A position in a schedule: how much a run has consumed so far."""
 
     schedule: RunSchedule
     position: Position
 
     @property
     def epoch_number(self) -> int:
-        """The epoch that it is in."""
+        """Number of the cursor's epoch."""
         return self.position.epoch
 
     def advanced(self) -> Cursor:
@@ -173,13 +174,13 @@ class Cursor:
         }
 
     def where(self) -> str:
-        """The cursor for a message."""
+        """The cursor in words, for messages."""
         steps = self.position.history[-1].steps if self.position.history else 0
         return f"in epoch {self.epoch_number} behind batch {steps}, at {self.state()}"
 
 
 def _check_parts(state: Mapping[str, Any], parts: int) -> None:
-    """Raises InputError if the state is of one dataset and the loader streams a `Mix`, or the other way round."""
+    """Raises InputError if the state is of one dataset and the loader streams a `Mix`, or vice versa."""
     theirs = state.get("parts", parts)
     if is_integer(theirs) and theirs != parts:
         belongs, streams = ("one dataset" if count == 1 else f"a Mix of {count}" for count in (theirs, parts))
@@ -190,7 +191,7 @@ def _check_parts(state: Mapping[str, Any], parts: int) -> None:
 
 
 def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
-    """The position in a state; raises InputError as `RunSchedule.resume`, and if it is of another version."""
+    """The position in a state. Raises InputError as `RunSchedule.resume` does, and if the state has another version."""
     if not is_integer(version := state.get("version")) or version != VERSION:
         raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
     for name, meaning in BELONGS_TO.items():
@@ -205,13 +206,13 @@ def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
 
 
 def _is_plausible(position: Position, plan: Plan) -> bool:
-    """Whether a run of this plan can have come to that position. To replay any other could take for ever."""
+    """Whether a run of this plan can reach a position. Replaying an impossible one could take for ever."""
     history = position.history
     sizes = [position.size if run.size is None else run.size for run in history]
     if plan.steps is None and ({position.size, *sizes}, position.first) != ({plan.size}, position.epoch * plan.size):
         return False
     return (
-        # Epochs before may have had other sizes, with `steps_per_epoch` on other ranks; every step has a sample.
+        # Earlier epochs may have had other sizes, with `steps_per_epoch` on other ranks; but every step has a sample.
         position.epoch * (plan.steps or 0) <= position.first <= position.epoch * _LARGER * plan.size
         and max([position.size, position.consumed, *sizes]) <= _LARGER * max(plan.size, plan.topology.share)
         and len(history) <= _RUNS
@@ -258,12 +259,12 @@ def _count(value: object, least: int = 0) -> int:
 
 
 def digest(value: object) -> str:
-    """Hash of what an option is."""
+    """Hash of an option's text."""
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def clips_digest(checksums: Sequence[str], arrays: Iterable[npt.NDArray[Any]]) -> str:
-    """Hash of shards, by their checksums in order, and of arrays of selected sample ids, and weights."""
+    """Hash of the shards' checksums, in order, and of arrays of selected sample ids and weights."""
     content = hashlib.sha256("\n".join(checksums).encode())
     for array in arrays:
         content.update(np.ascontiguousarray(array).data)

@@ -1,4 +1,4 @@
-"""One rank's epoch: its part of every step, and what stands in the place of clips that are not delivered."""
+"""One rank's epoch: its part of every step, with repeats in the place of clips that are not delivered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Topology:
         partitions: 1, or with locality the number of nodes.
         ranks: ranks per partition.
         batch: samples per rank and step.
-        bucket_steps: steps whose samples are bucketed together; 0 leaves the order as it is.
+        bucket_steps: steps whose samples are bucketed together; 0 for no bucketing.
     """
 
     partitions: int
@@ -36,7 +36,7 @@ class Topology:
 
     @property
     def share(self) -> int:
-        """Samples that a step takes from a partition."""
+        """Number of samples that a step takes from a partition."""
         return self.ranks * self.batch
 
 
@@ -46,10 +46,10 @@ class Step:
 
     Attributes:
         sample_ids: int64 [batch], see `streamvid.plan.sample_id`.
-        passes: int64 [batch], in which pass over its dataset each comes, from 0.
-        valid: bool [batch], False for a sample that only fills the batch up: it comes a second time in the epoch.
-        number: of the step, counted from the topology's first one.
-        absent: int64 [batch], the row of the absent clip in whose place a sample stands, -1 for none; None: all -1.
+        passes: int64 [batch], number of the pass over its dataset in which each comes, from 0.
+        valid: bool [batch], False for a sample that only fills the batch, and so comes a second time in the epoch.
+        number: the step's number, counted from the topology's first step.
+        absent: int64 [batch], row of the absent clip that each sample stands in for, -1 for none; None: all -1.
     """
 
     sample_ids: Int64
@@ -60,17 +60,17 @@ class Step:
 
     @property
     def stands_for(self) -> Int64:
-        """`absent` as an array in any case."""
+        """int64 [batch]: `absent`, as an array also if that is None."""
         return np.full(len(self.sample_ids), -1) if self.absent is None else self.absent
 
     def at(self, place: int) -> Step:
-        """One of its samples."""
+        """A step of one of the samples."""
         here = slice(place, place + 1)
         absent = None if self.absent is None else self.absent[here]
         return Step(self.sample_ids[here], self.passes[here], self.valid[here], self.number, absent)
 
     def without(self, absent: AbsentRows, pools: Sequence[Callable[[], Int64]], seed: int) -> Step:
-        """The step with repeats in the place of absent clips; arguments as of `streamvid.plan.absent.repeats`."""
+        """The step with repeats in the place of absent clips; arguments as in `streamvid.plan.absent.repeats`."""
         rows = rows_of(self.sample_ids)
         gone = absent.among(rows, self.number)
         if not gone.any():
@@ -82,11 +82,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Partition:
-    """Samples that some or all ranks share, in order, computed when they are asked for: of all nodes' partitions, a
-    rank needs its own.
+    """Samples that some or all ranks share, in order. They are computed on demand, because a rank needs only its own
+    partition.
 
     Attributes:
-        size: samples.
+        size: number of samples.
         make: computes ids and passes as in `Step`, both int64 [samples].
     """
 
@@ -109,11 +109,11 @@ class Partition:
         return self._made[1]
 
     def upto(self, end: int) -> Partition:
-        """The first samples."""
+        """The partition's first samples."""
         return self if end >= self.size else Partition(end, lambda: (self.sample_ids[:end], self.passes[:end]))
 
     def ordered(self, size: int, find: Callable[[], Int64 | slice]) -> Partition:
-        """So many samples, at the indices that are found when they are needed."""
+        """A partition of `size` samples of this one, at indices that are computed on demand."""
 
         def make() -> tuple[Int64, Int64]:
             places = find()
@@ -124,17 +124,17 @@ class Partition:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What is left of an epoch, for one rank.
+    """The rest of an epoch, for one rank.
 
     Attributes:
         partitions: the samples from the current topology's first step on.
         partition: index of this rank's partition.
         rank: this rank's number among the ranks of its partition, from 0.
-        topology: how the ranks share the samples now.
-        done: steps already made in this topology.
+        topology: the current topology.
+        done: number of steps made in this topology.
         last_batch: see `Plan`.
-        stream: where the samples come from.
-        absent: clips in whose place repeats stand.
+        stream: the sample stream.
+        absent: the absent clips, which repeats stand in for.
     """
 
     partitions: tuple[Partition, ...]
@@ -156,7 +156,7 @@ class Epoch:
 
     @property
     def left(self) -> int:
-        """Steps that are still to be made."""
+        """Number of steps that are left."""
         return max(0, self.steps - self.done)
 
     @cached_property
@@ -171,11 +171,11 @@ class Epoch:
     def step(self, number: int) -> Step:
         """This rank's part of step `number`, counted from the topology's first step.
 
-        In the place of absent clips stand others of its own share of the epoch, not valid; where all of that is absent,
-        as it may be of the few clips that an epoch has left, others of the dataset.
+        Absent clips are replaced by others of this rank's share of the epoch, with `valid` False; if all of that is
+        absent, as may happen near the end of an epoch, by others of the dataset.
 
         Raises:
-            DatasetError: all is absent.
+            DatasetError: all clips are absent.
         """
         planned = self._planned(number)
         if not self.absent:
@@ -190,7 +190,7 @@ class Epoch:
         mine = slice(self.rank * batch, (self.rank + 1) * batch)
         if len(here) == share:
             return Step(here[mine], here_passes[mine].copy(), np.ones(batch, dtype=bool), number)
-        # A node may have no sample at all, if there are fewer samples than nodes.
+        # If there are fewer samples than nodes, a node may have none.
         spare = partition if len(partition) else next(other for other in self.partitions if len(other))
         if self.last_batch == "fill":
             sample_ids = np.resize(np.concatenate([here, spare.sample_ids]), share)[mine]
@@ -199,6 +199,6 @@ class Epoch:
         mine = slice(*(len(here) * rank // self.topology.ranks for rank in (self.rank, self.rank + 1)))
         sample_ids, passes = here[mine], here_passes[mine].copy()
         if len(sample_ids) == 0:
-            # Ranks without samples make the step with one that is not valid, so that collectives do not hang.
+            # Ranks without samples make the step with one sample that is not valid, so that collectives do not hang.
             return Step(spare.sample_ids[:1], spare.passes[:1].copy(), np.zeros(1, dtype=bool), number)
         return Step(sample_ids, passes, np.ones(len(sample_ids), dtype=bool), number)

@@ -1,9 +1,9 @@
 """Which samples, in which order, on which rank: a pure function of (dataset, seed, epoch, world, position).
 
 An epoch is a section of the sample stream (`streamvid.plan.mixture`), usually one pass over the dataset. It is divided
-into partitions: a single one that all ranks share, or with locality="node" one for each node. A partition may be
-bucketed by decoder configuration. Each step then takes the next `batch_size` samples per rank from every partition. So
-a run's progress is a few integers (`Position`), from which it can resume with any number of ranks.
+into partitions: one that all ranks share, or with locality="node" one for each node. A partition may be bucketed by
+decoder configuration. Each step then takes the next `batch_size` samples per rank from every partition. So a run's
+progress is a few integers (`Position`), from which it can resume with any number of ranks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ class TopologyRun:
     """Consecutive steps made in one topology.
 
     Attributes:
-        topology: how they were divided.
-        steps: how many there were.
-        size: samples in the epoch as that topology would have ended it, if that was not where the epoch ends now.
+        topology: the topology.
+        steps: number of steps.
+        size: number of samples in the epoch as that topology would have ended it, if that differs from the epoch's size
+            now.
     """
 
     topology: Topology
@@ -54,7 +55,7 @@ class Position:
         epoch: number of the epoch.
         first: the position of the epoch's first sample in the sample stream.
         size: samples in the epoch.
-        history: the steps made so far, per topology, in order.
+        history: the steps made so far, by topology, in order.
     """
 
     epoch: int
@@ -69,7 +70,8 @@ class Position:
             return replace(self, history=(*before, replace(last[0], steps=last[0].steps + 1)))
         topologies = [topology, *(run.topology for run in self.history)]
         if all(one.partitions == 1 and not one.bucket_steps for one in topologies):
-            # A single partition keeps its order: of earlier topologies, only the number of samples consumed matters.
+            # A single partition keeps its order, so only the number of samples that earlier topologies consumed
+            # matters.
             consumed = min(self.size, self.consumed)
             earlier = (TopologyRun(Topology(1, 1, 1), consumed),) if consumed else ()
             return replace(self, history=(*earlier, TopologyRun(topology, 1)))
@@ -77,14 +79,15 @@ class Position:
 
     @property
     def consumed(self) -> int:
-        """Samples that the steps made so far had room for, in each partition."""
+        """int: number of samples that the steps made so far had room for, in each partition."""
         return sum(run.steps * run.topology.share for run in self.history)
 
 
 def _steps_left(history: tuple[TopologyRun, ...]) -> int:
-    """Steps that are left of an epoch of so many steps, by the size of it that each topology had.
+    """Number of steps left of an epoch of `steps` steps, from the epoch's size in each topology.
 
-    From the first one that bucketed on, steps are counted: sizes may be larger then, for samples that it skipped.
+    From the first topology with bucketing on, steps are counted instead, because sizes may be larger for the samples
+    that it skipped.
     """
     first = next((n for n, run in enumerate(history) if run.topology.bucket_steps), len(history) - 1)
     before = sum(run.steps * run.topology.share for run in history[:first])
@@ -97,17 +100,17 @@ class Plan:
     """The steps of every epoch, for one rank.
 
     Attributes:
-        stream: where the samples come from.
+        stream: the sample stream.
         batch_size: samples per rank and step.
-        world: all ranks, and which of them this is.
+        world: rank and world size.
         last_batch: what to do when the samples do not fill the last step. "partial": that step's batches are smaller
             (ranks for which no sample is left get one that is not valid, so that all ranks make the same number of
             steps); "drop": the step is left out; "fill": it is filled with samples from the epoch's start, not valid.
-        local: whether every node has shards of its own, as with locality="node".
-        steps: steps of an epoch; None: as many as a pass over the dataset takes.
+        local: whether every node has its own shards, as with locality="node".
+        steps: steps of an epoch; None: those of a pass over the dataset.
         bucket_steps: steps whose samples are bucketed together (`streamvid.plan.bucketing`); 0 for no bucketing.
-        bucket_keys: computes the bucket key of every row; called only where samples are bucketed, now or in a
-            position's history.
+        bucket_keys: computes the bucket key of every row; called only if samples are bucketed, now or in a position's
+            history.
     """
 
     stream: SampleStream
@@ -131,7 +134,7 @@ class Plan:
 
     @property
     def topology(self) -> Topology:
-        """How the ranks share a step's samples now."""
+        """The current topology."""
         partitions = self.world.nodes if self.local else 1
         return Topology(partitions, self.world.size // partitions, self.batch_size, self.bucket_steps)
 
@@ -153,15 +156,15 @@ class Plan:
         return Position(epoch, epoch * self.size, self.size)
 
     def after(self, position: Position) -> Position:
-        """The beginning of the epoch after `position`'s."""
+        """The beginning of the epoch after that of `position`."""
         return Position(position.epoch + 1, position.first + position.size, self.size)
 
     def resized(self, position: Position) -> Position:
-        """The position with the epoch's end where this topology puts it.
+        """The position with the epoch's end as in this topology.
 
-        Of an epoch of `steps` steps, those are left that the topologies before left, and the next one begins where it
-        ends. But bucketing consumes samples out of order. Where fewer samples a step would end the epoch before all are
-        consumed that it skipped, it ends after those, as no sample may be lost.
+        An epoch of `steps` steps has as many steps left as the earlier topologies left, and the next epoch begins where
+        it ends. But bucketing consumes samples out of order: if smaller steps would end the epoch before all samples
+        that bucketing skipped are consumed, the epoch ends after those, so that no sample is lost.
         """
         if self.steps is None:
             return position
@@ -204,7 +207,7 @@ class Plan:
 
     def _replayed(self, position: Position) -> tuple[list[Partition], int]:
         """The samples of each partition from the current topology's first step on, in the order before bucketing, and
-        the number of steps that it has made.
+        the number of steps made in it.
 
         The topologies of the position's history are replayed, and the samples that the steps of each consumed are
         removed.
@@ -224,7 +227,8 @@ class Plan:
     def _remaining(
         self, partitions: list[Partition], topology: Topology, steps: int, upto: int, epoch: int
     ) -> list[Partition]:
-        """What `steps` steps in a topology leave of each partition, of which it divided the first `upto` samples."""
+        """The samples of each partition that are left after `steps` steps in a topology, which divided its first `upto`
+        samples."""
         consumed = steps * topology.share
         if not topology.bucket_steps:
             rest = partial(slice, consumed, None)
@@ -246,7 +250,7 @@ class Plan:
         full = min(len(partition) for partition in partitions) // topology.share
 
         def order(partition: Partition) -> Int64:
-            # The same draws for each partition: at any step all nodes decode clips of about the same size.
+            # The same draws for each partition, so that at any step all nodes decode clips of about the same size.
             random = None if self.stream.shuffle == "none" else generator(self.stream.seed, epoch, BUCKET)
             return bucket_order(
                 bucket_keys[rows_of(partition.sample_ids)],

@@ -41,10 +41,10 @@ class Subset:
     Attributes:
         dataset: an open dataset, a folder or a URL.
         where: a condition on columns, as text such as ``"seconds >= 2 and label in (0, 3)"`` or a pyarrow expression.
-        keys: only these clips: a list of keys, or a file of them.
-        weights: how often clips come in an epoch: by label or class, "balanced", a column, or an array.
-        exclude: clips that are not delivered, given as for `keys`. Unlike `where` and `keys`, it may change when a run
-            resumes: other clips stand in for them, as for bad clips, and the order of all others is kept.
+        keys: the keys of the only clips that take part: a list, or a file.
+        weights: how often clips come in an epoch: by label or class, "balanced", a column's name, or an array [clips].
+        exclude: keys of clips that are not delivered, given like `keys`. Unlike `where` and `keys`, it may change when
+            a run resumes: other clips stand in for them, as for bad clips, and the order of all others is kept.
     """
 
     dataset: DatasetLike
@@ -81,10 +81,10 @@ class Mix:
 
 @dataclass(frozen=True)
 class Source:
-    """What a loader streams, opened.
+    """The opened datasets of a loader.
 
     Attributes:
-        dataset: one dataset, or several as one.
+        dataset: one dataset, or several concatenated.
         subsets: the selection of each part.
         first: int64 [parts], the first row of each part.
         weights: the parts' shares, as whole numbers.
@@ -138,8 +138,8 @@ class Pools:
 
     Attributes:
         pools: one per part.
-        short: number of clips left out because they are too short and padding is off.
-        excluded: int64 [rows], clips that keep their place and are not delivered.
+        short: number of clips left out because they are too short, with padding off.
+        excluded: int64 [rows], clips that keep their places but are not delivered.
     """
 
     pools: tuple[Pool, ...]
@@ -153,7 +153,8 @@ class Pools:
 
 
 def _distinct(sample_ids: Int64) -> Int64:
-    """int64: the rows of samples of a pool, in which they ascend. Those of one sample each are not copied."""
+    """int64 [clips]: the distinct rows of a pool's samples, which are in ascending order. Not copied if each clip has
+    one sample."""
     if len(sample_ids) and sample_ids.max() == rows_of(sample_ids[-1:])[0] and (np.diff(sample_ids) > 0).all():
         return sample_ids
     rows = rows_of(sample_ids)
@@ -210,7 +211,7 @@ def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSa
     if subset.weights is not None:
         own = repeats(_dataset(source, part), rows - source.first[part], subset.weights)
         weights = np.repeat(own[np.searchsorted(rows, kept)], samples)
-    # For a whole dataset the column itself, which all processes of a node share.
+    # For a whole dataset, return the column itself, which all processes of a node share.
     shards = dataset.clips.shard if len(kept) == len(dataset) else dataset.clips.shard[kept]
     pool = Pool(expand(kept, samples), shards if most == 1 == samples.min() else np.repeat(shards, samples), weights)
     if not len(pool):

@@ -22,13 +22,13 @@ _LARGEST_STEP: Final = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher says of this process.
+    """Rank and world size of this process, as its launcher sets them.
 
     Attributes:
-        rank: None if the variables do not say it without the process group.
-        size: the world size; 1 if it is not said.
-        source: where that is from, for messages.
-        one_run: False for launchers that also start tasks which have nothing to do with each other.
+        rank: None if it is known only with the process group.
+        size: the world size; 1 if it is not set.
+        source: names of the variables, for messages.
+        one_run: False for launchers that also start independent tasks.
     """
 
     rank: int | None
@@ -38,13 +38,13 @@ class Launch:
 
 
 def find_launch() -> Launch | None:
-    """What the environment says of this process; None if it names no rank.
+    """This process' launch from the environment; None if it names no rank.
 
     In this order: RANK and WORLD_SIZE (torchrun, accelerate, deepspeed); LOCAL_RANK and NODE_RANK, which Lightning sets
     with WORLD_SIZE for the processes that it starts; a step of Slurm; MPI.
 
     Raises:
-        InputError: a variable is missing or no number, or they contradict each other.
+        InputError: a variable is missing or no number, or variables contradict each other.
     """
     return _torchrun() or _lightning() or _slurm() or _mpi()
 
@@ -53,7 +53,7 @@ def number_of(name: str) -> int:
     """The whole number in an environment variable.
 
     Raises:
-        InputError: it is none.
+        InputError: the variable is no whole number.
     """
     text = os.environ[name].strip()
     if not text.isdecimal():
@@ -62,11 +62,11 @@ def number_of(name: str) -> int:
 
 
 def local_world_size() -> int | None:
-    """Ranks on this node as torchrun (LOCAL_WORLD_SIZE) or deepspeed (LOCAL_SIZE, beside CROSS_SIZE) say it; None if
-    neither does.
+    """Ranks on this node as set by torchrun (LOCAL_WORLD_SIZE) or deepspeed (LOCAL_SIZE, with CROSS_SIZE); None if
+    neither is set.
 
     Raises:
-        InputError: it is no number, or 0.
+        InputError: the variable is no number, or 0.
     """
     name = "LOCAL_SIZE" if "LOCAL_WORLD_SIZE" not in os.environ and "CROSS_SIZE" in os.environ else "LOCAL_WORLD_SIZE"
     if name not in os.environ:
@@ -77,7 +77,7 @@ def local_world_size() -> int | None:
 
 
 def local_rank() -> int:
-    """This process' number on its node; 0 if no launcher says it."""
+    """This process' number on its node; 0 if no launcher sets it."""
     for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
         if name in os.environ:
             return number_of(name)
@@ -85,12 +85,12 @@ def local_rank() -> int:
 
 
 def ranks_per_node(size: int) -> int | None:
-    """Ranks on every node; None if they are not known to be as many on each.
+    """Ranks on every node; None unless every node is known to have the same number.
 
-    All ranks of a world get the same answer, and so divide clips among nodes alike.
+    The result is the same on all ranks of a world, so that they divide clips among nodes alike.
 
     Raises:
-        InputError: as `local_world_size`.
+        InputError: as in `local_world_size`.
     """
     per_node = local_world_size()
     if per_node is None:
@@ -99,7 +99,7 @@ def ranks_per_node(size: int) -> int | None:
         if equal is None or int(equal[1]) * int(equal[2] or 1) != size:
             return None
         return int(equal[1])
-    # torchrun's and deepspeed's words for the number of nodes.
+    # The number of nodes as torchrun and deepspeed set it.
     nodes = os.environ.get("GROUP_WORLD_SIZE", os.environ.get("CROSS_SIZE", ""))
     unequal = size % per_node if not nodes.isdecimal() else per_node * int(nodes) != size
     return None if unequal else per_node
@@ -137,8 +137,8 @@ def _slurm() -> Launch | None:
 
 
 def _is_interactive() -> bool:
-    """Whether this is in the shell that `srun --pty` gave. Tasks that srun starts from there inherit its variables, but
-    not its terminal."""
+    """Whether this process runs in the shell of `srun --pty`. Tasks that srun starts from there inherit its variables,
+    but not its terminal."""
     if "SLURM_PTY_PORT" not in os.environ:
         return False
     try:
@@ -149,8 +149,8 @@ def _is_interactive() -> bool:
 
 
 def _is_batch_shell() -> bool:
-    """Whether this is in the shell of a batch job. If a step has submitted the job, it has inherited that step's
-    variables. But the parent of its process is the daemon of the step "batch", by its title."""
+    """Whether this process runs in the shell of a batch job. A job that was submitted from a step inherits that step's
+    variables, but the parent of its process is the daemon of the step "batch", as its title says."""
     try:
         # "PID (COMMAND) STATE PARENT …", proc(5)
         status = Path("/proc", os.environ["SLURM_TASK_PID"], "stat").read_text()

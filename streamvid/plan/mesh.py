@@ -1,4 +1,4 @@
-"""The data-parallel part of a `DeviceMesh`: which ranks get clips of their own, and which the same ones."""
+"""The data-parallel part of a `DeviceMesh`: which ranks get different clips, and which the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def data_parallel_rank(mesh: DeviceMesh) -> tuple[int, int]:
     dimension of a 1-D mesh with another name, or none, is data-parallel.
 
     Raises:
-        InputError: it is no mesh, its dimensions cannot be told apart by their names, or this process is not in it.
+        InputError: the value is no mesh, the names of its dimensions do not show which are data-parallel, or this
+            process is not in it.
     """
     from torch.distributed.device_mesh import DeviceMesh
 

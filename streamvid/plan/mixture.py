@@ -1,8 +1,7 @@
 """The sample stream: an endless sequence of samples drawn from one pool, or from several by weight.
 
-Any position can be computed directly: the pool that a position belongs to, and how many earlier positions belong to the
-same pool, which says how many passes of that pool are over and which sample of the next pass it is. So a run can resume
-anywhere without replaying what came before.
+The sample at any position can be computed directly: from the position's pool, and the number of earlier positions of
+the same pool, follow the pass over that pool and the sample in that pass. So a run can resume anywhere without replay.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class SampleStream:
     """An endless sequence of samples.
 
     Attributes:
-        pools: where the samples come from.
+        pools: the pools.
         weights: the pools' shares of the samples, as whole numbers.
         seed, shuffle, block_shards: how each pass is shuffled, see `streamvid.plan.permutation.arrange`.
     """
@@ -42,7 +41,7 @@ class SampleStream:
     block_shards: int
 
     def pass_length(self) -> int:
-        """Samples in one pass over the pool; of several pools, the sum."""
+        """Samples in one pass over the pool; with several pools, the sum."""
         return sum(len(pool) for pool in self.pools)
 
     def take(self, first: int, count: int) -> tuple[Int64, Int64]:
@@ -69,10 +68,10 @@ class SampleStream:
         )
 
     def _of_pool(self, part: int, first: int, count: int) -> tuple[Int64, Int64]:
-        """`take`, of one pool's own sequence of passes."""
+        """`take` from one pool's own sequence of passes."""
         pool = self.pools[part]
         length = len(pool)
-        if len(pool.sample_ids) == 1 and pool.weights is None:  # no pass has an order: they are not made one by one
+        if len(pool.sample_ids) == 1 and pool.weights is None:  # all passes are equal
             return np.repeat(pool.sample_ids, count), np.arange(first, first + count)
         sample_ids: list[Int64] = []
         passes: list[Int64] = []
@@ -88,7 +87,7 @@ class SampleStream:
         return np.concatenate([empty, *sample_ids]), np.concatenate([empty, *passes])
 
     def _before(self, position: int, part: int) -> int:
-        """How many positions before this one belong to a pool."""
+        """Number of positions before this one that belong to a pool."""
         block, rest = divmod(position, BLOCK)
         own = np.count_nonzero(_block_pools(self.weights, self.seed, block)[:rest] == part)
         return _share(self.weights, block * BLOCK, part) + int(own)
@@ -102,7 +101,7 @@ class SampleStream:
 
 
 def _share(weights: Sequence[int], position: int, part: int) -> int:
-    """How many of the first `position` positions a pool gets, rounded so that the pools' shares add up."""
+    """Number of the first `position` positions that belong to a pool, rounded so that the pools' shares add up."""
     total, upper = sum(weights), sum(weights[: part + 1])
     return position * upper // total - position * (upper - weights[part]) // total
 
@@ -118,11 +117,11 @@ def _block_pools(weights: tuple[int, ...], seed: int, block: int) -> Int64:
 
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
-    """Weights as whole numbers in the same proportion: to a millionth, or finer where a share is so small that it would
-    be off by more than a thousandth of itself.
+    """Weights as whole numbers in the same proportion: to a millionth, or finer if that would change a small share by
+    more than a thousandth.
 
     Raises:
-        InputError: one is not a positive number.
+        InputError: a weight is no positive number.
     """
     for weight in weights:
         if not is_real(weight) or weight <= 0:

@@ -23,12 +23,12 @@ SHUFFLES: Final[tuple[Shuffle, ...]] = ("full", "block", "none")
 
 @dataclass(frozen=True)
 class Pool:
-    """The samples of one dataset that are selected, once each or by weight.
+    """The selected samples of one dataset, once each or by weight.
 
     Attributes:
         sample_ids: int64 [samples], in the order of the dataset.
-        shards: int32 [samples], which shard holds each; ascending.
-        weights: float64 [samples], how often each comes in a pass on average; None for once each.
+        shards: int32 [samples], the shard of each, ascending.
+        weights: float64 [samples], mean number of times that each comes in a pass; None for once each.
     """
 
     sample_ids: Int64
@@ -43,8 +43,8 @@ class Pool:
 def pass_samples(pool: Pool, seed: int, number: int, part: int = 0) -> tuple[Int64, npt.NDArray[np.int32]]:
     """The samples of a pass in the dataset's order, and their shards.
 
-    A sample of weight w comes floor(w) times, and once more with probability w - floor(w), by systematic sampling: a
-    pass has the same number of samples every time. For that the weights are scaled so that their sum is whole.
+    A sample of weight w comes floor(w) times, and once more with probability w - floor(w), by systematic sampling, so
+    that every pass has the same number of samples. For that the weights are scaled to a whole sum.
     """
     if pool.weights is None:
         return pool.sample_ids, pool.shards
@@ -76,7 +76,7 @@ def arrange(
             at a time, so that few shards are open at once; "none" leaves them as they are.
         block_shards: shards whose samples are shuffled together, for "block".
         seed, number, part: see `generator`.
-        partition: where parts of a pass are shuffled separately, a different number for each.
+        partition: if parts of a pass are shuffled separately, a different number for each.
 
     Returns:
         int64 [samples].
@@ -120,8 +120,8 @@ class NodePart:
 def split_by_node(sample_ids: Int64, shards: npt.NDArray[np.int32], nodes: int, *, seed: int) -> list[NodePart]:
     """Divide a pass among nodes, in equal parts (give or take one sample) that share as few shards as possible.
 
-    Which shards a node gets depends on the seed alone: they are the same in every pass, and stay in the node's cache. A
-    shard at a boundary is shared by two nodes. A node's rank computes its own part alone.
+    A node's shards depend only on the seed: they are the same in every pass, and stay in the node's cache. A shard at a
+    boundary is shared by two nodes. Ranks compute only their own node's part.
     """
     bounds = _shard_bounds(shards)
     order = generator(seed, 0, SHARDS).permutation(len(bounds) - 1)

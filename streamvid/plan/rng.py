@@ -19,12 +19,12 @@ def generator(seed: int, number: int, purpose: int, *, part: int = 0, sample_id:
 
     Args:
         seed: any integer.
-        number: of the pass, or of a mixture's block.
+        number: number of the pass, or of a mixture's block.
         purpose: one of the constants above.
         part: index of the dataset in a mixture.
-        sample_id: the sample, for numbers that belong to one.
+        sample_id: the sample, if the random numbers belong to one.
     """
-    # As uint64 from the start: NumPy would make float64 of a list of small and large integers.
+    # uint64 from the start, as NumPy would convert a list of small and large integers to float64.
     key = np.array([seed & _MASK64, number & _MASK64], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=[0, part, sample_id, purpose]))
 
@@ -39,7 +39,8 @@ def draws(seed: int, number: int, sample_id: int, count: int, *, purpose: int = 
 def draws_of_each(
     seed: int, numbers: Sequence[int], sample_ids: Sequence[int], count: int, *, purpose: int = SAMPLE
 ) -> Float64:
-    """float64 [samples, count]: `draws` of samples, by one generator, as making one takes longer than its numbers."""
+    """float64 [samples, count]: `draws` of several samples. Reuses one generator, because making one takes longer than
+    drawing."""
     made = np.empty((len(sample_ids), count))
     if made.size:
         one = generator(seed, 0, purpose)

@@ -1,7 +1,7 @@
-"""What a run has done so far, small enough for its state: from it and the plan follows in which steps a clip was seen.
+"""The log of a run's steps, small enough for its state. From log and plan follow the steps in which a clip was seen.
 
-A run is legs: steps made one after the other in one topology and of one revision. A leg has the position at which it
-began, so that the plan can be replayed from there; epochs that went alike are one entry.
+A run consists of legs: consecutive steps in one topology and of one revision. A leg has the position at which it began,
+from which the plan can be replayed; equal legs of consecutive epochs are one entry.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ are a leg each."""
 
 @dataclass(frozen=True)
 class Leg:
-    """Steps of a run, made one after the other.
+    """Consecutive steps of a run.
 
     Attributes:
-        start: where it began; its epoch is the first of `epochs` that went alike, each from its beginning.
-        topology: how the ranks shared a step.
-        steps: how many it made, in each of the epochs.
-        revisions: of the datasets.
-        shards: how many of their shards took part: fewer than there are in an epoch that began before an append.
-        epochs: how many.
+        start: the position at which it began; for `epochs` > 1, the beginning of the first of these epochs.
+        topology: the topology of the steps.
+        steps: number of steps, in each of the epochs.
+        revisions: the revision of each dataset.
+        shards: number of their shards that took part: fewer than all in an epoch that began before an append.
+        epochs: number of consecutive epochs with equal steps.
     """
 
     start: Position
@@ -42,11 +42,11 @@ class Leg:
     epochs: int = 1
 
     def at(self, epoch: int) -> Position:
-        """Where the n-th of its epochs began, from 0."""
+        """The beginning of its epoch `n`, counted from 0."""
         return replace(self.start, epoch=self.start.epoch + epoch, first=self.start.first + epoch * self.start.size)
 
     def joined(self, following: Leg) -> Leg | None:
-        """One entry for both, if the next one did the same with the following epoch; None otherwise."""
+        """One leg for this and the next one, if that made the same steps in the following epoch; None otherwise."""
         whole = not self.start.history and following.epochs == 1 and following.start == self.at(self.epochs)
         alike = replace(following, start=self.start, epochs=self.epochs) == self
         return replace(self, epochs=self.epochs + 1) if whole and alike else None
@@ -56,18 +56,18 @@ class RunLog:
     """The legs of a run.
 
     Args:
-        about: what the plan is made of, as JSON: see `streamvid.loader.run_about.run_about`.
+        about: the plan's arguments as JSON: see `streamvid.loader.run_about.run_about`.
     """
 
     def __init__(self, about: Mapping[str, Any], revisions: Sequence[int]) -> None:
         self._about, self._revisions = about, tuple(revisions)
         self.legs: tuple[Leg, ...] = ()
-        self._dropped = 0  # steps before the first leg, of legs that were dropped
+        self._dropped = 0  # number of steps of dropped legs, before the first leg
         self._end: Position | None = None
         """Where the last leg ended."""
 
     def add(self, before: Position, after: Position, topology: Topology, shards: int) -> None:
-        """A step was made."""
+        """Add a step."""
         last = self.legs[-1] if self.legs else None
         goes_on = last is not None and before.history and before == self._end
         if last is not None and goes_on and (last.topology, last.revisions) == (topology, self._revisions):
@@ -75,7 +75,7 @@ class RunLog:
         else:
             joined = self.legs[-2].joined(self.legs[-1]) if len(self.legs) > 1 else None
             done = self.legs if joined is None else (*self.legs[:-2], joined)
-            if len(done) >= _MOST:  # the older half, to the beginning of an epoch if there is one
+            if len(done) >= _MOST:  # drop the older half, up to the beginning of an epoch if there is one
                 kept = next((n for n in range(_MOST // 2, len(done)) if not done[n].start.history), _MOST // 2)
                 self._dropped += sum(leg.steps * leg.epochs for leg in done[:kept])
                 done = done[kept:]
@@ -83,7 +83,7 @@ class RunLog:
         self._end = after
 
     def state(self) -> dict[str, Any]:
-        """For a state: `run`, what the plan is made of, and `legs`; `steps_before_legs`, if there were too many."""
+        """The log for a state: `run`, the plan's arguments; `legs`; and `steps_before_legs`, if legs were dropped."""
         before = {"steps_before_legs": self._dropped} if self._dropped else {}
         legs = [
             [position_numbers(leg.start), *astuple(leg.topology), leg.steps, [*leg.revisions], leg.shards, leg.epochs]
@@ -92,7 +92,7 @@ class RunLog:
         return {"run": dict(self._about), "revisions": [*self._revisions], "legs": legs, **before}
 
     def load(self, state: Mapping[str, Any], position: Position) -> None:
-        """Go on from a state, which stands at that position. One that has no legs has lost what was before."""
+        """Continue from a state at a position. Of a state without legs, the steps before that position are unknown."""
         self.legs, self._dropped = legs_of(state), steps_before_legs(state)
         self._end = position if position.history else None
 
@@ -109,7 +109,7 @@ def legs_of(state: Mapping[str, Any]) -> tuple[Leg, ...]:
 
 
 def steps_before_legs(state: Mapping[str, Any]) -> int:
-    """Steps of a run that its state's legs do not tell any more. Raises InputError if the number is damaged."""
+    """Number of a run's steps before the first leg in its state. Raises InputError if the number is damaged."""
     steps = state.get("steps_before_legs", 0)
     if not is_integer(steps) or not 0 <= steps < 1 << 62:
         raise InputError(_DAMAGED)

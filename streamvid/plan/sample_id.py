@@ -1,7 +1,7 @@
 """Sample ids: one int64 says which clip, which of the clip's samples, and which repeat of that in a pass.
 
-So a plan can shuffle and divide samples as int64 arrays. If every clip gives one sample, ids are row numbers. Bits 0 to
-31 are the row, 32 to 51 the sample's number, 52 to 62 the repeat.
+A plan shuffles and divides samples as int64 arrays of ids. If every clip gives one sample, ids are row numbers. Bits 0
+to 31 are the row, 32 to 51 the sample's number, 52 to 62 the repeat.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def repeat(sample_ids: Int64, times: Int64) -> Int64:
     """Repeat each sample `times` times, int64 [samples]; 0 leaves it out. The repeats are numbered.
 
     Raises:
-        ValueError: one comes more often than MAX_REPEATS.
+        ValueError: a sample would come more often than MAX_REPEATS.
     """
     if np.all(times == 1):
         return sample_ids

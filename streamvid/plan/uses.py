@@ -1,4 +1,5 @@
-"""When the clips of a node are needed next, by the plan, so that a full cache gives up the files needed latest."""
+"""Computes from the plan when a node needs its clips next, so that a full cache evicts the files that are needed
+latest."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ class Uses:
     """The samples of an epoch and the next, for all ranks of a node.
 
     Attributes:
-        epoch: what is read now.
-        find_following: the epoch after it, made when it is first asked for.
-        world: which of the ranks are the node's.
-        rows: clips of the dataset.
-        read: the epoch's steps that are read already, besides those before it was begun here.
+        epoch: the epoch that is being read.
+        find_following: makes the next epoch; called on first use.
+        world: rank and world size, from which the node's ranks follow.
+        rows: number of clips in the dataset.
+        read: the steps of the epoch that have been read, besides those before this process began it.
     """
 
     epoch: Epoch
@@ -37,7 +38,8 @@ class Uses:
         return self.of_node(self.find_following())[0]
 
     def next(self) -> Float64:
-        """float64 [rows]: how many samples come before each clip is needed; infinity if it is in neither epoch."""
+        """float64 [rows]: number of samples that come before each clip is needed; infinity if it is in neither
+        epoch."""
         when = np.full(self.rows, np.inf)
         rows, steps = self.of_node(self.epoch)
         now = rows[(steps >= self.epoch.done) & ~np.isin(steps, list(self.read))]
@@ -46,7 +48,8 @@ class Uses:
         return when
 
     def of_node(self, epoch: Epoch) -> tuple[Int64, Int64]:
-        """The rows that the node takes in an epoch, in order, and in which steps; both int64 [samples]."""
+        """The rows that the node takes in an epoch, in order, and the steps in which it takes them; both int64
+        [samples]."""
         rows: Int64 = rows_of(epoch.partitions[epoch.partition].sample_ids)
         steps, place = np.divmod(np.arange(len(rows)), epoch.topology.share)
         if epoch.topology.partitions > 1 or self.world.nodes == 1:

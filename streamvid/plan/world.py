@@ -26,13 +26,13 @@ MESH: Final = "the mesh"
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train together, in the words of torch.distributed, and which of them this is.
+    """The processes that train together, as in torch.distributed, and this process' rank among them.
 
     Attributes:
-        rank: this process, from 0.
-        size: the world size, how many processes there are.
-        nodes: machines, all with the same number of ranks; the ranks of a node are consecutive.
-        source: who said so, for messages.
+        rank: this process' number, from 0.
+        size: the world size, the number of processes.
+        nodes: number of machines, all with the same number of ranks; the ranks of a node are consecutive.
+        source: where rank and size are from, for messages.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class World:
 
     @property
     def node(self) -> int:
-        """Which node this rank is on."""
+        """Number of the node that this rank is on."""
         return self.rank // (self.size // self.nodes)
 
     def __str__(self) -> str:
@@ -67,21 +67,21 @@ def find_world(
     ranks_per_node: int | None = None,
     settle: bool = True,
 ) -> World:
-    """Rank and world size: as given, else from a mesh, from torch.distributed, from the environment variables of a
-    launcher (`streamvid.plan.launchers`), else a single process.
+    """Find rank and world size: the given ones, else from a mesh, from torch.distributed, or from the environment
+    variables of a launcher (`streamvid.plan.launchers`), else those of a single process.
 
     Args:
         rank, world_size: both or neither; world_size=1 needs no rank.
-        mesh: whose data-parallel ranks are the world's.
-        ranks_per_node: for the number of nodes; default: as torchrun, deepspeed and Slurm say it, else all are one
-            node. Of a mesh, its data-parallel ranks on a node.
-        settle: the world is final. It is an error then if the environment does not say the rank, or if this is one of
-            several DataLoader workers and rank and world_size are not given; and if the launcher may have started tasks
-            that are no single run, that is logged, once per process. Otherwise only the size is right.
+        mesh: a mesh whose data-parallel ranks are the world's.
+        ranks_per_node: ranks on a node; default: as set by torchrun, deepspeed or Slurm, else all. With a mesh, its
+            data-parallel ranks on a node.
+        settle: whether the world is final. Then it is an error if the environment does not set the rank, or if this is
+            one of several DataLoader workers and rank and world_size are not given; and a launcher that may have
+            started independent tasks is logged, once per process. If False, only the size is reliable.
 
     Raises:
-        InputError: only one of rank and world_size is given, one is out of range, the mesh does not say which ranks are
-            data-parallel, or an environment variable is missing or no number; and see `settle`.
+        InputError: only one of rank and world_size is given, one is out of range, the mesh does not show which ranks
+            are data-parallel, or an environment variable is missing or no number; and see `settle`.
     """
     if rank is None and world_size is not None and integer(world_size, "world_size") == 1:
         rank = 0
@@ -143,8 +143,8 @@ def _on_nodes(rank: int, size: int, ranks_per_node: int | None, source: str) -> 
 
 
 def find_cores() -> int:
-    """CPU cores for this process: the usable ones, divided by the ranks on its node as torchrun and deepspeed say it;
-    Slurm and MPI set affinities.
+    """Number of CPU cores for this process: the usable ones, divided by the ranks on its node as set by torchrun and
+    deepspeed; Slurm and MPI set affinities.
 
     Raises:
         InputError: LOCAL_WORLD_SIZE is no number.
@@ -159,7 +159,7 @@ def find_device(device: str | int | None) -> int | None:
         device: "cpu", "cuda", "cuda:1", a number, or None: this process' GPU if there is one.
 
     Raises:
-        InputError: no such device.
+        InputError: there is no such device.
     """
     import torch
 
@@ -170,7 +170,7 @@ def find_device(device: str | int | None) -> int | None:
     if device is None and count == 0:
         return None
     if text == "cuda":
-        # LOCAL_RANK, else the device that the program has set, else the launcher's number.
+        # LOCAL_RANK, else the device that the program has set, else the launcher's number of this process on its node.
         current = torch.cuda.current_device() if count and "LOCAL_RANK" not in os.environ else 0
         local = current or launchers.local_rank()
         number = local % max(count, 1)
