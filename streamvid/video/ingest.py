@@ -21,6 +21,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream import hevc, packet_info
+from streamvid.bitstream.annexb import dpb_requirement, parameter_sets
 from streamvid.bitstream.nal import head_of_packet
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.checksum import crc32c
@@ -195,7 +196,10 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
     sync = np.flatnonzero(track.sync)
     looked = sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)]
     # Where tables reorder nothing, they may have decode times alone: the first packets tell.
-    first_packets = np.arange(min(_FIRST_PACKETS, len(track.pts)) if (np.diff(track.pts) > 0).all() else 0)
+    rising = bool((np.diff(track.pts) > 0).all())
+    if rising and len(track.pts) > _FIRST_PACKETS and _may_reorder(track):
+        raise NeedsDemuxerError("times that may be in another order than that of its pictures")
+    first_packets = np.arange(min(_FIRST_PACKETS, len(track.pts)) if rising else 0)
     looked = np.union1d(looked, first_packets)
     heads = read([*_spans(track, [0], most), *_spans(track, looked[1:].tolist(), _HEAD_BYTES)])
     found = None
@@ -211,6 +215,15 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
     if not packet_info.in_output_order(track.codec, kinds[: len(first_packets)], track.pts[: len(first_packets)]):
         raise NeedsDemuxerError("times in another order than that of its pictures")
     return found
+
+
+def _may_reorder(track: VideoTrack) -> bool:
+    """Whether its parameter sets say that pictures may be reordered (max_num_reorder_frames, sps_max_num_reorder_pics):
+    there may be B-frames anywhere. Where they do not say, no."""
+    if track.codec == "mpeg4":
+        return False
+    need = dpb_requirement(track.codec, parameter_sets(track.codec, track.stsd).annex_b)
+    return need.reorder > 0 and (track.codec == "hevc" or not need.group)
 
 
 def _head_as_packet(track: VideoTrack, head: bytes) -> bytes:

@@ -8,23 +8,17 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import av
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import mpeg4
-from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.mp4.edit_list import Edit, read_edit
-from streamvid.video.codec_context import padded_packet
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
+from streamvid.video.output_order import distinct, output_order
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
-
-if TYPE_CHECKING:
-    from av.video.frame import VideoFrame
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -136,7 +130,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
 
 def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTimes:
     """The times of a stream whose container has none: from its pictures (MPEG-4), otherwise from its frame rate."""
-    order = _output_order(source, codec, count=len(found.pts))
+    order = output_order(source, codec, count=len(found.pts)).packets
     if codec == "mpeg4":
         clock = mpeg4.VopClock()
         with source.open() as (container, stream), suppress(ValueError):
@@ -179,10 +173,11 @@ def _date_by_order(
         if container == "mpegts" or codec not in _REORDERED:
             _check_clock(rising)
         return None
-    order = _output_order(source, codec, count=count)
+    order = output_order(source, codec, count=count)
     if not (clock == _NO_PTS).any():
-        return order, _distinct(clock[order])
-    return order, _distinct(pts[order]) if complete else _fill_times(pts[order], demuxed.duration[order])
+        return order.packets, order.shown_at(clock)
+    times, lasts = pts[order.packets], demuxed.duration[order.packets]
+    return order.packets, distinct(times) if complete else _fill_times(times, lasts)
 
 
 def _check_clock(times: Int64) -> None:
@@ -286,10 +281,13 @@ def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> Packet
     Raises:
         ValueError: packets and frames do not match, two frames have the same time, or none is shown.
     """
-    order = _output_order(
+    output = output_order(
         source, codec, count=len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped
     )
-    shown, times = ~found.hidden[order], _distinct(found.pts[~found.hidden])
+    order = output.packets
+    if not found.hidden.any() and (np.diff(found.pts) > 0).all():  # decode times
+        return _shown(found, order, output.shown_at(found.pts))
+    shown, times = ~found.hidden[order], distinct(found.pts[~found.hidden])
     if not len(times):
         raise ValueError("none of its frames is shown")
     last = np.maximum(np.cumsum(shown) - 1, 0)
@@ -301,62 +299,11 @@ def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> Packet
     return replace(_shown(finer, order, times[last] * factor + behind), hidden=found.hidden)
 
 
-def _output_order(
-    source: VideoFile, codec: str, *, count: int | None = None, apply_edits: bool = True, num_skipped: int = 0
-) -> Int64:
-    """int64 [frames], the numbers of the packets in the order in which a decoder outputs their pictures.
-
-    Args:
-        source, codec: as for `scan_packet_times`.
-        count: how many packets there are, if each must give a frame, or is a leading one that cannot.
-        apply_edits, num_skipped: as of `PacketTimes`.
-
-    Raises:
-        ValueError: packets and frames do not match.
-    """
-    with source.open(apply_edits=apply_edits) as (container, stream):
-        context = stream.codec_context
-        context.flags |= av.codec.context.Flags.copy_opaque
-        order: list[int] = []
-        kind_of = mpeg4.vop_classifier(context.extradata or b"")
-        kinds: list[PacketKind] = []
-        for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, None)):
-            if codec == "mpeg4":
-                kinds.append(kind_of(memoryview(bytes(packet))))
-            if packet.is_discard:  # cut off by an edit list: its picture would be kept back
-                packet = padded_packet(bytes(packet))
-            packet.opaque = number
-            order.extend(_number(frame) for frame in context.decode(packet))
-        order.extend(_number(frame) for frame in context.decode(None))
-    silent = {number for number, kind in enumerate(kinds) if kind.hidden}
-    if silent:  # they count as pictures that are shown, of which the decoder says nothing
-        every = mpeg4.output_order([kind.disposable for kind in kinds])
-        order = every if [number for number in every if number not in silent] == order else order
-    # B-frames behind the first key frame refer to frames before it, which are not there: they are not shown.
-    leading = sorted(set(range(count or 0)).difference(order))
-    if leading == list(range(1, len(leading) + 1)):
-        order = leading + order
-    if len(order) != (len(order) if count is None else count) or len(set(order)) != len(order):
-        raise ValueError(
-            f"its {count or len(set(order))} packets decode to {len(order)} frames, "
-            "and its container holds no times to match them: re-encode it first"
-        )
-    return np.array(order, dtype=np.int64)
-
-
 def _shown(found: PacketTimes, order: Int64, times: Int64) -> PacketTimes:
     """The packets at other times: int64 [packets], rising, in the order of their pictures."""
     pts = np.empty(len(order), dtype=np.int64)
     pts[order] = times
     return replace(found, pts=pts, hidden=np.zeros(len(pts), dtype=bool))
-
-
-def _distinct(clock: Int64) -> Int64:
-    """The times in order. Raises ValueError if two are equal, so that a frame would be lost."""
-    ordered: Int64 = np.unique(clock)
-    if len(ordered) != len(clock):
-        raise ValueError("some of its frames are shown at the same time")
-    return ordered
 
 
 def _fill_times(times: Int64, durations: Int64) -> Int64:
@@ -391,10 +338,3 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
     if (np.diff(filled) <= 0).any():
         raise ValueError("its times do not rise from frame to frame")
     return filled
-
-
-def _number(frame: VideoFrame) -> int:
-    """The number of the packet that the frame was decoded from."""
-    if not isinstance(frame.opaque, int):
-        raise ValueError("its frames cannot be matched with its packets: re-encode it first")
-    return frame.opaque

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -35,9 +35,13 @@ _MPEG = {"bf": "2", "g": "6", "qmin": "2", "qmax": "3"}
 def encode(
     path: Path, muxer: str, codec: str, pix_fmt: str = "yuv420p", *, rate: int = RATE, frames: int = FRAMES,
     options: dict[str, str] | None = None, size: tuple[int, int] = (WIDTH, HEIGHT), sound: str = "",
-    numbered: bool = True,
+    numbered: bool = True, times: Sequence[int] | None = None,
 ) -> Path:  # fmt: skip
-    """Frames with their numbers drawn on them, in a container that tools/recipes.py does not know."""
+    """Frames with their numbers drawn on them, in a container that tools/recipes.py does not know.
+
+    Args:
+        times: when each is shown, in periods of the rate; default: one after the other.
+    """
     with av.open(str(path), "w", format=muxer, options={"fflags": "+bitexact"}) as output:
         stream: Any = output.add_stream(codec, rate=rate, options=options or {})
         stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
@@ -48,7 +52,7 @@ def encode(
             if numbered:
                 draw_frame_number(picture, number)
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)
-            frame.pts, frame.time_base = number, Fraction(1, rate)
+            frame.pts, frame.time_base = times[number] if times else number, Fraction(1, rate)
             output.mux(stream.encode(frame))
             leave_real_time()
             if sound:
@@ -410,3 +414,37 @@ def test_times_between_dated_packs_are_filled_in(tmp_path: Path) -> None:
     clip = remux_with_ffmpeg(source, tmp_path)
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(seconds, np.arange(FRAMES) / RATE, atol=1e-4)
+
+
+PAUSES = [0, 1, 2, 5, 6, 7, 8, 20, 21, 22, 23, 24, 28, 29, 30]
+
+
+@pytest.mark.parametrize(
+    ("muxer", "codec", "options"),
+    [("avi", "libx264", _X264), ("avi", "mpeg4", _MPEG), ("asf", "libx264", _X264)],
+)
+def test_pauses_where_a_container_has_decode_times_alone(
+    muxer: str, codec: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    """A pause lies where a decoder outputs nothing: a picture or two behind the packet that comes late."""
+    source = encode(tmp_path / "a", muxer, codec, options=options, times=PAUSES)
+    clip, _ = prepare(source, tmp_path / "clip")
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
+
+
+@pytest.mark.parametrize("muxer", ["mp4", "flv"])
+def test_pauses_where_decode_times_stand_for_times(muxer: str, tmp_path: Path) -> None:
+    source = encode(tmp_path / "a", "mp4", "libx264", options=_X264, times=PAUSES)
+    with open_video(source) as container, av.open(str(tmp_path / "b"), "w", format=muxer) as output:
+        track = output.add_stream_from_template(container.streams.video[0])
+        for packet in container.demux(video=0):
+            if packet.size:
+                packet.dts += round(1 / packet.time_base)  # none is negative, which an edit list would hide
+                packet.pts, packet.stream = packet.dts, track
+                output.mux(packet)
+    clip, _ = prepare(tmp_path / "b", tmp_path / "clip")
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)

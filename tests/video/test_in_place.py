@@ -98,6 +98,16 @@ def test_decode_times_are_no_times_by_tables(tmp_path: Path, codec: Codec) -> No
         index_by_tables(without, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
 
 
+def test_decode_times_where_b_frames_come_late(tmp_path: Path) -> None:
+    """None is among the first packets, which are looked at, but the parameter sets say that there may be some."""
+    types = tmp_path / "types"
+    types.write_text("".join(f"{n} {'I' if n == 0 else 'B' if n > 12 and n % 3 else 'P'} -1\n" for n in range(24)))
+    recipe = replace(SMALL, frames=24, gop=100, params=(("qpfile", str(types)), ("b-pyramid", "none")))
+    path = lie_about_order(write(recipe, tmp_path / "good.mp4"), tmp_path / "lying.mp4")
+    with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="may be in another order"):
+        index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
+
+
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [

@@ -1,0 +1,118 @@
+"""The order in which a decoder outputs a file's pictures, and when they are shown by their decode times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import av
+import numpy as np
+
+from streamvid.arrays import Int64
+from streamvid.bitstream import mpeg4
+from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.video.codec_context import padded_packet
+from streamvid.video.probe import VideoFile, demux
+
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+
+@dataclass(frozen=True)
+class OutputOrder:
+    """The order in which a decoder outputs pictures.
+
+    Attributes:
+        packets: int64 [frames], the numbers of their packets.
+        delay: how many packets a decoder has taken by then that it outputs later: FFmpeg's `has_b_frames`.
+    """
+
+    packets: Int64
+    delay: int
+
+    def shown_at(self, clock: Int64) -> Int64:
+        """When the pictures are shown where a container has decode times alone: as the decoder outputs them.
+
+        A picture comes out when the packet `delay` behind its place is decoded, and encoders make decode times so: the
+        times of pictures, later by the delay. The last ones follow at the usual distance.
+
+        Args:
+            clock: int64 [packets], decode times in ticks.
+
+        Returns:
+            int64 [frames], rising.
+
+        Raises:
+            ValueError: two packets have the same time.
+        """
+        times = distinct(clock[self.packets])
+        usual = round(float(np.median(np.diff(times)))) if len(times) > 1 else 1
+        return np.concatenate([times, times[-1:] + usual * np.arange(1, self.delay + 1)])[self.delay :]
+
+
+def output_order(
+    source: VideoFile, codec: str, *, count: int | None = None, apply_edits: bool = True, num_skipped: int = 0
+) -> OutputOrder:
+    """Decode a file's video for the order of its pictures.
+
+    Args:
+        source: the file.
+        codec: as FFmpeg names it.
+        count: how many packets there are, if each must give a frame, or is a leading one that cannot.
+        apply_edits, num_skipped: as of `streamvid.video.timestamps.PacketTimes`.
+
+    Raises:
+        ValueError: packets and frames do not match.
+    """
+    with source.open(apply_edits=apply_edits) as (container, stream):
+        context = stream.codec_context
+        context.flags |= av.codec.context.Flags.copy_opaque
+        order: list[int] = []
+        newest: list[int] = []  # packet that the decoder was given last, when it output each of them
+        kind_of = mpeg4.vop_classifier(context.extradata or b"")
+        kinds: list[PacketKind] = []
+        number = -1
+        for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, None)):
+            if codec == "mpeg4":
+                kinds.append(kind_of(memoryview(bytes(packet))))
+            if packet.is_discard:  # cut off by an edit list: its picture would be kept back
+                packet = padded_packet(bytes(packet))
+            packet.opaque = number
+            order.extend(_number(frame) for frame in context.decode(packet))
+            newest.extend([number] * (len(order) - len(newest)))
+        order.extend(_number(frame) for frame in context.decode(None))
+        newest.extend([number + 1] * (len(order) - len(newest)))
+    # Of the packets that give a frame, how many the decoder has beside those that it has output.
+    taken = np.searchsorted(np.sort(order), newest, side="right")
+    taken += np.array(newest) > number
+    delay = int((taken - np.arange(1, len(order) + 1)).max(initial=0))
+    silent = {number for number, kind in enumerate(kinds) if kind.hidden}
+    if silent:  # they count as pictures that are shown, of which the decoder says nothing
+        every = mpeg4.output_order([kind.disposable for kind in kinds])
+        order = every if [number for number in every if number not in silent] == order else order
+    # B-frames behind the first key frame refer to frames before it, which are not there: they are not shown.
+    leading = sorted(set(range(count or 0)).difference(order))
+    if leading == list(range(1, len(leading) + 1)):
+        order = leading + order
+    if len(order) != (len(order) if count is None else count) or len(set(order)) != len(order):
+        raise ValueError(
+            f"its {count or len(set(order))} packets decode to {len(order)} frames, "
+            "and its container holds no times to match them: re-encode it first"
+        )
+    return OutputOrder(np.array(order, dtype=np.int64), delay)
+
+
+def distinct(clock: Int64) -> Int64:
+    """The times in order. Raises ValueError if two are equal, so that a frame would be lost."""
+    ordered: Int64 = np.unique(clock)
+    if len(ordered) != len(clock):
+        raise ValueError("some of its frames are shown at the same time")
+    return ordered
+
+
+def _number(frame: VideoFrame) -> int:
+    """The number of the packet that the frame was decoded from."""
+    if not isinstance(frame.opaque, int):
+        raise ValueError("its frames cannot be matched with its packets: re-encode it first")
+    return frame.opaque
