@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from streamvid.checks import listed
 from streamvid.errors import DatasetError, InputError
@@ -113,9 +113,19 @@ def grant(dataset: str, roots: Iterable[str]) -> None:
     named when the dataset is opened."""
     with suppress(OSError, RuntimeError, ValueError):
         path = _grants_file(dataset)
-        document = {"dataset": redact(_place(dataset)), "roots": sorted({*granted(dataset), *roots})}
+        every = {_without_secrets(root) for root in (*granted(dataset), *roots)}
+        document = {"dataset": redact(_place(dataset)), "roots": sorted(every)}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         filesystem.write_bytes(path, json.dumps(document, indent=1).encode())
+
+
+def _without_secrets(root: str) -> str:
+    """A root without the user, password and query of its URL, where these hold secrets: no dataset names such a root,
+    so that what counts of it is its host."""
+    if is_local(root) or redact(root) == root:
+        return root
+    parts = urlsplit(root)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def granted(dataset: str) -> tuple[str, ...]:

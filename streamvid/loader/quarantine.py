@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -200,6 +201,7 @@ class Quarantine:
             "number": clip.row - self._dataset.rows(shard).start,
             **asdict(clip),
             "files": None if entry.has_tar and clip.suspect == "source" else _signature(self._dataset, clip.row),
+            "bounds": _bounds(self._dataset, shard),
             "rank": rank,
             "time": _now(),
         }
@@ -314,8 +316,13 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
             # In a concatenated dataset, a key that two parts have is prefixed by the part's name.
             ours = dataset.key(row := rows.start + number)
             same = bool({ours, ours.partition("/")[2]} & {key, key.partition("/")[2] or key})
-            # Files that have changed since then were restored or are other copies, so their clips may be good.
-            if same and entry.get("files") in (None, _signature(dataset, row)):
+            # Files that have changed since then were restored or are other copies, so their clips may be good. So may
+            # clips in place whose links lead to folders that this run may read (`roots=`) and the earlier one might not.
+            if (
+                same
+                and entry.get("files") in (None, _signature(dataset, row))
+                and entry.get("bounds") in (None, _bounds(dataset, shard))
+            ):
                 yield row
 
 
@@ -336,6 +343,15 @@ def _signature(dataset: ClipSource, row: int) -> list[int] | None:
 
     paths = (dataset.location(row), dataset.shard_path(int(dataset.clips.shard[row]), "packets"))
     return [value for path in paths if is_local(path) for value in size_and_time(local_path(path))] or None
+
+
+def _bounds(dataset: ClipSource, shard: int) -> str | None:
+    """A digest of where a shard's clips may lie, as `roots=` decides; None if they lie in its tar."""
+    files = dataset.shard_files[shard]
+    if files.entry.has_tar:
+        return None
+    allowed = [sorted(files.bounds.folders), sorted(files.bounds.hosts)]
+    return hashlib.sha256(json.dumps(allowed).encode()).hexdigest()[:16]
 
 
 def _lines(file: Path) -> list[bytes]:

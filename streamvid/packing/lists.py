@@ -21,6 +21,7 @@ from streamvid.storage.parquet import read_parquet
 from streamvid.storage.table_bounds import check_csv, check_json_lines
 from streamvid.storage.url import redact
 from streamvid.text import first_line
+from streamvid.video.containers import other_content
 
 LIST_EXTENSIONS: Final = (".csv", ".jsonl", ".parquet")
 TEXT_COLUMNS: Final = ("path", "video", "key")
@@ -78,6 +79,8 @@ def read_list(path: str) -> ParsedList:
         data = filesystem.read_bytes(path)
     except StreamvidError as error:
         raise InputError(str(error)) from error
+    if other := other_content(data[:4096]):
+        raise InputError(f"cannot read the list {shown}: {other}")
     try:
         if path.lower().endswith(".csv"):
             check_csv(data)

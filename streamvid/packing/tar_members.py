@@ -31,8 +31,8 @@ from streamvid.storage.filesystem import Details
 from streamvid.storage.ranged_file import RangedFile
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import is_local, local_path
-from streamvid.text import first_line
-from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from streamvid.text import first_line, format_count
+from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, other_content
 
 COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 TAR_EXTENSIONS: Final = (".tar", *COMPRESSED)
@@ -43,6 +43,7 @@ _BLOCK_BYTES: Final = 8 << 10
 """Bytes of a tar that are read at once: the header of a sample's video, and the small members around it."""
 _MAX_BYTES: Final = 1 << 20
 """The largest member that becomes a column, and the longest header."""
+_MOST_ZEROS: Final = 16 << 20
 _MOST_COLUMNS: Final = 1000
 _MOST_NESTED: Final = 64
 
@@ -103,7 +104,7 @@ def find_in_tars(
     found, number = [], 0
     for tar, content in zip(tars, read, strict=True):
         for video in content.videos:
-            inside = tuple(part for part in video.name.split("/") if part not in ("", "."))
+            inside = _name_parts(video.name)
             found.append(
                 replace(
                     tar,
@@ -118,6 +119,10 @@ def find_in_tars(
             )
             number += 1
     return found
+
+
+def _name_parts(name: str) -> tuple[str, ...]:
+    return tuple(part for part in name.split("/") if part not in ("", "."))
 
 
 def _fold(videos: Sequence[_Video]) -> None:
@@ -179,17 +184,7 @@ def _details(path: str, hosts: tuple[str, ...]) -> Details | None:
 
 
 def _videos(file: RangedFile, size: int, images: bool) -> Iterator[_Video]:
-    members: dict[str, tarfile.TarInfo] = {}
-    broken = ""
-    try:
-        with tarfile.open(fileobj=file, mode="r:", errors="backslashreplace") as tar:
-            for member in tar:
-                if member.size < 0:  # the next header would be an earlier one, forever
-                    raise ValueError(f"a member of {member.size} bytes")
-                if _SAMPLE.fullmatch(member.name) and not member.isdir():
-                    members[member.name] = member  # of several of one name the last, as whoever unpacks it gets
-    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
-        broken = f"it cannot be read as a tar{' to its end' * bool(members)} ({first_line(error)})"
+    members, problems = _members(file, size)
     samples: dict[str, dict[str, tarfile.TarInfo]] = defaultdict(dict)
     for name, member in members.items():
         sample, extension = _split(name)
@@ -203,8 +198,66 @@ def _videos(file: RangedFile, size: int, images: bool) -> Iterator[_Video]:
             problem = _problem(member, size)
             values = {} if problem else _values(file, own, extension, sources)
             yield _Video(member.name, None if problem else (member.offset_data, member.size), values, problem)
-    if broken or not there:
-        yield _Video("", problem=broken or "it holds no videos and no images")
+    if problems or not there:
+        yield _Video("", problem="; ".join(problems) or "it holds no videos and no images")
+
+
+def _members(file: RangedFile, size: int) -> tuple[dict[str, tarfile.TarInfo], list[str]]:
+    """The members of a tar by name, and what is wrong with it.
+
+    Behind its end may be another tar: `cat a.tar b.tar` makes such files, and `tarfile`, as webdataset, ends at the
+    first end without a word, at a damaged header, too.
+    """
+    members: dict[str, tarfile.TarInfo] = {}
+    again: list[str] = []
+    problems = [] if size else ["it is empty, a file of 0 bytes: copy it again"]
+    end = 0
+    try:
+        while end < size:
+            file.seek(end)
+            with tarfile.open(fileobj=file, mode="r:", errors="backslashreplace") as tar:
+                for member in tar:
+                    if member.size < 0:  # the next header would be an earlier one, forever
+                        raise ValueError(f"a member of {member.size} bytes")
+                    name = "/".join(_name_parts(member.name))
+                    if not _SAMPLE.fullmatch(name) or member.isdir():
+                        continue
+                    if name in members:
+                        again.append(name)
+                    members[name] = member  # of several of one name the last, as whoever unpacks it gets
+            if tar.offset >= size:
+                problems.append("it ends without the zeros that end a tar: it may have been cut off, or be written yet")
+            end = _behind_zeros(file, tar.offset, size)
+            if end == tar.offset < size:
+                raise ValueError(f"at byte {end} is no header of a file in it")
+    except (tarfile.TarError, OSError, ValueError, OverflowError, RecursionError) as error:
+        kind = ""
+        if not members:
+            file.seek(0)
+            kind = other_content(file.read(_BLOCK_BYTES))
+        problems = [kind or f"it cannot be read as a tar{' to its end' * bool(members)} ({first_line(error)})"]
+    if again:
+        what = format_count(len(again), "file has the name of one", "files have the names of others")
+        problems.append(f"{what} before, {again[0]!r}: the last of a name is taken, the others are left out")
+    return members, problems
+
+
+def _behind_zeros(file: RangedFile, start: int, size: int) -> int:
+    """Where the zeros end that begin at a byte of a tar, a multiple of 512 bytes behind it.
+
+    Raises:
+        ValueError: there are too many to look behind them.
+    """
+    at, step = start, tarfile.BLOCKSIZE  # steps that grow: most tars end within the block that was read last
+    while at < size:
+        if at - start > _MOST_ZEROS:
+            raise ValueError(f"behind byte {start} are more than {_MOST_ZEROS} zeros")
+        file.seek(at)
+        block = file.read(min(step, size - at))
+        if filled := block.lstrip(b"\0"):
+            return at + (len(block) - len(filled)) // tarfile.BLOCKSIZE * tarfile.BLOCKSIZE
+        at, step = at + step, min(2 * step, _MAX_BYTES)
+    return size
 
 
 def _of_sample(own: dict[str, tarfile.TarInfo], images: bool) -> list[str]:
@@ -227,8 +280,10 @@ def _split(name: str) -> tuple[str, str]:
 def _problem(member: tarfile.TarInfo, size: int) -> str:
     if member.issparse():
         return "it is sparse in the tar, and not there in one piece"
-    if not member.isreg():
+    if member.issym() or member.islnk():
         return "it is a link in the tar, and not a file: name the one that it links to"
+    if not member.isreg():
+        return "it is a pipe or a device in the tar, and not a file"
     if not 0 < member.size <= size - member.offset_data:
         return "the tar ends before it does" if member.size > 0 else "it is empty"
     return ""

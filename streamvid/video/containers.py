@@ -71,6 +71,22 @@ _KINDS: Final[Mapping[bytes, str]] = {
     b"fLaC": "audio",
 }
 """What files begin with that are refused, and what they are."""
+_OTHERS: Final[Mapping[bytes, str]] = {
+    b"version https://git-lfs": "it is a pointer of Git LFS, and not the file itself: git lfs pull fetches that",
+    b"<!doctype html": "it is a web page, such as a server's error: download the file again",
+    b"<html": "it is a web page, such as a server's error: download the file again",
+    b"<error>": "it is the error message of an object store: download the file again",
+    **{
+        start: f"it is compressed ({how}), so that nothing in it can be read by itself: unpack it"
+        for start, how in (
+            (b"\x1f\x8b", "gzip"), *((b"BZh%d1AY&SY" % level, "bzip2") for level in range(1, 10)),
+            (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zstd"), (b"\x04\x22\x4d\x18", "lz4"),
+            (b"PK\x03\x04", "zip"), (b"7z\xbc\xaf", "7z"), (b"Rar!\x1a\x07", "rar"),
+        )
+    },
+}  # fmt: skip
+"""What files begin with that are not what their names say, and what to do; text in lower case."""
+_XML: Final = re.compile(rb"<\?xml[^>]*>\s*")
 _HEAD_BYTES: Final = 4096
 
 
@@ -88,15 +104,32 @@ def is_timed(container: str, source: Path) -> bool:
 
 
 def kind_of_refused(source: Path) -> str:
-    """The kind of a file that no demuxer in `FORMATS` reads; "" if unknown."""
+    """What a file is that no demuxer in `FORMATS` reads, with what to do; "" if unknown."""
     with source.open("rb") as file:
         head = file.read(_HEAD_BYTES)
+    if other := other_content(head):
+        return other
     if head[8:12] == b"WEBP":
-        return "a picture, or an animation that FFmpeg does not decode"
+        return refused("a picture, or an animation that FFmpeg does not decode")
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"<?xml"):
         text = text[max(0, *(text.find(tag) for tag in _KINDS if tag.startswith(b"<"))) :]
-    return next((kind for start, kind in _KINDS.items() if text.startswith(start)), "")
+    return next((refused(kind) for start, kind in _KINDS.items() if text.startswith(start)), "")
+
+
+def refused(kind: str) -> str:
+    """What is said of a file of a kind that is not read."""
+    return f"it is {kind}: convert it to one video file, such as an MP4, first"
+
+
+def other_content(head: bytes) -> str:
+    """What a file is that holds something else than its name says, with what to do; "" if unknown.
+
+    Args:
+        head: its first bytes.
+    """
+    text = _XML.sub(b"", head.removeprefix(b"\xef\xbb\xbf").lstrip()).lower()
+    return next((what for start, what in _OTHERS.items() if head.startswith(start) or text.startswith(start)), "")
 
 
 def check_pattern(pattern: str) -> None:

@@ -30,7 +30,7 @@ from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
 from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
-from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless
+from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless, refused
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -110,8 +110,7 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
             if not lacks_moov(source):
                 raise
             raise ValueError(NO_MOOV) from error
-        what = f"it is {kind}" if kind else "it is of no video format that is read (docs/packing.md lists them)"
-        raise ValueError(f"{what}: convert it to one video file, such as an MP4, first") from error
+        raise ValueError(kind or refused("of no video format that is read (docs/packing.md lists them)")) from error
 
 
 @dataclass(frozen=True)

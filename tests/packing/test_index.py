@@ -547,6 +547,14 @@ def test_a_grant_is_of_a_dataset_and_its_roots(tmp_path: Path, videos: Path) -> 
         Dataset.open(tmp_path / "indexed")
 
 
+def test_a_grant_holds_no_secrets(tmp_path: Path, videos: Path) -> None:
+    roots = [tmp_path, "https://me:geheim@127.0.0.1/a", "https://127.0.0.2/b?token=geheim"]
+    index(videos, tmp_path / "indexed", roots=roots, progress=False)
+    grants = "".join(file.read_text() for file in (tmp_path / "user").rglob("*.json"))
+    assert "geheim" not in grants
+    assert "https://127.0.0.1/a" in grants  # redirects to that host may be followed
+
+
 def test_what_is_not_indexed_is_not_granted(tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody's dataset stays without access to what the user fails to index over it."""
     index(videos, tmp_path / "indexed", progress=False)
@@ -589,6 +597,21 @@ def test_links_out_of_a_root_are_not_followed_unless_told(tmp_path: Path, videos
     (videos / "slow.mp4").symlink_to(tmp_path / "slow.mp4")
     with pytest.raises(ClipError, match="link to"):
         ClipDataset(str(tmp_path / "indexed")).get("slow", frames=[0])
+
+
+def test_a_link_that_is_allowed_later_is_no_bad_clip_any_more(tmp_path: Path, videos: Path) -> None:
+    index(videos, tmp_path / "indexed", progress=False)
+    (videos / "slow.mp4").rename(tmp_path / "slow.mp4")
+    (videos / "slow.mp4").symlink_to(tmp_path / "slow.mp4")
+    options: dict[str, Any] = {"sampling": Window(2), "transform": Transform(resize=(32, 32)), "batch_size": 1}
+
+    def keys(**roots: Any) -> set[str]:
+        with StreamLoader(str(tmp_path / "indexed"), **options, **roots) as loader:
+            return {key for batch in loader for key, valid in zip(batch["key"], batch["valid"], strict=True) if valid}
+
+    assert "slow" not in keys()
+    assert "slow" not in keys()
+    assert "slow" in keys(roots=tmp_path)
 
 
 def test_a_remote_dataset_never_names_local_files(tmp_path: Path, videos: Path) -> None:

@@ -206,3 +206,10 @@ def test_a_labels_file_that_is_not_there(tmp_path: Path) -> None:
 def test_numbers_and_text_mixed() -> None:
     with pytest.raises(InputError, match="some labels are numbers"):
         class_names({1, "one", None})
+
+
+@pytest.mark.parametrize("name", ["l.csv", "l.jsonl", "l.parquet"])
+def test_a_list_that_git_lfs_has_not_fetched_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
+    with pytest.raises(InputError, match="git lfs pull"):
+        attach_labels(SOURCES, str(tmp_path / name), MetadataLists())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import tarfile
 from pathlib import Path
 
@@ -140,6 +142,53 @@ def test_what_cannot_be_read_where_it_lies_is_named(tmp_path: Path) -> None:
     assert "cannot be read as a tar" in problems["no.tar"]
     assert "holds no videos" in problems["none.tar"]
     assert "link" in problems["link.tar/0.mp4"]
+
+
+def test_tars_one_behind_the_other_are_read_to_the_last(tmp_path: Path) -> None:
+    tars = [write_tar(tmp_path / f"{n}", [(f"{n}.mp4", VIDEO), (f"{n}.txt", b"%d" % n)]).read_bytes() for n in range(3)]
+    path = tmp_path / "all.tar"
+    path.write_bytes(tars[0] + tars[1][:2560] + tars[2])  # of the second the least zeros that end it
+    sources, columns = find(path)
+    assert [(source.key, source.problem) for source in sources] == [("0", ""), ("1", ""), ("2", "")]
+    assert [one["txt"] for one in columns] == ["0", "1", "2"]
+    for source in sources:
+        assert source.part is not None
+        assert path.read_bytes()[source.part[0] : sum(source.part)] == VIDEO
+
+
+def test_what_of_a_tar_is_not_read_is_told(tmp_path: Path) -> None:
+    data = write_tar(tmp_path / "ab", [("a.mp4", VIDEO), ("b.mp4", VIDEO)]).read_bytes()
+    (tmp_path / "tail.tar").write_bytes(data + b"not a tar" * 100)
+    (tmp_path / "header.tar").write_bytes(data[:1024] + b"?" * 512 + data[1536:])
+    (tmp_path / "end.tar").write_bytes(data[:2048])
+    write_tar(tmp_path / "twice.tar", [("a.mp4", b"another"), ("b.mp4", VIDEO), ("./a.mp4", VIDEO)])
+    sources, _ = find(*tmp_path.glob("*.tar"))
+    assert sum(not source.problem for source in sources) == 2 + 1 + 2 + 2
+    problems = {source.name: source.problem for source in sources if source.problem}
+    assert "at byte 10240 is no header" in problems["tail.tar"]
+    assert "at byte 1024 is no header" in problems["header.tar"]
+    assert "ends without the zeros" in problems["end.tar"]
+    assert "1 file has the name of one before, 'a.mp4'" in problems["twice.tar"]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (gzip.compress(b"tar", mtime=0), "compressed (gzip)"),
+        (lzma.compress(b"tar"), "compressed (xz)"),
+        (bz2.compress(b"tar"), "compressed (bzip2)"),
+        (b"\x28\xb5\x2f\xfd", "compressed (zstd)"),
+        (b"\n<!DOCTYPE HTML><html>", "a web page"),
+        (b'<?xml version="1.0"?>\n<Error><Code>NoSuchKey', "error message of an object store"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "git lfs pull"),
+        (b"", "a file of 0 bytes"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_tar_that_is_none_is_told_by_what_it_is(tmp_path: Path, data: bytes, what: str) -> None:
+    (tmp_path / "a.tar").write_bytes(data and data.ljust(1024, b" "))
+    (source,), _ = find(tmp_path)
+    assert what in source.problem
 
 
 def test_braces_name_several_tars(tmp_path: Path) -> None:

@@ -388,6 +388,20 @@ def test_no_demuxer_on_the_list_opens_other_files() -> None:
     assert names <= {name for entry in av.formats_available for name in entry.split(",")}
 
 
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "git lfs pull"),
+        (b"<!DOCTYPE html>\n<html>", "a web page"),
+        (b"\x1f\x8b\x08" + bytes(50), r"compressed \(gzip\)"),
+    ],
+)
+def test_what_is_no_video_is_told_by_its_content(tmp_path: Path, data: bytes, what: str) -> None:
+    (tmp_path / "a.mp4").write_bytes(data)
+    with pytest.raises(VideoError, match=what):
+        prepare(tmp_path / "a.mp4", tmp_path / "clip")
+
+
 def test_audio_and_pictures_are_refused(tmp_path: Path) -> None:
     picture = encode(tmp_path / "a.mp4", "image2pipe", "png", "rgb24", frames=1)
     with pytest.raises(VideoError, match="it is a single picture"):
