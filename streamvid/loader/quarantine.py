@@ -317,7 +317,7 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
             ours = dataset.key(row := rows.start + number)
             same = bool({ours, ours.partition("/")[2]} & {key, key.partition("/")[2] or key})
             # Files that have changed since then were restored or are other copies, so their clips may be good. So may
-            # clips in place whose links lead to folders that this run may read (`roots=`) and the earlier one might not.
+            # clips in place that lie where this run may read (`roots=`) and the earlier one might not.
             if (
                 same
                 and entry.get("files") in (None, _signature(dataset, row))
