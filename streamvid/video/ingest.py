@@ -199,7 +199,10 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
     rising = bool((np.diff(track.pts) > 0).all())
     if rising and len(track.pts) > _FIRST_PACKETS and _may_reorder(track):
         raise NeedsDemuxerError("times that may be in another order than that of its pictures")
-    first_packets = np.arange(min(_FIRST_PACKETS, len(track.pts)) if rising else 0)
+    # B-frames behind the first key frame, of what was recorded before, are dropped, whatever their times: the second
+    # packet tells. Behind an IDR picture of H.264 there are none.
+    few = 0 if track.codec == "h264" else 2
+    first_packets = np.arange(min(_FIRST_PACKETS if rising else few, len(track.pts)))
     looked = np.union1d(looked, first_packets)
     heads = read([*_spans(track, [0], most), *_spans(track, looked[1:].tolist(), _HEAD_BYTES)])
     found = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -105,6 +106,26 @@ def test_decode_times_where_b_frames_come_late(tmp_path: Path) -> None:
     recipe = replace(SMALL, frames=24, gop=100, params=(("qpfile", str(types)), ("b-pyramid", "none")))
     path = lie_about_order(write(recipe, tmp_path / "good.mp4"), tmp_path / "lying.mp4")
     with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="may be in another order"):
+        index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
+
+
+@pytest.mark.parametrize("codec", ["hevc", "mpeg4"])
+def test_leading_pictures_that_tables_show_behind_the_first(tmp_path: Path, codec: Codec) -> None:
+    """A copy from a key frame on begins with B-frames that refer to what it does not have. Decoders drop them, and some
+    muxers give them times behind the first, as if they were shown."""
+    good = write(replace(SMALL, codec=codec, frames=24, open_gop=True), tmp_path / "good.mp4")
+    with av.open(str(good)) as source, av.open(str(tmp_path / "copy.mp4"), "w") as output:
+        track = output.add_stream_from_template(source.streams.video[0])
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        key = next(number for number, packet in enumerate(packets) if number and packet.is_keyframe)
+        assert packets[key].pts > packets[key + 1].pts
+        for number, packet in enumerate(packets[key:]):
+            packet.dts = packet.dts - packets[key].pts + 1000
+            packet.pts = max(packet.pts, packets[key].pts + number)
+            packet.pts, packet.stream = packet.pts - packets[key].pts + 1000, track
+            output.mux(packet)
+    path = tmp_path / "copy.mp4"
+    with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
         index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
 
 
