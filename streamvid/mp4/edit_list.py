@@ -26,11 +26,6 @@ class Edit:
     begin: int
     end: int
 
-    @property
-    def is_open(self) -> bool:
-        """It reaches to the end of a fragmented file."""
-        return self.end == _NO_END
-
 
 def read_edit(source: Path, track: int) -> Edit | None:
     """The part of a track that is shown, if it is one part.

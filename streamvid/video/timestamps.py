@@ -113,12 +113,11 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
     found = demuxed.packets
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
-    # Of fragmented files FFmpeg gives what an edit list cuts off, too, at times below 0.
-    if len(found.pts) < demuxed.expected or found.hidden.any() or (about.container == "mov" and found.pts.min() < 0):
+    if len(found.pts) < demuxed.expected or found.hidden.any():
         whole = _demux_all(source, codec, apply_edits=False).packets
         if len(whole.pts) < demuxed.expected // 2:
             raise ValueError(f"it is cut off: {len(whole.pts)} of {demuxed.expected} frames are there")
-        restored = _apply_edit(found, whole, read_edit(source.path, demuxed.track))
+        restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
         if restored is not None:
             if codec not in _REORDERED:
                 _check_clock(restored.pts[~restored.hidden])
@@ -249,25 +248,23 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
     return _Demuxed(packets, rows["clock"].copy(), rows["duration"].copy(), expected, track)
 
 
-def _apply_edit(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:
-    """Apply an edit list here, where FFmpeg cuts off frames that the edit list shows, or shows what it cuts off.
+def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:
+    """Apply an edit list here, where FFmpeg cuts off frames that the edit list shows.
 
     FFmpeg compares decode times with the end of an edit (mov.c, mov_fix_index). So it may leave out a key frame there,
-    or pictures that are shown before it and decoded after it. Of fragmented files it may hide the first fragment, and
-    does not hide what comes before an edit.
+    or pictures that are shown before it and decoded after it. Of fragmented files it may hide the first fragment.
 
     Args:
         edited, whole: the packets as FFmpeg demuxes them with and without edit lists.
         edit: the part of the track that the edit list shows, if it is one part.
 
     Returns:
-        the packets that are needed; None if FFmpeg shows what the edit list shows, or that is not known.
+        the packets that are needed; None if FFmpeg loses none, or that is not known.
     """
     if edit is None or (whole.pts == _NO_PTS).any():
         return None
     shown = (whole.pts >= edit.begin) & (whole.pts < edit.end)
-    more = np.count_nonzero(~edited.hidden) - shown.sum()
-    if not shown.any() or more == 0 or (more > 0 and not edit.is_open):
+    if shown.sum() <= np.count_nonzero(~edited.hidden):
         return None
     # From the last key frame on that comes, by decode order and by time, before all that is shown.
     keys = np.flatnonzero(whole.keyframe)

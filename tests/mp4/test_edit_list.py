@@ -24,10 +24,8 @@ from tests.support.reference import sequential, slice_of
 from tools.clips import Recipe, look, read_frame_number
 
 # By its edit list FFmpeg loses pictures between the last two key frames that are shown, or the last one that is shown,
-# or tells of less than half of the file. In fragmented files that begin late it loses the first fragment, and in others
-# it shows what comes before an edit.
+# or tells of less than half of the file. In fragmented files that begin late it loses the first fragment.
 _FRAGMENTED = (("movflags", "frag_keyframe"),)
-_DASH = (("movflags", "dash+delay_moov"),)
 LOST = [
     Recipe(codec="hevc", frames=26, gop=12, b_frames=3, delay=Fraction(179, 100), muxer=_FRAGMENTED),
     Recipe(codec="mjpeg", container="mov", frames=12, gop=1, delay=Fraction(69, 50), muxer=_FRAGMENTED),
@@ -37,8 +35,6 @@ LOST = [
     Recipe(codec="h264", frames=25, gop=4, b_frames=1, open_gop=True, jitter=327, trim=9, trim_end=1),
     Recipe(codec="mpeg4", frames=12, gop=2, b_frames=1, jitter=613, trim_end=1),
     Recipe(codec="h264", frames=12, gop=12, b_frames=0, trim_end=11),
-    Recipe(codec="h264", frames=24, gop=12, trim=5, muxer=_DASH),
-    Recipe(codec="vp9", frames=24, gop=12, trim=14, muxer=_DASH),
 ]
 
 
