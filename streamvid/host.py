@@ -1,13 +1,18 @@
-"""Cores and memory that this process may use: those of the machine, within the limits of its control groups, which
-containers and batch systems set."""
+"""Cores, memory, files and threads that this process may use: what the machine has, within the limits that containers,
+batch systems and shells set."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from streamvid.errors import StreamvidError
 
 _ROOT: Final = Path("/")
 
@@ -33,6 +38,37 @@ def usable_memory() -> int:
         for name in ("memory.max", "memory.limit_in_bytes"):
             limits += _numbers(folder, (name,))
     return min(limits)
+
+
+def limit_met(error: BaseException) -> str | None:
+    """Which limit of this process or machine an error is due to, and what raises it; None for all other errors. No file
+    is to blame then, whichever was being opened."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EMFILE:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"this process has all files open that it may, {soft}: raise the limit by `ulimit -n` (up to {hard})"
+    if number == errno.ENFILE:
+        return "all files are open that this machine may open: raise fs.file-max by `sysctl`"
+    # What Python says of pthread_create, and the kernel of fork.
+    if isinstance(error, BlockingIOError) or (
+        isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    ):
+        return (
+            "no further thread or process can be started: raise the limits of processes (`ulimit -u`, pids.max of the "
+            "container) and of address space (`ulimit -v`), or use fewer by num_threads and num_workers"
+        )
+    return None
+
+
+@contextlib.contextmanager
+def limits_named() -> Iterator[None]:
+    """Let errors of the block that are due to a limit say which, and what to do."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if (limit := limit_met(error)) is None:
+            raise
+        raise StreamvidError(limit) from error
 
 
 def _control_groups(controller: str) -> Iterator[Path]:

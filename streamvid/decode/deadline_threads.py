@@ -119,8 +119,9 @@ class _Crew:
             if len(self._threads) < self._count:
                 self._start()
             if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name=f"{self._name}-watch", daemon=True)
-                self._watcher.start()
+                watcher = threading.Thread(target=self._watch, name=f"{self._name}-watch", daemon=True)
+                watcher.start()
+                self._watcher = watcher
             self._queued.notify()
 
     def dismiss(self) -> None:
@@ -156,8 +157,8 @@ class _Crew:
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True)
         self._started += 1
+        thread.start()  # it waits for the lock, which is held here
         self._threads.add(thread)
-        thread.start()
 
     def _work(self) -> None:
         me = threading.current_thread()

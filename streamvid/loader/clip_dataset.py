@@ -22,6 +22,7 @@ from streamvid.dataset.picked import Pick
 from streamvid.errors import DatasetError, InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import Checksum, SamplePlan, pad_to_longest
+from streamvid.host import limits_named
 from streamvid.loader.batch import column_values, mask_absent
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.item_errors import ItemErrors
@@ -157,6 +158,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         sampling = repr(self._spec.sampling) if self._can_sample else None
         return f"ClipDataset({self.dataset!r}, samples={len(self)}, sampling={sampling}, transform={self._transform!r})"
 
+    @limits_named()
     def __getitem__(self, item: Item) -> dict[str, Any]:
         """A sample.
 
@@ -172,6 +174,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             return self._make(self._resolve([item]))[0]
         return self.__getitems__([item])[0]
 
+    @limits_named()
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
         """Several samples, read concurrently; DataLoader's workers call this for a batch."""
         wanted = self._resolve(items)

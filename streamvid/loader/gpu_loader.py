@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from multiprocessing.context import BaseContext
-from typing import Any, Final, NoReturn, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ from streamvid.loader.clip_items import At, Item
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import FALLBACKS, ClipRoute, Fallback, find_cpu_decoded, routes_to
 from streamvid.loader.quarantine import OnError
+from streamvid.loader.refusals import Refusals
 from streamvid.loader.rescue import BAD_CLIP, Rescuer
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sampler_state import ResumableBatches, SamplerPosition, from_state, global_generator, to_state
@@ -48,7 +49,7 @@ _Read = EncodedBatch | Exception
 """The result for a list of items: a batch, or the error to raise."""
 
 
-class GpuDataLoader:
+class GpuDataLoader(Refusals):
     """A DataLoader whose workers read packets and whose main process decodes them.
 
     The workers look up frames, read their packets, and send them to the main process. There they are decoded and
@@ -175,10 +176,6 @@ class GpuDataLoader:
         self._position = RunPosition(SamplerPosition(0))
         self._watch = GpuWatch(device_id, self._position.where)
         self._stats = LoaderStats()
-
-    def __getitem__(self, index: object) -> NoReturn:
-        """Raises TypeError: a DataLoader calls this if this loader is given to it as a dataset."""
-        raise TypeError("a GpuDataLoader is a DataLoader itself: iterate over it, and give its options to it")
 
     def __repr__(self) -> str:
         return f"GpuDataLoader({self.dataset!r}, num_workers={self._num_workers}, device={str(self._device)!r})"

@@ -8,6 +8,8 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from streamvid.host import limits_named
+
 log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
@@ -89,12 +91,13 @@ class RunPosition(Generic[P]):
         """The batches of an iteration, each with its effect on the run. Closes the generator."""
         this, begun, last = object(), False, None
         try:
-            for one in deliveries:
-                if not begun:
-                    begun, self._iteration, self.next = True, this, one.following
-                if self._iteration is this:  # not if another iteration has begun since then, or a state was loaded
-                    self._now, self._left, last = one.position, None, one
-                yield one.batch
+            with limits_named():
+                for one in deliveries:
+                    if not begun:
+                        begun, self._iteration, self.next = True, this, one.following
+                    if self._iteration is this:  # not if another iteration has begun, or a state was loaded
+                        self._now, self._left, last = one.position, None, one
+                    yield one.batch
         except GeneratorExit:
             if last is not None and self._now is last.position:
                 self._now, self._left = None, None if last.last else last.position

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from streamvid.loader.engine import ENGINES, EngineName, make_engine
 from streamvid.loader.options import Opener, bucket_steps, check_steps, fetched_as, last_batch_policy, shuffle_order
 from streamvid.loader.preflight import FALLBACKS, ClipRoute, Fallback
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
+from streamvid.loader.refusals import Refusals
 from streamvid.loader.run_about import BLOCK_SHARDS, run_about
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sample_set import SampleSet
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class StreamLoader:
+class StreamLoader(Refusals):
     """Streams a dataset into PyTorch batches; every iteration over it is an epoch.
 
     Each batch is a `streamvid.loader.batch.Batch`: a dict of tensors on the device.
@@ -231,13 +232,6 @@ class StreamLoader:
         self._restored: Mapping[str, Any] | None = None
         """The loaded state that the position comes from, if any."""
 
-    def __getitem__(self, index: object) -> NoReturn:
-        """Raises TypeError: a DataLoader calls this if this loader is given to it as a dataset."""
-        raise TypeError(
-            "a StreamLoader yields batches itself: iterate over it without a DataLoader; for a DataLoader there is "
-            "ClipDataset"
-        )
-
     def __repr__(self) -> str:
         world = self._schedule.plan.world
         return (
@@ -320,11 +314,6 @@ class StreamLoader:
         self._engine.close()
         self._watch.close()
         self._opener.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise InputError(
-            "a StreamLoader cannot be pickled, as for mp.spawn: make it in the process that iterates over it"
-        )
 
     def __enter__(self) -> StreamLoader:
         return self

@@ -13,6 +13,7 @@ from typing import Any, Final
 from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError, InputError, StreamvidError
+from streamvid.host import limit_met
 from streamvid.storage.regular_file import NotAFileError
 from streamvid.storage.url import AnyPath, is_local, redact
 
@@ -242,6 +243,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
             f"the storage cannot be reached, broke off or is overloaded ({why}); "
             f"check the network and {endpoint}, then try again"
         )
+    if (limit := limit_met(exc)) is not None:
+        return StreamvidError, limit
     if "ParamValidationError" in names:
         return InputError, "this cannot be the name of a bucket and a file in it; write s3://bucket/path"
     if isinstance(exc, (ValueError, NotImplementedError)):

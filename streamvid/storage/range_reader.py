@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from streamvid.arrays import UInt8
-from streamvid.errors import DatasetError
+from streamvid.errors import DatasetError, StreamvidError
+from streamvid.host import limit_met
 from streamvid.storage.byte_range import PART_BYTES, REQUEST_BYTES, WASTE, ByteRange, FileVersion, in_parts, join
 from streamvid.storage.explain import BROKEN_ERRNOS, FileChangedError, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
@@ -215,10 +216,16 @@ def cut_out(wanted: ByteRange, whole: ByteRange, block: UInt8) -> UInt8:
 
 
 def _failed(path: str, done: str, error: OSError) -> DatasetError:
-    """The error of a local file that cannot be opened or read; a StorageUnavailable if trying again may help."""
+    """The error of a local file that cannot be opened or read; a StorageUnavailable if trying again may help.
+
+    Raises:
+        StreamvidError: it is not the file's, but of a limit of this process.
+    """
     if error.errno in BROKEN_ERRNOS or error.errno == errno.EIO:
         what = f"cannot be {done} ({error.strerror}): check the disk, or the network if it is mounted from there"
         return _unreadable(path, what, StorageUnavailable)
+    if (limit := limit_met(error)) is not None:
+        raise StreamvidError(limit) from error
     return _unreadable(path, f"cannot be {done} ({error.strerror})")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +157,23 @@ def test_a_loader_is_no_dataset_for_a_data_loader(dataset: Path) -> None:
                 next(iter(torch.utils.data.DataLoader(loader, **options)))  # type: ignore[arg-type]
     with (
         sv.GpuDataLoader(clips, batch_size=2, device="cpu") as loader,
-        pytest.raises(TypeError, match="a GpuDataLoader is a DataLoader itself"),
+        pytest.raises(TypeError, match="a GpuDataLoader yields batches itself"),
     ):
         next(iter(torch.utils.data.DataLoader(loader)))  # type: ignore[arg-type]
+
+
+def test_loaders_are_not_pickled_copied_or_skipped_in(dataset: Path) -> None:
+    clips = sv.ClipDataset(dataset, sampling=SAMPLING, transform=TRANSFORM)
+    loaders = sv.StreamLoader(clips, batch_size=2, device="cpu"), sv.GpuDataLoader(clips, batch_size=2, device="cpu")
+    for loader in loaders:
+        with loader:
+            for act in (pickle.dumps, copy.deepcopy, copy.copy):
+                with pytest.raises(sv.InputError, match="make it in the process that iterates over it"):
+                    act(loader)
+            # accelerate's skip_first_batches begins so; frameworks ask all others by hasattr.
+            with pytest.raises(AttributeError, match="load_state_dict instead of skip_first_batches"):
+                loader.sampler  # noqa: B018
+            assert not hasattr(loader, "sampler")
 
 
 def test_repr_says_what_it_is(dataset: Path) -> None:

@@ -1,0 +1,91 @@
+"""Limits of the process: an error by one names the limit and what raises it; no file is to blame, and no clip."""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamvid as sv
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from tests.support.clips import write
+from tools.clips import Recipe
+
+SAMPLING = sv.Window(4)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> Path:
+    folder = tmp_path_factory.mktemp("limits")
+    (folder / "videos").mkdir()
+    for n in range(4):
+        write(Recipe(width=64, height=64, frames=6, gop=3, seed=n), folder / "videos" / f"{n}.mp4")
+    pack([folder / "videos"], folder / "set", options=PackOptions("any"), progress=False)
+    return folder / "set"
+
+
+@contextmanager
+def no_further_file() -> Iterator[None]:
+    """What is open stays open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def made(kind: str, dataset: Path) -> Any:
+    clips = sv.ClipDataset(dataset, sampling=SAMPLING)
+    match kind:
+        case "StreamLoader":
+            return sv.StreamLoader(dataset, batch_size=2, sampling=SAMPLING, device="cpu", shuffle=False)
+        case "GpuDataLoader":
+            return sv.GpuDataLoader(clips, batch_size=2, device="cpu")
+    return clips
+
+
+@pytest.mark.parametrize("kind", ["StreamLoader", "GpuDataLoader", "ClipDataset"])
+@pytest.mark.parametrize("opened", [False, True], ids=["shards are closed", "shards are open"])
+def test_no_further_file_may_be_opened(dataset: Path, kind: str, opened: bool) -> None:
+    loader = made(kind, dataset)
+    if opened and kind == "ClipDataset":
+        loader.encoded(0)  # the decoder needs a file, too
+    said = r"this process has all files open that it may, 3: raise the limit by `ulimit -n`"
+    with pytest.raises(sv.StreamvidError, match=said) as error, no_further_file():
+        next(iter(loader))
+    assert type(error.value) is sv.StreamvidError
+    batch = next(iter(loader))
+    assert batch["valid"].all()
+    if kind != "ClipDataset":
+        loader.close()
+
+
+def test_a_dataset_is_opened_without_files_left(dataset: Path) -> None:
+    said = r"dataset.json: this process has all files open .*`ulimit -n`"
+    with pytest.raises(sv.StreamvidError, match=said), no_further_file():
+        sv.Dataset.open(dataset)
+
+
+@pytest.mark.parametrize("kind", ["StreamLoader", "GpuDataLoader"])
+def test_no_further_thread_may_be_started(dataset: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, left = threading.Thread.start, 2
+
+    def limited(self: threading.Thread) -> None:
+        nonlocal left
+        if (left := left - 1) < 0:
+            raise RuntimeError("can't start new thread")  # what Python says where pthread_create fails
+        start(self)
+
+    with made(kind, dataset) as loader:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", limited)
+            with pytest.raises(sv.StreamvidError, match=r"no further thread .*`ulimit -u`.* num_threads"):
+                next(iter(loader))
+        assert next(iter(loader))["valid"].all()
