@@ -30,7 +30,7 @@ help:
 install: $(INSTALLED)
 
 # Installed anew whenever the requirements or the native part change.
-$(INSTALLED): pyproject.toml constraints.txt $(wildcard streamvid/native/*.c)
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard streamvid/native/*.c)
 	@$(PYTHON) -c 'import sys; sys.exit("streamvid needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --disable-pip-version-check --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'

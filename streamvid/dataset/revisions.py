@@ -125,8 +125,8 @@ def table_name(kind: str, revision: int, sha256: str) -> str:
 
 
 def ended_by(path: str, shard: ShardEntry) -> str:
-    """What ended a revision that is read, if its shard was purged since, or another dataset is in its place; "" if not,
-    or nobody can tell.
+    """What ended a revision that is read, if its shard was purged since, or another dataset or shard is in its place;
+    "" if not, or nobody can tell.
 
     Args:
         path: of the dataset.
@@ -137,7 +137,7 @@ def ended_by(path: str, shard: ShardEntry) -> str:
     except StreamvidError:
         return ""
     if shard in newest.shards:
-        return ""
+        return _replaced(path, shard)
     # Revisions give shards of another content another name, and keep those before them.
     if not newest.revision or any(one.name == shard.name for one in newest.shards):
         return (
@@ -149,6 +149,22 @@ def ended_by(path: str, shard: ShardEntry) -> str:
     return (
         f"shard {shard.name} of the dataset {redact(path)} is gone: revision {newest.oldest}, in which clips were "
         "purged, ended the one that is read; begin again, and go on from the last checkpoint"
+    )
+
+
+def _replaced(path: str, shard: ShardEntry) -> str:
+    """That another shard is in the place of one of the newest revision, as while another dataset is copied there; "" if
+    not. Two of its files are others then, where damage is in one."""
+    try:
+        for extension, sha256 in (("packets", shard.packets_sha256), ("parquet", shard.parquet_sha256)):
+            data = filesystem.read_bytes(join(path, shard.file(extension)), retry=Retry(0.0))
+            if hashlib.sha256(data).hexdigest() == sha256:
+                return ""
+    except StreamvidError:
+        return ""
+    return (
+        f"shard {shard.name} of the dataset {redact(path)} is gone: files of another one are in its place, which "
+        f"{FILE_NAME} does not name; put its own back, and go on from the last checkpoint"
     )
 
 

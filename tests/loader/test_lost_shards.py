@@ -161,9 +161,12 @@ def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "set"
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "shards"])
 @pytest.mark.parametrize("fetch", ["disk", "ranges", "shards"])
-def test_a_dataset_that_is_replaced_by_another_one(packed: Path, another: Path, tmp_path: Path, fetch: Any) -> None:
-    """Before anything of it was read ahead. No clip is bad then."""
+def test_a_dataset_that_is_replaced_by_another_one(
+    packed: Path, another: Path, tmp_path: Path, fetch: Any, whole: bool
+) -> None:
+    """Before anything of it was read ahead; or its shards are, as while another is copied there. No clip is bad."""
 
     def files(folder: Path) -> dict[str, bytes]:
         return {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*.*")}
@@ -177,8 +180,10 @@ def test_a_dataset_that_is_replaced_by_another_one(packed: Path, another: Path, 
             path, batch_size=1, sampling=sv.Window(2), device="cpu", num_threads=1, shuffle=False,
             quarantine=tmp_path / "quarantine", cache_dir=tmp_path / "cache", **options,
         ) as loader:  # fmt: skip
-            shutil.copytree(another, tmp_path / "set", dirs_exist_ok=True)
-            site.files = files(another)
-            with pytest.raises(sv.DatasetError, match=f"{path} is gone: the dataset was replaced by another one"):
+            left = () if whole else ("dataset.json",)
+            shutil.copytree(another, tmp_path / "set", dirs_exist_ok=True, ignore=shutil.ignore_patterns(*left))
+            site.files |= {name: data for name, data in files(another).items() if name.strip("/") not in left}
+            what = "the dataset was replaced by another one" if whole else "files of another one are in its place"
+            with pytest.raises(sv.DatasetError, match=f"{path} is gone: {what}"):
                 list(loader)
     assert not (tmp_path / "quarantine").exists()
