@@ -1,4 +1,4 @@
-"""What samplers, loaders and reports know of a dataset, be it one (`Dataset`) or several (`ConcatDataset`)."""
+"""`ClipSource`: the common interface of one dataset (`Dataset`) and several (`ConcatDataset`) for all readers."""
 
 from __future__ import annotations
 
@@ -46,23 +46,23 @@ T = TypeVar("T")
 
 
 class ShardPaths(Protocol):
-    """Gives the path or URL of a shard's ``tar``, ``packets``, ``idx`` or ``parquet``, by the shard's number."""
+    """Returns the path or URL of a shard's ``tar``, ``packets``, ``idx`` or ``parquet``, by the shard's number."""
 
     def __call__(self, s: int, extension: str = "tar", /) -> str: ...
 
 
 class ClipSource:
-    """Clips by row number, their columns and frame indexes, and the shards that hold them.
+    """Clips by row number, with their columns and frame indexes, and the shards that hold them.
 
     Attributes:
         path: folder or URL; for several datasets all of them, joined by ``+``.
         clips: the rows of all clips.
         columns: the clips' columns by name.
-        classes: names of the class numbers, if the labels were given as text.
+        classes: names of the class numbers, if the labels are text.
         shards: the shards' entries in dataset.json; `ClipTable.shard` counts in this order.
         shard_files: the shards' files by path.
         forgotten: int64 [clips], rows of forgotten clips, ascending.
-        reader: reads byte ranges of shards where they are, and keeps local ones open.
+        reader: reads byte ranges of shards in their storage, and keeps local files open.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ClipSource:
 
     @property
     def is_local(self) -> bool:
-        """Whether every file that holds clips is a local one."""
+        """Whether every file that holds clips is local."""
         places = {place for shard in self.shard_files for place in (shard.dataset, *shard.roots)}
         return all(map(is_local, places))
 
@@ -121,8 +121,8 @@ class ClipSource:
         return row
 
     def keys_meant(self, name: str) -> list[str]:
-        """Keys of clips that someone may mean by a name that is no key: of the video's file or path, with or without
-        its extension, without the digits behind it, or, of datasets together, without the part's name before it."""
+        """Keys of clips that a user may mean by a name that is no key: the name or path of the video's file, with or
+        without its extension, a key without its ``-<digits>``, or without a concatenated dataset's part in front."""
         name = name.encode("utf-8", "replace").decode()
         stem = posixpath.splitext(name)[0]
         likely = pa.array([stem, posixpath.basename(stem), posixpath.basename(name)], pa.string())
@@ -136,7 +136,7 @@ class ClipSource:
         if self._by_key is None:
             if twice := repeated(self.clips.key):
                 raise DatasetError(f"the dataset holds the clip {twice[0]!r} more than once: pack it again")
-            # Rows sorted by key: a tenth of the memory of a dict. Two threads may both compute it, with equal results.
+            # Sorted rows take a tenth of the memory of a dict. Two threads may both compute them, with equal results.
             self._by_key = pc.sort_indices(self.clips.key.array).to_numpy().astype(np.int64)
         place = bisect.bisect_left(self._by_key, key, key=lambda row: self.clips.key[int(row)])
         if place < len(self) and self.clips.key[row := int(self._by_key[place])] == key:
@@ -152,7 +152,7 @@ class ClipSource:
 
         Args:
             row: the clip.
-            path_of: gives the shards' files; default: where they are.
+            path_of: returns the paths of shards; default: the dataset's own.
         """
         s = int(self.clips.shard[row])
         if self.shards[s].has_tar:
@@ -162,7 +162,7 @@ class ClipSource:
         return join(self.shard_files[s].roots[int(files.root[row])], files.file[row])
 
     def version(self, row: int) -> FileVersion | None:
-        """What the file of a clip outside of shards was when it was indexed; None for all others."""
+        """Size, modification time and ETag of the file of a clip in place when it was indexed; None for other clips."""
         files, s = self.clips.files, int(self.clips.shard[row])
         if self.shards[s].has_tar or files is None:
             return None
@@ -172,10 +172,10 @@ class ClipSource:
         return FileVersion(int(files.size[row]), mark, bounds.folders if local else bounds.hosts)
 
     def file_error(self, error: DatasetError, rows: Mapping[str, int]) -> DatasetError:
-        """The error of a file outside of shards as one of its clip; all others as they are.
+        """Turn the error of a file outside of shards into an error of a clip in it; return others unchanged.
 
         Args:
-            error: of reading.
+            error: the error of reading.
             rows: a clip of each such file, by path.
         """
         row = next((row for path, row in rows.items() if redact(path) == error.path), None)
@@ -186,7 +186,7 @@ class ClipSource:
         return self.clip_error(row, f"its file {what}", path, offset=offset, suspect="source")
 
     def shard_error(self, s: int, error: DatasetError) -> DatasetError:
-        """An error of reading shard *s*, for a user who knows neither shard nor dataset."""
+        """An error of reading shard *s* that names the shard and its dataset."""
         away = isinstance(error, StorageUnavailable | AccessRefused | NoRangesError)
         if not away and (ended := ended_by(self.shard_files[s].dataset, self.shards[s])):
             return type(error)(ended)
@@ -201,16 +201,16 @@ class ClipSource:
         return slice(int(self._first_rows[s]), int(self._first_rows[s + 1]))
 
     def place_in_shard(self, row: int) -> tuple[str, int]:
-        """The name of a clip's shard, and its row in that."""
+        """The name of a clip's shard, and the clip's row in the shard."""
         s = int(self.clips.shard[row])
         return self.shards[s].name, row - int(self._first_rows[s])
 
     def index(self, i: int) -> FrameIndex:
-        """The frame index of clip *i*; errors as from `indexes`, and InputError if there is no such clip."""
+        """The frame index of clip *i*; errors as in `indexes`, and InputError if there is no such clip."""
         return self.indexes([position(i, "the row of a clip", len(self))])[0]
 
     def indexes(self, rows: Sequence[int]) -> list[FrameIndex]:
-        """The whole frame indexes of clips; errors as from `use_indexes`."""
+        """The whole frame indexes of clips; errors as in `use_indexes`."""
 
         def use(_: int, index: AnyIndex) -> FrameIndex:
             return index if isinstance(index, FrameIndex) else index.whole
@@ -218,7 +218,7 @@ class ClipSource:
         return self.use_indexes(rows, use, whole=True)
 
     def forget_indexes(self) -> None:
-        """Let frame indexes be read anew."""
+        """Drop the frame indexes that are kept in memory."""
         self._indexes = LruCache(INDEX_BYTES, memory_of)
 
     def use_indexes(
@@ -230,15 +230,15 @@ class ClipSource:
         path_of: ShardPaths | None = None,
         whole: bool = False,
     ) -> list[T]:
-        """What a function gives for the frame index of each clip. Of long indexes, only blocks that it needs are read,
-        those of all clips together, and then it is called again. The indexes used last are kept.
+        """Call a function with the frame index of each clip, and return its results. Of long indexes, only blocks that
+        it needs are read, for all clips together, before it is called again. Indexes used last are kept.
 
         Args:
             rows: the clips.
-            use: of the number in `rows` and the index. It may raise MissingBlocks, and is called again.
+            use: a function of a number in `rows` and the clip's index. If it raises MissingBlocks, it is called again.
             reader: reads the shards' .packets files; default: the dataset's own.
-            path_of: gives the shards' files; default: where they are.
-            whole: indexes that are not known yet are read as a whole.
+            path_of: returns the paths of shards; default: the dataset's own.
+            whole: whether to read indexes that are not in memory as a whole.
 
         Raises:
             DatasetError: a shard cannot be read.
@@ -307,7 +307,7 @@ class ClipSource:
         return str(sums[row - self.rows(s).start])
 
     def checksums(self, rows: Int64) -> list[str]:
-        """The same of many clips; each shard's file is read once, several at the same time."""
+        """`sha256` of many clips. Reads each shard's file once, several at the same time."""
         found = np.full(len(rows), "", dtype=object)
         shard = self.clips.shard[rows]
 
@@ -323,15 +323,15 @@ class ClipSource:
     def clip_error(
         self, row: int, reason: str, path: str, *, offset: int, packet: int | None = None, suspect: Suspect
     ) -> ClipError:
-        """An error of a clip's bytes, as they were read.
+        """An error about a clip's bytes.
 
         Args:
             row: the clip.
             reason: what is wrong.
-            path: the file that was read; elsewhere than the dataset's own it is a copy in the cache.
-            offset: byte of that file.
-            packet: number of the packet.
-            suspect: what is damaged, if it is not the copy.
+            path: the file that was read: the dataset's, or a copy in the cache.
+            offset: byte of that file at which the damage begins.
+            packet: number of the packet in decode order.
+            suspect: what is probably damaged, if it is not the copy in the cache.
         """
         s = int(self.clips.shard[row])
         own = {self.location(row), self.shard_path(s, "packets")}
@@ -348,12 +348,12 @@ class ClipSource:
         return error
 
     def is_checked(self, row: int, packets: Int64) -> bool:
-        """Whether these packets of a clip, int64 [packets], were held against their bitstream already."""
+        """Whether these packets of a clip, int64 [packets], have been compared with their bitstream."""
         known = self._checked.get(row)
         return known is not None and bool(np.isin(packets, known).all())
 
     def set_checked(self, row: int, packets: Int64) -> None:
-        """Remember it."""
+        """Note that these packets of a clip have been compared with their bitstream."""
         known = self._checked.get(row)
         self._checked.drop(row)
         self._checked.put(row, packets if known is None else np.union1d(known, packets))
@@ -373,7 +373,7 @@ class ClipSource:
         return self.columns.table(self.columns.names if columns is None else columns)
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> DataFrame:
-        """The same as a pandas DataFrame. Raises InputError if pandas is not installed, else as `to_arrow`."""
+        """`to_arrow` as a pandas DataFrame. Raises InputError if pandas is not installed; otherwise as `to_arrow`."""
         table = self.to_arrow(columns)
         try:
             return table.to_pandas()
@@ -383,11 +383,11 @@ class ClipSource:
 
 @contextlib.contextmanager
 def shard_errors(dataset: ClipSource, shard_of: Mapping[str, int]) -> Iterator[None]:
-    """Let a DatasetError of the block name the shard and its dataset.
+    """A context that makes a DatasetError name the shard and its dataset.
 
     Args:
-        dataset: whose shards are read.
-        shard_of: their numbers, by path. Of several, it is the one at the error's path.
+        dataset: the dataset whose shards are read.
+        shard_of: numbers of the shards, by path. If there are several, the error's path decides.
     """
     try:
         yield

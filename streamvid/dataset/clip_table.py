@@ -43,13 +43,14 @@ class Categories(Sequence[str]):
 
 @dataclass(frozen=True)
 class FileColumns:
-    """Files outside of shards that hold clips. docs/format.md describes the columns.
+    """The files of clips in place, which lie outside of shards. docs/format.md describes the columns.
 
     Attributes:
-        root: int32 [clips], which of the dataset's roots; -1 for a clip of a shard.
-        file: the path below it; "" likewise.
-        size, mtime_ns: int64 [clips], the file's when it was indexed; -1 if unknown.
-        etag: likewise; "" if unknown.
+        root: int32 [clips], number of the dataset's root; -1 for a clip of a shard.
+        file: path below the root; "" for a clip of a shard.
+        size, mtime_ns: int64 [clips], size in bytes and modification time of the file when it was indexed; -1 if
+            unknown.
+        etag: its ETag then; "" if unknown.
     """
 
     root: Int32
@@ -64,25 +65,24 @@ class ClipTable:
     """One row per clip, over all shards in order. docs/format.md describes the columns.
 
     Attributes:
-        row: int64 [clips], the clips' row numbers: an array for whoever needs those of all clips, which the processes
-            of a node share.
-        shard: int32 [clips], which of the dataset's shards holds the clip.
+        row: int64 [clips], 0, 1, 2, …: an array of all row numbers that the processes of a node share.
+        shard: int32 [clips], number of the clip's shard.
         label: int64 [clips], class number, or -1 for none.
         frames, packets, random_access: int32 [clips], counts.
         width, height: int32 [clips], pixels, before rotation.
         rotation: int32 [clips], degrees clockwise, plus 360 if mirrored before.
         time_base_num, time_base_den: int32 [clips], seconds per tick as a fraction.
         duration: int64 [clips], ticks.
-        mp4_offset, mp4_size, json_offset, json_size: int64 [clips], bytes, in the shard's tar. Of a clip outside of
-            shards, the first two are in its file, and the others 0.
-        index_offset: int64 [clips], where the clip's frame index begins in the shard's .packets file.
-        index_size: int32 [clips], its bytes.
-        index_crc32c: uint32 [clips], of its directory.
+        mp4_offset, mp4_size, json_offset, json_size: int64 [clips], bytes, in the shard's tar. For a clip in place, the
+            first two are in its file, and the others 0.
+        index_offset: int64 [clips], offset of the clip's frame index in the shard's .packets file.
+        index_size: int32 [clips], size of the frame index in bytes.
+        index_crc32c: uint32 [clips], CRC-32C of its directory.
         codec, profile, pix_fmt, color_space, color_range, traits: strings that many clips share.
         key, source, meta: strings, distinct per clip. `meta` is the clip's metadata as a JSON object.
         stsd_id: int32 [clips], the clip's sample description is ``stsds[stsd_id]``. Nearly every clip may have its own.
-        stsds: the sample description boxes (stsd) that `stsd_id` names; what else it holds is of no meaning.
-        files: where the clips outside of shards are; None if there are none.
+        stsds: sample description boxes (stsd); entries that no `stsd_id` names are undefined.
+        files: the files of clips in place; None if there are no such clips.
     """
 
     row: Int64
@@ -121,11 +121,11 @@ class ClipTable:
         return len(self.shard)
 
     def contiguous(self) -> ClipTable:
-        """The same with texts in one piece each, of which few are taken without touching the others."""
+        """The table with each text column in a single chunk, from which few rows are taken fast."""
         return self._changed(lambda column: column, lambda texts: texts.combine_chunks(), stsds=True)
 
     def take(self, rows: Int64) -> ClipTable:
-        """Some of the rows, int64 [rows], in this order. `shard` still counts the dataset's shards."""
+        """The table of some rows, int64 [rows], in this order. Numbers in `shard` stay those of the dataset."""
         stsds, stsd_id = np.unique(self.stsd_id[rows], return_inverse=True)
         taken = self._changed(lambda column: column[rows], lambda texts: texts.take(pa.array(rows)), stsds=False)
         return replace(
@@ -139,7 +139,7 @@ class ClipTable:
         *,
         stsds: bool,
     ) -> ClipTable:
-        """The table with functions applied to its columns."""
+        """A copy of the table with functions applied to its columns."""
 
         def change(one: Any) -> Any:
             if isinstance(one, Categories):

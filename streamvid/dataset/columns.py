@@ -1,4 +1,5 @@
-"""The clips' columns by name, for filters and batches: those that packing measured, and the user's metadata."""
+"""The clips' columns by name, for filters and batches: built-in columns, which packing measured, and the user's
+metadata."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _INTEGERS: Final = ("width", "height", "rotation", "frames", "packets", "random_
 
 
 class Columns:
-    """The columns of some clips. Each is computed on first use, and kept. Thread-safe.
+    """The columns of some clips. Each is computed on first use and kept. Thread-safe.
 
     Args:
         clips: the clips' rows.
@@ -69,7 +70,7 @@ class Columns:
 
     @property
     def built_in(self) -> tuple[str, ...]:
-        """Names of the columns that every dataset has, whatever metadata came with its clips."""
+        """Names of the columns that every dataset has."""
         return tuple(self._makers)
 
     @property
@@ -88,11 +89,11 @@ class Columns:
         """A column, one value per clip, null where a clip has none.
 
         Args:
-            name: of a built-in or metadata column; ``meta.<name>`` is always the metadata column.
+            name: name of a built-in or metadata column; ``meta.<name>`` is always the metadata column.
 
         Raises:
             InputError: there is no such column.
-            DatasetError: its types contradict each other between shards or datasets.
+            DatasetError: the column's types contradict each other between shards or datasets.
         """
         if not isinstance(name, str):
             raise InputError(f"a column is named by a text; it is {name!r}"[:300])
@@ -106,7 +107,7 @@ class Columns:
         raise InputError(f"there is no column {name!r}: {self.hint(name)}")
 
     def meta_column(self, name: str) -> pa.Array:
-        """A metadata column, also where a built-in column has the same name; otherwise as `get`."""
+        """A metadata column, also if a built-in column has the same name; otherwise as `get`."""
         if name not in self.meta.names:
             raise InputError(f"the clips' metadata have no field {name!r}: {self.hint(name)}")
         if META + name not in self._made:
@@ -114,13 +115,13 @@ class Columns:
         return self._made[META + name]
 
     def hint(self, name: str) -> str:
-        """For messages: the names of the columns, and the one most like `name`."""
+        """The names of the columns, and the one most like `name`, for messages."""
         names = self.names
         more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
         return f"{did_you_mean(name, names)} the columns are {', '.join(names[:_NAMES_SHOWN])}{more}".lstrip()
 
     def table(self, names: Sequence[str]) -> pa.Table:
-        """Columns as a table, one row per clip; errors as from `get`."""
+        """Columns as a table, one row per clip; errors as in `get`."""
         return pa.table({name: self.get(name) for name in listed(names, "columns", "column names")})
 
     def batch(self, name: str, rows: npt.ArrayLike) -> npt.NDArray[Any] | list[Any]:
@@ -138,7 +139,7 @@ class Columns:
             of Python objects.
 
         Raises:
-            InputError, DatasetError: as from `get`.
+            InputError, DatasetError: as in `get`.
         """
         if name not in self._arrays:
             self._arrays[name] = _numpy(self.get(name))
@@ -165,7 +166,7 @@ def is_number(column: pa.Array) -> bool:
 
 
 def check_labels(clips: ClipTable, classes: Sequence[str]) -> Int64:
-    """The labels, int64 [clips], each -1 or the number of one of the classes. Raises DatasetError if one is not."""
+    """The labels, int64 [clips]. Raises DatasetError if one is neither -1 nor the number of a class."""
     if len(clips) and clips.label.max() >= len(classes):
         row = int(np.argmax(clips.label))
         raise DatasetError(
@@ -176,13 +177,13 @@ def check_labels(clips: ClipTable, classes: Sequence[str]) -> Int64:
 
 
 def _numpy(column: pa.Array) -> tuple[npt.NDArray[Any], Bool | None] | None:
-    """A column of numbers or bools as an array, see `Columns.batch`, and of lists of fixed size, which is not copied,
-    bool [clips], which clips have none; None for other columns."""
+    """A column of numbers or bools, or of lists of fixed size, as an array, see `Columns.batch`, and for such lists,
+    whose array is not copied, bool [clips], which clips have none. None for other columns."""
     kind = column.type
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
         values = column.values.slice(column.offset * size, len(column) * size)
-        if values.null_count and not pa.types.is_floating(values.type):  # of its elements, or for a clip without one
+        if values.null_count and not pa.types.is_floating(values.type):  # of list elements, or of a clip without a list
             values = values.cast(pa.float64(), safe=False)
         array = values.to_numpy(zero_copy_only=False).reshape(len(column), size)
         return array, np.asarray(column.is_null()) if column.null_count else None

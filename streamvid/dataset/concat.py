@@ -34,7 +34,7 @@ class Part:
     """One of the concatenated datasets.
 
     Attributes:
-        name: its name among the parts.
+        name: the part's name.
         path: folder or URL.
         first: the row of its first clip.
         rows: number of clips.
@@ -53,27 +53,26 @@ class Part:
 class ConcatDataset(ClipSource):
     """Several datasets as one, the clips of the first part first. Picklable and thread-safe.
 
-    *Classes.* If the parts have class names, the concatenated dataset has all of them in alphabetical order, and
-    labels are renumbered by it, so that a number means one class. Class numbers without names stay as they are. Parts
-    without labels go with both.
+    *Classes.* If the parts have class names, the concatenated dataset has all of them in alphabetical order, and labels
+    are renumbered accordingly. Class numbers without names are unchanged. Parts without labels combine with both.
 
     *Keys.* A key that two parts have becomes ``<part's name>/<key>`` in both; no packed key has a `/`, so keys stay
-    unique. All others stay as they are.
+    unique. All others are unchanged.
 
-    *Columns.* One more than a single dataset has: `dataset`, the part's name.
+    *Columns.* There is one more column than in a single dataset: `dataset`, the part's name.
 
     Args:
         datasets: the parts, in order; a mapping also names them. Otherwise their names are those in dataset.json, with
-            ``-2``, ``-3`` … added to a name that came before.
+            ``-2``, ``-3`` … added to a repeated name.
 
     Attributes:
         parts: the rows and shards of each part.
-        datasets: the parts as datasets, with their own keys, labels and row numbers. To save memory, keep these rather
-            than the datasets given: their arrays are views of the concatenated ones where the values are equal.
+        datasets: the parts as datasets, with their own keys, labels and row numbers. To save memory, keep these instead
+            of the given datasets: their arrays are views of the concatenated ones if the values are equal.
         clips: all clips' rows. `shard`, `label`, `key` and codes of categories are those of the concatenated dataset.
 
     Raises:
-        InputError: there are no parts, one is not a `Dataset`, or some have class names and others class numbers.
+        InputError: there are no parts, a part is no `Dataset`, or some have class names and others class numbers.
         DatasetError: a part has a label beyond its classes.
     """
 
@@ -112,11 +111,11 @@ class ConcatDataset(ClipSource):
         """Open datasets and concatenate them.
 
         Args:
-            paths: folders or URLs; a mapping also names them.
+            paths: folders or URLs; a mapping also names the parts.
             cache, retry_for: see `Dataset.open`.
 
         Raises:
-            InputError, DatasetError: as from `Dataset.open` and `ConcatDataset`.
+            InputError, DatasetError: as in `Dataset.open` and `ConcatDataset`.
         """
         open_one = partial(Dataset.open, cache=cache, retry_for=Retry.of(retry_for))
         if isinstance(paths, Mapping):
@@ -161,7 +160,7 @@ def _named(datasets: Sequence[Dataset] | Mapping[str, Dataset]) -> dict[str, Dat
 
 
 def _concat_labels(named: Mapping[str, Dataset]) -> tuple[tuple[str, ...] | None, list[Int64]]:
-    """The classes of all parts, and each part's labels, int64 [clips], as numbers of these."""
+    """The classes of all parts, and each part's labels as numbers of these classes, int64 [clips]."""
     texts = [name for name, dataset in named.items() if dataset.classes is not None]
     numbers = [name for name, dataset in named.items() if dataset.classes is None and (dataset.clips.label >= 0).any()]
     if texts and numbers:
@@ -176,7 +175,7 @@ def _concat_labels(named: Mapping[str, Dataset]) -> tuple[tuple[str, ...] | None
     labels = []
     for dataset in named.values():
         own = dataset.classes or ()
-        # The last element is for label -1, none.
+        # The last element is for label -1, no label.
         numbers_here = np.array([*(number_of[name] for name in own), -1], dtype=np.int64)
         labels.append(numbers_here[check_labels(dataset.clips, own)])
     return classes, labels
@@ -207,7 +206,7 @@ def _concat_clips(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Se
 
 
 def _concat_files(tables: Sequence[ClipTable]) -> FileColumns:
-    """The places of all clips. Their roots are still those of the dataset that has the clip's shard."""
+    """The file columns of all clips. Root numbers stay those of the part that has the clip's shard."""
 
     def numbers(name: str) -> list[Any]:
         return [np.full(len(t), -1) if t.files is None else getattr(t.files, name) for t in tables]
@@ -233,7 +232,7 @@ def _concat_files(tables: Sequence[ClipTable]) -> FileColumns:
 
 
 def _sharing_memory(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
-    """A part whose arrays are views of the concatenated ones, where the values are the same."""
+    """A part whose arrays are views of the concatenated ones if the values are equal."""
     rows = slice(part.first, part.first + part.rows)
     same = {
         field.name: getattr(clips, field.name)[rows]
@@ -264,7 +263,7 @@ def _concat_codes(codes: Sequence[Int32], values: Sequence[Sequence[Any]]) -> tu
 
 
 def _unique_keys(keys: Sequence[StringColumn], names: Sequence[str]) -> StringColumn:
-    """The keys of all parts; a key that two parts have gets the part's name before it. No part has a key twice."""
+    """The keys of all parts; a key that two parts have gets the part's name in front. No part has a key twice."""
     columns = [part.array for part in keys]
     whole = StringColumn(_chunks(columns))
     several = repeated(whole)

@@ -1,9 +1,9 @@
 """The consolidated rows of a dataset: the per-clip columns of all shards in one file, which is mapped into memory.
 
-The file begins with the numbers of all clips, column by column, as NumPy arrays. Then comes an Arrow IPC stream for
-each block whose texts and metadata were read (`streamvid.dataset.row_texts`), then JSON with the offsets of all of
-these, and 8 bytes with the length of the JSON. A block's offsets are known when it arrives, so several threads can
-write, and memory holds only a few blocks. Read back, all arrays are views of the mapped file.
+The file begins with the numeric columns of all clips, as NumPy arrays. Then comes an Arrow IPC stream for each block
+whose texts and metadata were read (`streamvid.dataset.row_texts`), then JSON with the offsets of all of these, and 8
+bytes with the length of the JSON. A block's offsets are known when it arrives, so several threads can write, and memory
+holds only a few blocks. Arrays that are read back are views of the mapped file.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ _KNOWN: Final = 4096
 
 
 def cache_key(entries: Sequence[ShardEntry], signatures: Sequence[tuple[int, int]]) -> str:
-    """The name of a dataset's consolidated rows in the cache: SHA-256, in hexadecimal, of all that they depend on.
+    """The name of a dataset's consolidated rows in the cache: SHA-256, in hexadecimal, of everything that they depend
+    on.
 
     Args:
         entries: the shards' entries in dataset.json, with the checksum of every Parquet file. Other parts of a revision
             do not affect the rows.
-        signatures: size and modification time of each local Parquet file, whose checksum is not compared.
+        signatures: size and modification time of each local Parquet file, because its checksum is not compared.
     """
     digest = hashlib.sha256(_LAYOUT + repr(entries).encode())
     digest.update(np.array(signatures, dtype="<i8").tobytes())
@@ -58,15 +59,15 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
     """Write the rows of all shards to a local file, padded to a multiple of 8 bytes.
 
     Args:
-        path: of the file.
+        path: path of the file.
         blocks: the rows in order.
         entries: the shards' entries in dataset.json.
 
     Returns:
-        the file's checksum.
+        The file's checksum.
 
     Raises:
-        DatasetError: two clips have the same key; or an error of reading the blocks.
+        DatasetError: two clips have the same key, or a block cannot be read.
         OSError: the file cannot be written.
     """
     joined = _Joined(entries)
@@ -105,12 +106,12 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
 def read_rows(
     content: pa.Buffer, entries: Sequence[ShardEntry], read: TableTexts | None = None
 ) -> tuple[ClipTable, RowTexts]:
-    """The rows that `write_rows` wrote, and their texts; arrays are views of `content`.
+    """Read rows that `write_rows` wrote, and their texts. Arrays are views of `content`.
 
     Args:
         content: the file.
         entries: the shards' entries in dataset.json.
-        read: reads texts that are not in the file.
+        read: reads those texts that are not in the file.
     """
     length = int.from_bytes(content[content.size - 8 :], "little")
     about = json.loads(content[content.size - 8 - length : content.size - 8].to_pybytes())
@@ -166,9 +167,9 @@ class _Sink:
 
 
 def _write(file: _File, numbers: Iterable[tuple[npt.NDArray[Any], int]], texts: pa.RecordBatch | str, at: int) -> None:
-    """Write a block: arrays at their offsets, and the stream of its texts, if they were read."""
+    """Write a block: its arrays at their offsets, and the stream of its texts if they were read."""
     for values, place in numbers:
-        # Zeros are not written: holes in the file read as zeros, and take no space.
+        # Zeros are not written, because holes in the file read as zeros and take no space.
         if len(values) and (values[0] or values.any()):
             file.write(np.ascontiguousarray(values).view(np.uint8).data, place)
     if not isinstance(texts, str):
@@ -187,8 +188,8 @@ class _Joined:
     there.
 
     Attributes:
-        places: by column of numbers its dtype, and its offset in the file.
-        end: offset at which the numbers end.
+        places: for each numeric column its dtype, and its offset in the file.
+        end: offset at which the numeric columns end.
         key_hashes: uint64 [clips], hashes of the keys that were read.
     """
 
@@ -209,11 +210,12 @@ class _Joined:
         self._done = 0
 
     def names(self) -> dict[str, list[str]]:
-        """The strings that codes stand for, by column."""
+        """The distinct strings of dictionary-encoded columns, by column."""
         return {name: list(numbers) for name, numbers in self._names.items()}
 
     def add(self, block: RowBlock) -> tuple[list[tuple[npt.NDArray[Any], int]], pa.RecordBatch | str]:
-        """Take a block: its numbers, with their places in the file, and its texts and metadata, or what names them."""
+        """Add a block. Returns its numeric columns with their offsets in the file, and its texts and metadata, or the
+        SHA-256 of the file with these."""
         rows = slice(self._done, self._done + len(block))
         numbers = {**block.numbers, "shard": self._shard[rows], "row": np.arange(rows.start, rows.stop)}
         for name, category in block.categories.items():
@@ -237,11 +239,11 @@ class _Joined:
         return placed, texts
 
     def _sample_descriptions(self, block: TextBlock, rows: slice) -> tuple[pa.Array, npt.NDArray[np.int32]]:
-        """large_binary [rows]: sample descriptions, null where an earlier clip has the same; and which clip has each
-        clip's, int32 [rows]."""
+        """large_binary [rows]: sample descriptions, null if an earlier clip has the same; and int32 [rows]: the clip
+        that has each clip's description."""
         row_of = np.arange(rows.start, rows.stop, dtype=np.int32)
         known = np.zeros(len(row_of), dtype=bool)
-        # Where every clip has its own, as a sample says, they are not looked for.
+        # Equal descriptions are not looked for if a sample of the clips has none.
         if pc.index_in(block.stsd[:_SAMPLE], value_set=self._known).null_count < min(_SAMPLE, len(row_of)):
             at = pc.index_in(block.stsd, value_set=self._known)
             known = np.asarray(pc.is_valid(at))

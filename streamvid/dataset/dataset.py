@@ -1,4 +1,4 @@
-"""A packed dataset, opened for reading: its rows in memory, its frame indexes on demand, its shards by path."""
+"""A packed dataset, opened for reading. Its rows are in memory; its frame indexes are read on demand."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _BLOCK_CLIPS: Final = 16_384
 
 
 class Dataset(ClipSource):
-    """A packed dataset. Made by `Dataset.open`; picklable and thread-safe.
+    """A packed dataset, opened by `Dataset.open`. Picklable and thread-safe.
 
     Attributes:
         manifest: dataset.json.
-        cache: keeps copies of a remote dataset's Parquet files. It belongs to one process: pickling leaves it behind.
-        roots: where clips outside of shards may lie.
+        cache: keeps copies of a remote dataset's Parquet files. It belongs to one process, so pickles do not have it.
+        roots: folders and URLs of clips in place.
     """
 
     def __init__(
@@ -102,29 +102,30 @@ class Dataset(ClipSource):
         roots: Sequence[str | os.PathLike[str]] = (),
         revision: int | None = None,
     ) -> Dataset:
-        """Open a dataset, and check all but the content of the tars and the frame indexes.
+        """Open a dataset. Checks everything except the content of tars and frame indexes.
 
         The rows of a large dataset are kept in the user's cache folder (`streamvid.dataset.table_cache`), so it opens
         faster the next time.
 
         Args:
             path: a folder, or any URL that fsspec knows.
-            cache: keeps copies of a remote dataset's Parquet files. Without it they are fetched whenever needed.
-            retry_for: seconds for which a storage that does not answer is asked again, now and when clips are read;
-                docs/reliability.md says what is tried again.
-            roots: folders and URLs, other than its own, of which the dataset may read files.
-            revision: which of its revisions (docs/revisions.md); default: the newest.
+            cache: keeps copies of a remote dataset's Parquet files; None: they are fetched each time.
+            retry_for: seconds for which requests are repeated while a storage does not answer, now and when clips are
+                read; docs/reliability.md lists the errors that are retried.
+            roots: folders and URLs outside of the dataset whose files it may read.
+            revision: number of the revision (docs/revisions.md); default: the newest.
 
         Raises:
             DatasetError: there is no dataset, it has another format version, or it is damaged: a shard is missing,
                 truncated, or contradicts itself; the revision is not kept.
-            InputError: the path is none; the dataset reads files of other roots; there is no such revision.
+            InputError: the path is invalid; the dataset has clips below other roots than `roots`; there is no such
+                revision.
         """
         place = dataset_path(path)
         try:
             return cls._open(place, cache, Retry.of(retry_for), given_roots(roots), revision)
         except DatasetError as error:
-            # Several may be open, with shards of the same names.
+            # Name the dataset, as several with equal names of shards may be open.
             named = re.search(rf"(?<!\w){re.escape(redact(place))}(?!\w)", str(error))
             if type(error) is DatasetError and not named:
                 raise DatasetError(f"the dataset at {redact(place)}: {error}") from error.__cause__
@@ -162,7 +163,7 @@ class Dataset(ClipSource):
                 name = manifest.shards[signatures.index((0, 0))].name
                 raise DatasetError(f"shard {name}.parquet is missing: {REMEDY}")
             key = consolidated.cache_key(manifest.shards, signatures)
-            # Rows that are kept need no copies of the tables that they are from.
+            # Cached rows need no cached copies of their Parquet files.
             content = table_cache.open_or_build(key, partial(build, tables_cache=None), build)
         else:
             content = table_cache.in_memory(build)
@@ -179,25 +180,25 @@ class Dataset(ClipSource):
 
     @property
     def meta(self) -> MetaColumns:
-        """The metadata columns of the clips. Of a large dataset, the first use reads all of them."""
+        """The metadata columns of the clips. The first use reads all of those of a large dataset."""
         return self.columns.meta
 
     def members(self, clip: str | int) -> list[str]:
-        """The names of the files beside a clip in the tar that it was indexed in, all behind the first dot, such as
-        "json" and "depth.npy"; none of a packed clip. Errors as of `member`."""
+        """The names of the other members of a clip's WebDataset sample, in the tar in which it was indexed: everything
+        after the first dot, such as "json" and "depth.npy". A packed clip has none. Errors as in `member`."""
         return list(members_of(self, self._row(clip)))
 
     def member(self, clip: str | int, name: str) -> bytes:
-        """The bytes of a file beside a clip, read now.
+        """Read another member of a clip's WebDataset sample.
 
         Args:
             clip: its key, or its row number.
-            name: as of `members`.
+            name: one of `members`.
 
         Raises:
             InputError: there is no such clip or member.
-            ClipError: the tar is another one than was indexed.
-            DatasetError: it cannot be read.
+            ClipError: the tar has changed since it was indexed.
+            DatasetError: the tar cannot be read.
         """
         row = self._row(clip)
         data = read_members(self, [name], [row])[name][0] if isinstance(name, str) else None
@@ -234,9 +235,9 @@ def _read_blocks(
     kept: bool,
     retry: Retry,
 ) -> Iterator[RowBlock]:
-    """The rows of all shards in order, read by threads a little ahead of whoever takes them: from consolidated tables,
-    as far as there are some, and a local dataset has many shards; else from the shards' own. Rows that are `kept` come
-    without the texts of consolidated tables."""
+    """The rows of all shards in order, read by threads a little ahead of the consumer: from consolidated tables, if
+    there are any, and, for a local dataset, if it has many shards; otherwise from the shards' own Parquet files. Rows
+    that are `kept` in the cache come without the texts of consolidated tables."""
     shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
     local, cores = is_local(path), usable_cores()
     tables = () if local and len(shards) < _MANY_SHARDS else manifest.tables
@@ -252,7 +253,7 @@ def _read_blocks(
                 with ThreadPoolExecutor(1) as beside:
                     of_texts = None if kept else beside.submit(fetch, table.texts)
                     data = fetch(table.sha256)
-                    with decoding:  # more at once than cores would take more memory, and longer
+                    with decoding:  # more threads than cores would take more memory and time
                         rows = read_table(data, table.sha256, entries, texts=False, joint=joint, encoded=CATEGORIES)
                         if of_texts is None:
                             return [row_block(rows, entries, table.texts)]
@@ -263,7 +264,7 @@ def _read_blocks(
                 raise
             except DatasetError as error:
                 log.warning("%s; the Parquet files of its %d shards are read instead", error, len(some))
-        strict = kept and not local  # a damaged row of a local one costs its clip
+        strict = kept and not local  # in a local dataset, a damaged row costs only its clip
         found = [shard.read_scalars(check_sha256=strict, retry=retry, stop=stop, joint=joint) for shard in some]
         return row_blocks(found, entries)
 
@@ -284,7 +285,7 @@ def _read_blocks(
 def _parts(
     shards: Sequence[ShardFiles], tables: Sequence[TableEntry], *, most: int
 ) -> Iterator[tuple[Sequence[ShardFiles], TableEntry | None]]:
-    """The shards that are read together: those of a consolidated table, or `_groups` of shards without one."""
+    """Groups of shards that are read together: those of a consolidated table, or `_groups` of shards without one."""
     good = list(usable(tables, [shard.entry for shard in shards]))
     if len(good) < len(tables):
         log.warning("%d consolidated tables are not of the shards that dataset.json names", len(tables) - len(good))
@@ -307,10 +308,10 @@ def _groups(shards: Sequence[ShardFiles], *, most: int) -> Iterator[Sequence[Sha
 
 
 def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:
-    """Check that the files of a local dataset exist and have the sizes in dataset.json, as far as it has them.
+    """Check that the files of a local dataset exist and have the sizes in dataset.json, if it has them.
 
     Raises:
-        DatasetError: names the first that is missing or has another size.
+        DatasetError: a file is missing or has another size; the message names the first.
     """
     for entry in entries:
         for extension, wanted in entry.sizes.items():

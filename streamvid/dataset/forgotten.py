@@ -1,4 +1,4 @@
-"""The clips of a dataset that are never delivered, as the table that dataset.json names has them."""
+"""Reads and writes the table of forgotten clips, which are never delivered; dataset.json names it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def digest(text: str) -> str:
 
 
 def purged_name(text: str) -> str:
-    """What stands in the place of a purged key or source: a hash, by which a video is known if it comes again."""
+    """The replacement of a purged key or source: a hash, by which a video is recognised if it is packed again."""
     return f"purged-{digest(text)[:32]}"
 
 
@@ -53,7 +53,7 @@ def read_forgotten(dataset: str, manifest: Manifest, retry: Retry) -> Int64:
     """int64 [clips]: the row numbers of forgotten clips, ascending.
 
     Raises:
-        DatasetError: the table is missing, is not the one that dataset.json names, or names clips that there are not.
+        DatasetError: the table is missing, is not the one that dataset.json names, or names clips that do not exist.
     """
     if manifest.forgotten is None:
         return np.empty(0, dtype=np.int64)
@@ -69,7 +69,7 @@ def forgotten_rows(table: pa.Table, manifest: Manifest) -> Int64:
 
 
 def read_table(dataset: str, manifest: Manifest, retry: Retry) -> pa.Table:
-    """The table of forgotten clips, with the columns of `SCHEMA`; errors as of `read_forgotten`."""
+    """The table of forgotten clips, with the columns of `SCHEMA`; errors as in `read_forgotten`."""
     if manifest.forgotten is None:
         return SCHEMA.empty_table()
     path = join(dataset, manifest.forgotten.file)
@@ -93,7 +93,7 @@ def _checked(path: str, manifest: Manifest, about: Forgotten, retry: Retry) -> p
     def choose(schema: pa.Schema, rows: int) -> list[str]:
         there = {one.name: one.type for one in schema}
         if rows != about.clips or any(there.get(one.name) != one.type for one in list(SCHEMA)[:_NEEDED]):
-            raise ValueError(f"it has not {about.clips} rows of shard (string) and row (int32)")
+            raise ValueError(f"it does not have {about.clips} rows of shard (string) and row (int32)")
         return [one.name for one in SCHEMA if there.get(one.name) == one.type]
 
     try:
@@ -105,16 +105,16 @@ def _checked(path: str, manifest: Manifest, about: Forgotten, retry: Retry) -> p
     row = pc.fill_null(table["row"], -1).to_numpy()
     clips = np.array([entry.clips for entry in manifest.shards], dtype=np.int64)
     if (shard < 0).any() or (row < 0).any() or (row >= clips[shard]).any():
-        raise ValueError("it names clips that there are not")
+        raise ValueError("it names clips that do not exist")
     return table
 
 
 def write_forgotten(rows: pa.Table, revision: int) -> tuple[Forgotten, bytes]:
-    """The table of forgotten clips, as dataset.json names it, and its bytes.
+    """The entry of a table of forgotten clips for dataset.json, and the table's bytes.
 
     Args:
-        rows: columns of `SCHEMA`, all or some, each clip once.
-        revision: in which those are forgotten that have no revision.
+        rows: some or all columns of `SCHEMA`, each clip once.
+        revision: the revision of rows that have none.
     """
     columns = [
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)

@@ -1,4 +1,5 @@
-"""A clip's frame index, or a part of it, read from its shard's .packets file and held against its row."""
+"""Parses a clip's frame index, or a part of it, from its shard's .packets file, and validates it against the clip's
+row."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _BYTES_PER_INDEX: Final = 2000
 
 
 def memory_of(index: AnyIndex) -> int:
-    """About how many bytes a frame index takes in memory, with the arrays that it derives and keeps."""
+    """Approximate size of a frame index in memory, in bytes, with the derived arrays that it keeps."""
     if isinstance(index, IndexBlocks):
         return _BYTES_PER_PACKET * len(index.directory) + sum(map(memory_of, index.blocks.values()))
     return _BYTES_PER_INDEX + _BYTES_PER_PACKET * len(index)
@@ -33,14 +34,14 @@ def memory_of(index: AnyIndex) -> int:
 def spans_to_read(
     clips: ClipTable, row: int, known: AnyIndex | None, blocks: Collection[int], *, whole: bool
 ) -> list[tuple[int, int]]:
-    """The bytes of a clip's index, as (start, end), that `with_parts` takes.
+    """The byte ranges of a clip's index, as (start, end), that `with_parts` takes.
 
     Args:
         clips: the dataset's rows.
         row: the clip.
-        known: what is known of its index.
-        blocks: that are wanted; none: the beginning.
-        whole: the beginning is all of it, however long.
+        known: the part of its index that is in memory; None: none.
+        blocks: the wanted blocks; if empty, the beginning of the index.
+        whole: whether the beginning is the whole index, however long.
     """
     if isinstance(known, IndexBlocks):
         return [known.directory.span(block, block + 1) for block in blocks]
@@ -54,7 +55,7 @@ def with_parts(
     """A clip's index with the parts from `spans_to_read` added; arguments as there.
 
     Raises:
-        ValueError: it is damaged. Says how.
+        ValueError: the index is damaged; the message says how.
     """
     if isinstance(known, IndexBlocks):
         read = {
@@ -81,11 +82,11 @@ def parse_directory(data: UInt8, clips: ClipTable, row: int) -> IndexDirectory:
         row: the clip.
 
     Raises:
-        ValueError: it is damaged. Says how.
+        ValueError: the index is damaged; the message says how.
     """
     directory = IndexDirectory.parse(data, packets=int(clips.packets[row]), checksum=int(clips.index_crc32c[row]))
     if directory.first_frame[-1] != clips.frames[row]:
-        raise ValueError("it has not as many visible packets as frames")
+        raise ValueError("its number of visible packets is not its number of frames")
     return directory
 
 
@@ -95,20 +96,20 @@ def parse_blocks(
     """Blocks [begin, end) of a clip's frame index, of which its frame 0 is frame ``directory.first_frame[begin]``.
 
     Args:
-        directory: of the clip's index.
+        directory: the directory of the clip's index.
         data: uint8, the bytes of ``directory.span(begin, end)``.
         clips, row: the clip.
-        begin, end: the blocks.
+        begin, end: numbers of the blocks.
 
     Raises:
-        ValueError: a block is damaged, or contradicts the clip's row. Says how.
+        ValueError: a block is damaged, or contradicts the clip's row; the message says how.
     """
     index = directory.blocks(data, begin, end)
     mp4_size = int(clips.mp4_size[row])
     # No sum of offset and size: it may overflow int64.
     if index.offset.min() < 0 or index.size.min() < 1 or (index.size > mp4_size - index.offset).any():
         raise ValueError("a packet does not lie within the mp4")
-    # Packets that share bytes would take far more memory than the bytes that are read for them.
+    # Overlapping packets would take far more memory than the bytes that are read for them.
     if index.size.sum() > mp4_size:
         raise ValueError("its packets have more bytes than the mp4")
     # No visible packet comes before time 0, as no block does.
@@ -126,7 +127,7 @@ def parse_index(data: UInt8, clips: ClipTable, row: int) -> FrameIndex:
         row: the clip.
 
     Raises:
-        ValueError: it is damaged. Says how.
+        ValueError: the index is damaged; the message says how.
     """
     size = directory_bytes(clips, row)
     directory = parse_directory(data[:size], clips, row)
@@ -134,11 +135,11 @@ def parse_index(data: UInt8, clips: ClipTable, row: int) -> FrameIndex:
 
 
 def parse_together(data: Mapping[int, UInt8], clips: ClipTable) -> dict[int, FrameIndex]:
-    """The whole frame indexes of some clips, by row, all validated by the same calls of NumPy: those that have one
-    block, and none of the faults for which `parse_index` refuses them. The others are left to that.
+    """The whole frame indexes of several clips, by row, validated together with NumPy. The result has only valid
+    indexes of one block; others are left to `parse_index`, which also raises their errors.
 
     Args:
-        data: uint8 [index_size] of clips, by row; other sizes are left out.
+        data: uint8 [index_size] of clips, by row; those of other sizes are left out.
         clips: the dataset's rows.
     """
     rows = np.fromiter(data, dtype=np.int64, count=len(data))
@@ -161,7 +162,7 @@ def parse_together(data: Mapping[int, UInt8], clips: ClipTable) -> dict[int, Fra
         [packets["pts"], packets["offset"], packets["size"], flags ^ known, np.where(known, checksums, -1)]
     )
     pts, offset, size = columns[:3]
-    room = clips.mp4_size[rows].repeat(counts) - offset  # where it overflows, the offset is negative
+    room = clips.mp4_size[rows].repeat(counts) - offset  # an overflow makes the offset negative
     bad = (offset < 0) | (size < 1) | (size > room) | (pts < -MAX_TICKS) | (pts > MAX_TICKS)
     begins = counts.cumsum() - counts
     shown = (flags & HIDDEN) == 0

@@ -43,10 +43,10 @@ class ShardEntry:
         bytes: size of the tar; 0 if the shard has none, because its clips are in place.
         sha256, idx_sha256: SHA-256 of tar and idx in lower-case hexadecimal; "" if the shard has no tar.
         packets_bytes: size of the .packets file.
-        packets_sha256, parquet_sha256: SHA-256 of the other two files.
-        origin: the `identity` of the shard that it replaced with the same rows; "" if it replaced none.
-        etags: by extension, ETags without quotes of the files that are read by range, from when the dataset was written
-            to S3. A copy of the dataset may have others.
+        packets_sha256, parquet_sha256: SHA-256 of these two files.
+        origin: the `identity` of the shard that this one replaced, with the same rows; "" if it replaced none.
+        etags: by extension, the ETags, without quotes, that the files which are read by range had when the dataset was
+            written to S3. A copy of the dataset may have others.
     """
 
     name: str
@@ -68,23 +68,23 @@ class ShardEntry:
 
     @property
     def identity(self) -> str:
-        """SHA-256 of the tar, or, without a tar, of the Parquet file. A shard that is rewritten with the same rows
-        keeps it, so that states of runs stay valid."""
+        """SHA-256 of the tar, or of the Parquet file if there is no tar. A shard that is rewritten with the same rows
+        keeps its identity, so that states of runs stay valid."""
         return self.origin or self.sha256 or self.parquet_sha256
 
     @property
     def checksums(self) -> dict[str, str]:
-        """The SHA-256 of its files by extension, in the order of `SHARD_EXTENSIONS`."""
+        """The SHA-256 of the shard's files by extension, in the order of `SHARD_EXTENSIONS`."""
         sums = (self.sha256, self.idx_sha256, self.packets_sha256, self.parquet_sha256)
         return {extension: one for extension, one in zip(SHARD_EXTENSIONS, sums, strict=True) if one}
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes of its files by extension, as far as dataset.json has them."""
+        """The sizes of the shard's files by extension, if dataset.json has them."""
         return {**({"tar": self.bytes} if self.has_tar else {}), "packets": self.packets_bytes}
 
     def to_json(self) -> dict[str, object]:
-        """Its object in dataset.json."""
+        """The object in dataset.json."""
         left_out = {
             *(() if self.has_tar else _OF_THE_TAR),
             *(one for one in ("origin", "etags") if not getattr(self, one)),
@@ -92,20 +92,20 @@ class ShardEntry:
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     def with_etags(self, marks: Mapping[str, str]) -> ShardEntry:
-        """This entry with its files' ETags from a listing of the shard folder, by file name."""
+        """A copy of this entry with its files' ETags from a listing of the shard folder, by file name."""
         quoted = {extension: marks.get(f"{self.name}.{extension}", "") for extension in _READ_BY_RANGE}
         strong = {extension: mark[1:-1] for extension, mark in quoted.items() if mark[:1] == mark[-1:] == '"'}
         return replace(self, etags={extension: one for extension, one in strong.items() if _ETAG.fullmatch(one)})
 
     def file(self, extension: str) -> str:
-        """Path of one of its files relative to the dataset."""
+        """Path of one of the shard's files relative to the dataset."""
         return f"{SHARD_FOLDER}/{self.name}.{extension}"
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """The table of clips that are never delivered, as dataset.json names it: a Parquet file beside it, its SHA-256, and
-    the number of its rows."""
+    """The entry in dataset.json of the table of forgotten clips: a Parquet file beside dataset.json, its SHA-256, and
+    its number of rows."""
 
     file: str
     sha256: str
@@ -114,12 +114,12 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class Overlay:
-    """A table of columns that were added or replaced, as dataset.json names it: a Parquet file beside it.
+    """The entry in dataset.json of a table of columns that were added or replaced: a Parquet file beside dataset.json.
 
     Attributes:
-        file, sha256, bytes: its name, SHA-256 and size.
-        rows: it has a row for each of so many first clips of the dataset, in their order.
-        columns: the columns that it is read for, and their Parquet types; others that it has are superseded.
+        file, sha256, bytes: the file's name, SHA-256 and size.
+        rows: number of its rows, which are for the first clips of the dataset, in order.
+        columns: its current columns, with their Parquet types; its other columns are superseded.
     """
 
     file: str
@@ -129,13 +129,14 @@ class Overlay:
     columns: tuple[tuple[str, str], ...]
 
     def to_json(self) -> dict[str, object]:
-        """Its object in dataset.json."""
+        """The object in dataset.json."""
         return {**asdict(self), "columns": dict(self.columns)}
 
 
 @dataclass(frozen=True)
 class Change:
-    """What made a revision: the command, when (ISO 8601, UTC), and how many clips it was about."""
+    """The change that made a revision: the command, the time (ISO 8601, UTC), and the number of clips that it
+    changed."""
 
     command: str
     time: str
@@ -147,16 +148,16 @@ class Manifest:
     """The content of dataset.json.
 
     Attributes:
-        name: of the dataset.
-        seconds: the sum of the clips' durations.
-        classes: names of the label numbers.
-        shards: in the order of the rows.
-        revision: how often the dataset has been changed.
-        roots: where clips outside of shards lie.
-        forgotten: the clips that are never delivered.
-        overlays: columns that were added or replaced; no two have one of the same name.
-        oldest: the first revision that can still be read.
-        change: what made this revision, if a command that changes datasets did.
+        name: name of the dataset.
+        seconds: sum of the clips' durations.
+        classes: names of the class numbers.
+        shards: the shards, in the order of the rows.
+        revision: number of changes so far.
+        roots: folders and URLs of clips in place.
+        forgotten: the table of forgotten clips.
+        overlays: tables of columns that were added or replaced; no two have a column of the same name.
+        oldest: number of the first revision that can still be read.
+        change: the change that made this revision; None if the dataset was never changed.
     """
 
     name: str
@@ -191,7 +192,7 @@ class Manifest:
         document = {
             "format": FORMAT,
             "version": VERSION,
-            # Left out where nothing was ever changed.
+            # Left out if the dataset was never changed.
             **({"revision": self.revision} if self.revision else {}),
             **({"oldest": self.oldest} if self.oldest else {}),
             **({"change": asdict(self.change)} if self.change else {}),
@@ -204,7 +205,7 @@ class Manifest:
             **({"roots": list(self.roots)} if self.roots else {}),
             **({"forgotten": asdict(self.forgotten)} if self.forgotten else {}),
             **({"overlays": [overlay.to_json() for overlay in self.overlays]} if self.overlays else {}),
-            # None of shards that were replaced since.
+            # Leave out tables of shards that were replaced since then.
             **({"tables": tables} if (tables := [asdict(one) for one, _ in usable(self.tables, self.shards)]) else {}),
             "shards": [shard.to_json() for shard in self.shards],
         }
@@ -212,16 +213,16 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, *, path: str) -> Manifest:
-        """Parse and validate dataset.json, whoever wrote it.
+        """Parse and validate dataset.json, which may be hostile.
 
         Args:
             data: the file.
             path: the name of the file in errors.
 
         Raises:
-            DatasetError: not a dataset.json, one of another version, or one whose fields are not as specified.
+            DatasetError: the data are no dataset.json, or one of another version, or a field is not as specified.
         """
-        # A list takes three bytes here and sixty in memory.
+        # An empty list takes three bytes of JSON and sixty of memory.
         if sum(map(data.count, b"[{,")) > _TOKENS + len(data) // _BYTES_PER_TOKEN:
             raise DatasetError(f"{path} does not describe a streamvid dataset: it has too many values for its size")
         try:
@@ -268,7 +269,7 @@ class Manifest:
             if any(overlay.rows > manifest.clips for overlay in manifest.overlays):
                 raise ValueError("an overlay has more rows than there are clips")
             for text in (manifest.name, *manifest.roots, *(manifest.classes or ()), *columns):
-                text.encode()  # JSON may hold halves of UTF-16 pairs, which no output takes
+                text.encode()  # JSON may contain lone surrogates, which cannot be encoded
         except ValueError as error:
             raise DatasetError(f"{path} is damaged: {error}; copy it again or pack the dataset again") from error
         return manifest
@@ -368,5 +369,5 @@ def _etags(value: object) -> dict[str, str]:
         raise ValueError("'etags' is not an object")
     found = {name: value[name] for name in _READ_BY_RANGE if name in value}
     if not all(isinstance(etag, str) and _ETAG.fullmatch(etag) for etag in found.values()):
-        raise ValueError("'etags' has what is no ETag")
+        raise ValueError("'etags' has a value that is no ETag")
     return found

@@ -1,7 +1,7 @@
-"""Files that lie beside a clip in a tar of others: their bytes on demand, and arrays of `.npy` as such.
+"""Other members of the WebDataset samples of indexed tars: their bytes on demand, and `.npy` members as arrays.
 
-An index of such tars has a column `members`, JSON of each name (all behind the first dot), with offset and size in the
-tar, and of an array its dtype and shape. docs/format.md specifies it.
+An index of such tars has a column `members`: JSON with the name (everything after the first dot), offset and size in
+the tar, and for arrays dtype and shape. docs/format.md specifies it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ Values = AnyArray | list[AnyArray | bytes | None]
 
 @dataclass(frozen=True)
 class MemberColumn:
-    """A member that batches hold.
+    """A member that batches have as a column.
 
     Attributes:
-        name: of it.
-        kind: of an array of one dtype and shape in all clips, these, as the column `members` has them; else "".
+        name: name of the member.
+        kind: dtype and shape, as in the column `members`, if the member is an array with the same ones in all clips;
+            otherwise "".
     """
 
     name: str
@@ -49,7 +50,7 @@ class MemberColumn:
 
     @classmethod
     def find(cls, source: ClipSource, name: str) -> MemberColumn | None:
-        """The members of that name; None if no clip has one."""
+        """The member column of a name; None if no clip has such a member."""
         if not _is_indexed(source):
             return None
         column = source.columns.get(MEMBERS)
@@ -65,26 +66,26 @@ class MemberColumn:
 
 
 def members_of(source: ClipSource, row: int) -> dict[str, tuple[int, int]]:
-    """Where the files beside a clip lie in its tar, offset and size by name; none of a packed clip. Raises DatasetError
-    if the dataset is damaged."""
+    """Offset and size in the tar of the other members of a clip's sample, by name; empty for a packed clip. Raises
+    DatasetError if the dataset is damaged."""
     text = source.columns.get(MEMBERS)[row].as_py() if _is_indexed(source) else None
     if source.version(row) is None or text is None:
         return {}
     try:
         found = {str(name): (value[0], value[1]) for name, value in json.loads(text).items()}
         if not all(is_integer(one) for value in found.values() for one in value):
-            raise ValueError("a place of none")
+            raise ValueError("an offset or size is no whole number")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(f"clip {source.key(row)!r}: its column {MEMBERS!r} is damaged ({error})") from error
     return found
 
 
 def read_members(source: ClipSource, names: Sequence[str], rows: Sequence[int]) -> dict[str, list[bytes | None]]:
-    """The bytes of members of clips, None where a clip has none; they are read together.
+    """Read members of clips together: their bytes, None if a clip has no such member.
 
     Raises:
-        ClipError: the tar is another one than was indexed, or cannot be read.
-        DatasetError: as of `members_of`, or the storage fails.
+        ClipError: the tar has changed since it was indexed, or cannot be read.
+        DatasetError: as in `members_of`, or the storage fails.
     """
     found: dict[str, list[bytes | None]] = {name: [None] * len(rows) for name in names}
     wanted, places, versions, paths = [], [], {}, {}
@@ -110,8 +111,9 @@ def read_members(source: ClipSource, names: Sequence[str], rows: Sequence[int]) 
 
 
 def read_columns(source: ClipSource, columns: Sequence[MemberColumn], rows: Sequence[int]) -> dict[str, Values]:
-    """Members of the clips of a batch: of `.npy`, arrays, one [batch, …] where they are alike in all of the dataset;
-    else a list, of bytes for all other names, with None where a clip has none. Errors as of `read_members`."""
+    """Read members of the clips of a batch. The value of a `.npy` member is an array [batch, …] if dtype and shape are
+    equal in the whole dataset, otherwise a list of arrays; of other members, a list of bytes. Lists have None if a clip
+    has no such member. Errors as in `read_members`."""
     made: dict[str, Values] = {}
     if not columns:
         return made
@@ -130,9 +132,9 @@ def read_columns(source: ClipSource, columns: Sequence[MemberColumn], rows: Sequ
 
 
 def npy_header(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int] | None:
-    """dtype, shape, whether it is in Fortran's order, and where the values begin, of a .npy file's first bytes.
+    """Parse the first bytes of a .npy file: dtype, shape, whether the order is Fortran's, and the offset of the values.
 
-    Never unpickles: None of objects, and of all that is no array of numbers
+    Returns None for arrays of objects, because they would be unpickled, and for everything that is no array of numbers
     (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html).
     """
     stream = io.BytesIO(head[:HEADER_BYTES])
@@ -149,7 +151,7 @@ def npy_header(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int] 
 
 
 def parse_npy(data: bytes) -> AnyArray | None:
-    """The array of a .npy file, in this machine's byte order; None if it is none of numbers."""
+    """The array of a .npy file, in native byte order; None if it is no array of numbers."""
     header = npy_header(data)
     if header is None:
         return None
@@ -162,7 +164,7 @@ def parse_npy(data: bytes) -> AnyArray | None:
 
 
 def describe_members(found: Mapping[str, tuple[int, int, bytes]]) -> str:
-    """The text of the column: offset, size and first bytes of each member, by name."""
+    """The JSON text of the column `members`, from offset, size and first bytes of each member, by name."""
     entries: dict[str, list[object]] = {}
     for name, (offset, size, head) in sorted(found.items()):
         entries[name] = [offset, size]
@@ -178,10 +180,10 @@ def _kind(dtype: np.dtype[Any], shape: tuple[int, ...]) -> str:
 
 
 def find_member(source: ClipSource, name: str) -> MemberColumn | None:
-    """The member that an option `columns=` names; None if it is a column of the dataset.
+    """The member that an entry of the option `columns=` names; None if that names a column of the dataset.
 
     Raises:
-        InputError: there is neither a column nor a member of that name.
+        InputError: there is neither a column nor a member of the name.
     """
     try:
         source.columns.get(name)

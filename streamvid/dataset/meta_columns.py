@@ -1,9 +1,9 @@
 """The metadata columns of a dataset: the columns of the user's lists of videos, read from the shards' Parquet files.
 
-Parquet keeps the width of numbers (float32, uint8 …). Here every column has one of few types, whatever its width on
-disk: bool, int64, float64, large_string, null, or lists of these; numbers in lists of fixed size keep theirs. Shards
-and concatenated datasets may have different columns, so the columns of each are kept in a block and concatenated with
-nulls where a block has none.
+Parquet keeps the width of numbers (float32, uint8 …). In memory, every column has one of few types: bool, int64,
+float64, large_string, null, or lists of these; numbers in lists of fixed size keep their width. Shards and concatenated
+datasets may have different columns, so the columns of each are kept in a block and concatenated, with nulls for blocks
+that lack a column.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MetaColumns:
     """Metadata columns by name.
 
     Attributes:
-        arrays: the usable columns, each with one value per clip, null where a clip has none. Of one chunk or of many.
+        arrays: the usable columns, with one value per clip, null if a clip has none. Of one chunk or of many.
         errors: the columns that cannot be used, and why: a type such as binary, or types that contradict each other
             between shards or datasets.
         parquet_types: the type of each column on disk, as text, such as ``float32``.
@@ -45,8 +45,8 @@ class MetaColumns:
         return (*self.arrays, *(name for name in self.errors if name not in self.arrays))
 
     def get(self, name: str) -> pa.Array:
-        """A column; one of many chunks is copied. Raises KeyError if there is none of that name, DatasetError if it
-        cannot be used."""
+        """A column, in one chunk (copied if it has many). Raises KeyError if there is no such column, DatasetError if
+        it cannot be used."""
         if name in self.errors:
             raise DatasetError(self.errors[name])
         array = self.arrays[name]
@@ -60,7 +60,7 @@ class ColumnBlock:
     Attributes:
         rows: number of clips.
         columns: their columns.
-        name: of the shards or the dataset, for messages.
+        name: name of the shards or the dataset, for messages.
     """
 
     rows: int
@@ -69,8 +69,8 @@ class ColumnBlock:
 
 
 def from_parquet(table: pa.Table) -> MetaColumns:
-    """Metadata columns as read from Parquet, named without `streamvid.dataset.schema.FIELD_PREFIX`, in the types used
-    in memory."""
+    """Metadata columns from Parquet, with `streamvid.dataset.schema.FIELD_PREFIX` removed from their names, in the
+    types used in memory."""
     arrays, errors = {}, {}
     for name in table.schema.names:
         column = table[name].combine_chunks()
@@ -86,8 +86,8 @@ def from_parquet(table: pa.Table) -> MetaColumns:
 
 
 def concat_columns(blocks: Sequence[ColumnBlock]) -> MetaColumns:
-    """The columns of blocks in order. A clip whose block has no such column has null there; int64 beside float64
-    becomes float64; any other difference of types makes the column unusable."""
+    """Concatenate the columns of blocks. Clips of a block that lacks a column have null in it. A column that is int64
+    in some blocks and float64 in others becomes float64; any other difference of types makes it unusable."""
     if len(blocks) == 1:
         return blocks[0].columns
     arrays: dict[str, pa.ChunkedArray] = {}
@@ -130,7 +130,7 @@ def _concat(name: str, blocks: Sequence[ColumnBlock]) -> pa.ChunkedArray:
 
 
 def common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
-    """The type of a column that is of one type here and of another there; None if there is none."""
+    """The type that two types of a column have in common; None if they have none."""
     if one == two or pa.types.is_null(two):
         return one
     if pa.types.is_null(one):
@@ -144,10 +144,10 @@ def common_type(one: pa.DataType, two: pa.DataType) -> pa.DataType | None:
 
 
 def as_stored(column: pa.Array, text: str) -> pa.Array:
-    """A column in memory in the type that it has on disk, by the name of that in `MetaColumns.parquet_types`; as it is
-    if shards have it in several types, or of lists of dates and times."""
+    """Convert a column to its type on disk, which `MetaColumns.parquet_types` names; unchanged if shards have it in
+    several types, or for lists of dates and times."""
     kind = _stored_type(text, column.type)
-    if pa.types.is_time(kind):  # Arrow reads no times without a day
+    if pa.types.is_time(kind):  # Arrow cannot parse times without a date
         column = pc.binary_join_element_wise("1970-01-01", column.cast(pa.string()), " ").cast(pa.timestamp("us"))
     return column if kind == column.type else column.cast(kind, safe=False)
 
@@ -165,7 +165,7 @@ def _stored_type(text: str, kind: pa.DataType) -> pa.DataType:
 
 
 def in_words(kind: pa.DataType) -> str:
-    """The values of a column of this type, in words for messages."""
+    """A word for the values of a type, for messages."""
     if pa.types.is_fixed_size_list(kind):
         return f"lists of {kind.list_size} times {kind.value_type}"
     if pa.types.is_list(kind):
@@ -175,14 +175,14 @@ def in_words(kind: pa.DataType) -> str:
 
 
 def type_text(kind: pa.DataType) -> str:
-    """The type's name; of a list without the name that a writer gave its elements."""
+    """The type's name; for lists without the name of the elements, which depends on the writer."""
     if pa.types.is_fixed_size_list(kind):
         return f"list<{type_text(kind.value_type)}>[{kind.list_size}]"
     return f"list<{type_text(kind.value_type)}>" if pa.types.is_list(kind) else str(kind)
 
 
 def memory_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type in memory for a type on disk; None if there is none."""
+    """The type in memory for a type on disk; None if it is not supported."""
     if pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return kind
     if pa.types.is_integer(kind):

@@ -1,6 +1,6 @@
-"""Columns that were added to a dataset or replaced after it was packed, read from their tables when first asked for.
+"""Overlays: columns that were added or replaced after packing, read from their tables on first use.
 
-A table has a value for each row, so that nothing is joined when it is read; a column is in one table alone.
+A table has a value for each row of the dataset, so that reading it needs no join; each column is in one table only.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _ROW_BYTES: Final = 64
 
 
 def check_overlays(dataset: str, manifest: Manifest, retry: Retry) -> None:
-    """Check that the tables of a dataset's columns are there, and as large as dataset.json says.
+    """Check that the overlays exist and have the sizes in dataset.json.
 
     Raises:
-        DatasetError: one is not.
+        DatasetError: a table is missing or has another size.
     """
     for overlay in manifest.overlays:
         path = join(dataset, overlay.file)
@@ -69,7 +69,8 @@ def with_overlays(
 
 
 def read_labels(dataset: str, manifest: Manifest, labels: Int64, cache: ShardCache | None, retry: Retry) -> Int64:
-    """int64 [clips]: the clips' labels: an overlay's, or the shards' (`labels`) if no overlay has any; -1: none.
+    """int64 [clips]: the clips' labels, -1 for none: those of an overlay, or, if no overlay has labels, those of the
+    shards (`labels`).
 
     Raises:
         DatasetError: the overlay cannot be used.
@@ -86,7 +87,7 @@ def read_labels(dataset: str, manifest: Manifest, labels: Int64, cache: ShardCac
 
 @dataclass(frozen=True, eq=False)
 class _Columns(Mapping[str, pa.Array | pa.ChunkedArray]):
-    """Columns by name. One of an overlay is read each time: `streamvid.dataset.columns.Columns` keeps it."""
+    """Columns by name. A column of an overlay is read at each access; `streamvid.dataset.columns.Columns` keeps it."""
 
     meta: MetaColumns
     dataset: str
@@ -129,7 +130,7 @@ def local_table(dataset: str, overlay: Overlay, folder: Path) -> str:
     """The path of an overlay on this machine, fetched to the folder if it is remote.
 
     Raises:
-        DatasetError: it is missing, or not the one that dataset.json names.
+        DatasetError: the table is missing, or not the one that dataset.json names.
     """
     path = join(dataset, overlay.file)
     local = local_path(path) if is_local(path) else os.fspath(folder / overlay.file)
@@ -151,7 +152,7 @@ def cache_key(overlay: Overlay, name: str) -> str:
 
 
 def _read(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None, retry: Retry) -> pa.Array:
-    """A column of an overlay in its type in memory. A large one is kept in the cache, for all processes."""
+    """A column of an overlay, in its type in memory. Large columns are kept in the cache, for all processes."""
 
     def build(file: str) -> None:
         column = _decoded(dataset, overlay, name, cache, retry)
@@ -171,7 +172,7 @@ def _decoded(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None
 
     def choose(schema: pa.Schema, rows: int) -> list[str]:
         if rows != overlay.rows or schema.names.count(name) != 1:
-            raise ValueError(f"it has not {overlay.rows} rows with a column {name!r}")
+            raise ValueError(f"it does not have {overlay.rows} rows with a column {name!r}")
         return [name]
 
     try:

@@ -1,4 +1,4 @@
-"""One of several values that a clip has in a list, such as captions, drawn anew each time that the clip comes."""
+"""`Pick`: one of several values in a list, such as captions, drawn each time that the clip comes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from streamvid.errors import InputError
 @suggesting
 @dataclass(frozen=True)
 class Pick:
-    """One value of a column of lists in a batch, by weight. Which one depends on seed, pass and sample alone.
+    """A column of batches with one value, drawn by weight, of each list of a column. The draw depends only on seed,
+    pass and sample.
 
     Attributes:
-        column: of lists; the batch has it under this name.
-        weights: how often each comes: a column of lists of as many numbers, or numbers for the first, the second and so
-            on, as many as the longest list; None: all alike.
+        column: name of a column of lists, and of the batch's column.
+        weights: relative frequencies: the name of a column of lists of equally many numbers; or numbers for the first
+            value, the second and so on, as many as the longest list has; None: all equal.
     """
 
     column: str
@@ -42,10 +43,10 @@ class Pick:
             object.__setattr__(self, "weights", weights)
 
     def check(self, columns: Columns) -> None:
-        """Whether the columns are of lists, and each list has its weights.
+        """Check that the columns hold lists, and that each list has its weights.
 
         Raises:
-            InputError: they do not; names a clip.
+            InputError: a column holds no lists, or the weights of a clip do not fit; the message names the clip.
         """
         lists = columns.get(self.column)
         if not pa.types.is_list(lists.type):
@@ -74,11 +75,11 @@ class Pick:
             raise InputError(f"Pick({self.column!r}): clip {columns.get('key')[row].as_py()!r} {what}")
 
     def values(self, columns: Columns, rows: Int64, draws: Float64) -> npt.NDArray[Any] | list[Any]:
-        """A value for each clip of a batch: of text a list of str, "" for none; of numbers float64 [batch], NaN for
-        none; of others a list.
+        """A value for each clip of a batch: for text, a list of str, "" for none; for numbers, float64 [batch], NaN for
+        none; otherwise a list.
 
         Args:
-            columns: the clips'.
+            columns: the columns of the dataset.
             rows: int64 [batch].
             draws: float64 [batch], uniform in [0, 1).
         """
@@ -95,7 +96,7 @@ class Pick:
 
 
 def _one(values: list[Any] | None, weights: Sequence[float] | None, draw: float) -> Any:
-    """One of the values; None if there is none, or all have no weight."""
+    """One of the values; None if there is none, or all weights are 0."""
     if not values:
         return None
     shares = np.ones(len(values)) if weights is None else np.array(weights[: len(values)], dtype=np.float64)

@@ -1,9 +1,9 @@
-"""The revisions of a dataset: dataset.json is the newest one, and those before it are kept beside it.
+"""The revisions of a dataset: dataset.json is the newest; earlier ones are kept beside it.
 
-A change writes the files that it adds under names of their own, keeps the dataset.json of before as
-``revisions/00000012.json``, and replaces dataset.json last and atomically. So whoever reads an older revision goes on,
-and a change that is killed, or finds the disk full, leaves the dataset as it was; the next change of a local one
-removes what it wrote. Of two changes at once one succeeds.
+A change writes new files under new names, copies the previous dataset.json to ``revisions/00000012.json``, and replaces
+dataset.json last and atomically. So readers of an older revision are not disturbed, and a change that is killed, or
+finds the disk full, leaves the dataset unchanged; its files are removed by the next change of a local dataset. Of two
+concurrent changes, one succeeds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def dataset_path(path: object) -> str:
     """The path or URL of a dataset as text.
 
     Raises:
-        InputError: it is none; the message says what to write for several.
+        InputError: the value is no path; for several paths, the message says what to write.
     """
     if not isinstance(path, str | os.PathLike):
         several = (
@@ -60,15 +60,15 @@ def dataset_path(path: object) -> str:
 
 
 def read_manifest(path: str, *, revision: int | None = None, retry_for: float | Retry = COMMAND_SECONDS) -> Manifest:
-    """dataset.json of the dataset at `path`, a folder or URL, or what it was in an earlier revision.
+    """Read dataset.json of a dataset, or that of an earlier revision.
 
     Args:
         path: of the dataset.
-        revision: its number; default: the newest.
-        retry_for: as of `Dataset.open`.
+        revision: number of the revision; default: the newest.
+        retry_for: as in `Dataset.open`.
 
     Raises:
-        DatasetError: there is none, it is damaged, or of another version; the revision is not kept.
+        DatasetError: there is no dataset.json, it is damaged or of another version, or the revision is not kept.
         InputError: there is no such revision.
     """
     retry, shown = Retry.of(retry_for), redact(path)
@@ -94,19 +94,19 @@ def read_manifest(path: str, *, revision: int | None = None, retry_for: float | 
 
 
 def revision_file(revision: int) -> str:
-    """Where the dataset.json of a revision is kept that is not the newest any more, relative to the dataset."""
+    """Path of the dataset.json of an earlier revision, relative to the dataset."""
     return f"{REVISIONS_FOLDER}/{revision:08d}.json"
 
 
 def kept_revisions(path: str) -> dict[int, str]:
-    """The files of older revisions that a dataset keeps, by number; also of those that a purge has ended."""
+    """The files of earlier revisions that a dataset keeps, by number, including those that a purge has ended."""
     folder = join(path, REVISIONS_FOLDER)
     names = (_REVISION_FILE.fullmatch(name) for name in sorted(filesystem.list_details(folder)))
     return {int(name[1]): join(folder, name[0]) for name in names if name}
 
 
 def kept_manifests(path: str) -> list[Manifest]:
-    """The older revisions of a dataset that can be parsed, in order."""
+    """The earlier revisions of a dataset that can be parsed, in order."""
     manifests = []
     for file in kept_revisions(path).values():
         with contextlib.suppress(DatasetError):
@@ -115,22 +115,21 @@ def kept_manifests(path: str) -> list[Manifest]:
 
 
 def table_files(path: str) -> list[str]:
-    """The names of the files beside dataset.json that changes have written, also those that no revision names."""
+    """The names of the files beside dataset.json that changes have written, including those that no revision names."""
     return [name for name in sorted(filesystem.list_details(path)) if _TABLE_FILE.fullmatch(name)]
 
 
 def table_name(kind: str, revision: int, sha256: str) -> str:
-    """The name of a table that a revision adds; no other content has it, so that two writers never share a file."""
+    """The name of a table that a revision adds. It depends on the content, so that two writers never share a file."""
     return f"{kind}-{revision}-{sha256[:8]}.parquet"
 
 
 def ended_by(path: str, shard: ShardEntry) -> str:
-    """What ended a revision that is read, if its shard was purged since, or another dataset or shard is in its place;
-    "" if not, or nobody can tell.
+    """The reason, in words, why a revision that is being read has ended: its shard was purged, or another dataset or
+    shard is in its place. "" if neither, or if that cannot be determined.
 
     Args:
-        path: of the dataset.
-        shard: one that cannot be read, or is damaged.
+        path: folder or URL of the dataset. shard: a shard that cannot be read, or is damaged.
     """
     try:
         newest = read_manifest(path, retry_for=0.0)
@@ -138,7 +137,7 @@ def ended_by(path: str, shard: ShardEntry) -> str:
         return ""
     if shard in newest.shards:
         return _replaced(path, shard)
-    # Revisions give shards of another content another name, and keep those before them.
+    # A revision gives shards with new content new names, and keeps the earlier shards.
     if not newest.revision or any(one.name == shard.name for one in newest.shards):
         return (
             f"shard {shard.name} of the dataset {redact(path)} is gone: the dataset was replaced by another one since "
@@ -178,13 +177,13 @@ def _used_numbers(path: str, manifest: Manifest) -> set[int]:
 
 
 def next_number(path: str, manifest: Manifest) -> int:
-    """The number of the next shard that is packed, above those of all revisions, of which `manifest` is the newest."""
+    """The number for the next shard: above those of all revisions, of which `manifest` is the newest."""
     return max((used for used in _used_numbers(path, manifest) if used < FIRST_REWRITTEN), default=-1) + 1
 
 
 def rewritten_numbers(path: str, manifest: Manifest) -> Iterator[int]:
-    """Numbers for shards that are written anew; arguments as of `next_number`. Each is reserved as it is taken, by an
-    empty .parquet, so that no other writer has it."""
+    """Numbers for shards that are rewritten; arguments as in `next_number`. Each is reserved when it is taken, by an
+    empty .parquet, so that no other writer uses it."""
     for number in count(max([FIRST_REWRITTEN - 1, *_used_numbers(path, manifest)]) + 1):
         if filesystem.create_bytes(join(path, SHARD_FOLDER, f"{number:08d}.parquet"), b""):
             yield number
@@ -192,12 +191,12 @@ def rewritten_numbers(path: str, manifest: Manifest) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Base:
-    """The dataset that is changed.
+    """The dataset that a change begins with.
 
     Attributes:
         path: folder or URL.
-        document: dataset.json.
-        manifest: the same, parsed.
+        document: the bytes of dataset.json.
+        manifest: dataset.json, parsed.
     """
 
     path: str
@@ -206,17 +205,17 @@ class Base:
 
     @property
     def sha256(self) -> str:
-        """Of dataset.json."""
+        """SHA-256 of dataset.json."""
         return hashlib.sha256(self.document).hexdigest()
 
 
 @contextmanager
 def changing(path: str | os.PathLike[str]) -> Iterator[Base]:
-    """Change a dataset: of a local one no other process can until the end of the block.
+    """A context for changing a dataset. No other process can change a local dataset meanwhile.
 
     Raises:
-        InputError: another process changes it, or a pack to it is not finished.
-        DatasetError: there is none, or it is damaged.
+        InputError: another process is changing the dataset, or a pack to it is not finished.
+        DatasetError: there is no dataset, or it is damaged.
     """
     path = dataset_path(path)
     retry = Retry.of(COMMAND_SECONDS)
@@ -237,15 +236,15 @@ def with_etags(path: str, manifest: Manifest, listed: Mapping[str, Details] | No
 
     Args:
         path: the dataset; outside of S3 the manifest is returned unchanged.
-        manifest: the dataset's.
-        listed: a listing of its shard folder, if there is one.
+        manifest: the dataset's manifest.
+        listed: a listing of its shard folder, if the caller has one.
     """
     if not in_s3(path):
         return manifest
     if listed is None and all(entry.etags for entry in manifest.shards):
         kind, etag = next(iter(manifest.shards[0].etags.items()))
         there = filesystem.details(join(path, manifest.shards[0].file(kind)))
-        if there is not None and there.mark == f'"{etag}"':  # else it is a copy
+        if there is not None and there.mark == f'"{etag}"':  # otherwise the dataset is a copy
             return manifest
     found = filesystem.list_details(join(path, SHARD_FOLDER)) if listed is None else listed
     marks = {name: one.mark for name, one in found.items()}
@@ -256,16 +255,16 @@ def publish_revision(base: Base, manifest: Manifest, tables: Mapping[str, bytes 
     """Write the next revision of a dataset.
 
     Args:
-        base: what `changing` gave.
-        manifest: the new one, whose files are all there but for the tables; its number is set here.
-        tables: further files that it names, by name: their bytes, or finished local files, which are moved.
+        base: the value of `changing`.
+        manifest: the new manifest, all of whose files except `tables` are written; its number is set here.
+        tables: further files that it names, by name: bytes, or finished local files, which are moved.
 
     Returns:
-        the manifest with its number.
+        The manifest with its number.
 
     Raises:
-        InputError: the dataset has changed meanwhile.
-        DatasetError: a file cannot be written. In both cases it is as it was, and the tables are gone again.
+        InputError: another process has changed the dataset meanwhile.
+        DatasetError: a file cannot be written. In both cases the dataset is unchanged, and the tables are removed.
     """
     manifest = with_etags(base.path, replace(manifest, revision=base.manifest.revision + 1))
     try:
@@ -284,10 +283,10 @@ def publish_revision(base: Base, manifest: Manifest, tables: Mapping[str, bytes 
 
 
 def commit(path: str, before: bytes, after: bytes, revision: int) -> None:
-    """Replace dataset.json, and keep the one of before as that revision.
+    """Replace dataset.json, and keep the previous one as a revision.
 
     Raises:
-        InputError: it is not that one any more.
+        InputError: another process has replaced dataset.json.
     """
     filesystem.write_bytes(join(path, revision_file(revision)), before)
     if not filesystem.replace_bytes(join(path, FILE_NAME), after, expected=before):
@@ -295,15 +294,15 @@ def commit(path: str, before: bytes, after: bytes, revision: int) -> None:
 
 
 def change(command: str, clips: int) -> Change:
-    """What makes a revision, now."""
+    """The `Change` of a command at the current time."""
     return Change(command, datetime.now(UTC).isoformat(timespec="seconds"), clips)
 
 
 def _take_back(path: str, tables: Mapping[str, object], manifest: Manifest) -> None:
-    """Remove the tables of a revision that was not published, unless the one that was has the same."""
+    """Remove the tables of a revision that was not published, except those that the published one has, too."""
     there = filesystem.read_bytes(join(path, FILE_NAME))
     if there == manifest.to_json():
-        return  # interrupted just after it was published
+        return  # the interrupt came just after publishing
     for name in tables:
         if name.encode() not in there:
             filesystem.remove_file(join(path, name))
@@ -330,7 +329,7 @@ _PACK: Final = "pack it first (streamvid pack VIDEOS DATASET), and open the data
 
 
 def _what_is_there(path: str) -> str:
-    """What is at a path that holds no dataset, as far as its name and, on a local disk, its files tell it."""
+    """A description of a path that holds no dataset, from its name and, on a local disk, its files."""
     name = path.rstrip("/").lower()
     if name.endswith(f"/{FILE_NAME}") or name == FILE_NAME:
         return f"this is the file in it; give its folder, {redact(os.path.dirname(path) or '.')}"
@@ -343,7 +342,7 @@ def _what_is_there(path: str) -> str:
             return f"this is a folder of one; give the folder above, {os.path.dirname(os.path.abspath(folder))}"
         if inner := sorted(one.parent.name for one in islice(Path(folder).glob(f"*/{FILE_NAME}"), _FOLDERS_SEEN)):
             return f"this is a folder of datasets; give one of them: {', '.join(inner[:3])}{', …' * (len(inner) > 3)}"
-        # A few folders deep, as videos often lie in one for each class.
+        # Look a few folders deep, as videos often lie in one folder for each class.
         files = (file.lower() for _, _, files in islice(os.walk(folder), _FOLDERS_SEEN) for file in files)
         names = list(islice(files, _FILES_SEEN))
     if any(file.endswith((".tar", ".tar.gz", ".tgz")) for file in names):

@@ -1,7 +1,7 @@
-"""Where clips outside of shards may lie: the roots that dataset.json names, as far as they may be read.
+"""The roots of clips in place, which dataset.json names, and the permission to read files below them.
 
-Roots that this user has indexed may be read without being named again: a small file for each dataset in the user's data
-folder has them. Whoever puts another dataset.json at a dataset's place cannot add a root to it.
+Roots that this user has indexed may be read without being named again, because a small file for each dataset in the
+user's data folder notes them. Replacing dataset.json cannot add a root to that file.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _BELOW: Final = re.compile(r"[^/\x00-\x1f:]+(/[^/\x00-\x1f:]+)*")
 
 
 def given_roots(roots: object) -> tuple[str, ...]:
-    """The option `roots`: one path or URL, or several. Raises InputError if it is none, and warns of local ones that
-    are no folders: a dataset opens where its videos are not mounted, too."""
+    """The paths or URLs of the option `roots`, one or several. Raises InputError for other values. Warns of local ones
+    that are no folders, but a dataset can be opened while its videos are not mounted."""
     several = [roots] if isinstance(roots, str | os.PathLike) else listed(roots, "roots", "folders and URLs")
     found = tuple(given_path(one, "roots") for one in several)
     for one in found:
@@ -41,18 +41,18 @@ def given_roots(roots: object) -> tuple[str, ...]:
 
 
 def resolve_roots(dataset: str, roots: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
-    """The roots of a dataset as paths and URLs. One without a scheme and a leading slash is a folder of the dataset, ""
-    the dataset's own; of all others, only those that the user allows, or has indexed here (`grant`),
-    are taken, as whoever wrote dataset.json may have named anything.
+    """The roots of a dataset as paths and URLs. A root with neither a scheme nor a leading slash is a folder of the
+    dataset, and "" the dataset's own folder. Other roots must be allowed by the user, or have been indexed on this
+    machine (`grant`), because a dataset.json from elsewhere may name any file.
 
     Args:
         dataset: folder or URL.
-        roots: as in dataset.json.
+        roots: the roots in dataset.json.
         allowed: paths and URLs below which files may be read.
 
     Raises:
-        InputError: a root that is not allowed.
-        DatasetError: one that a dataset cannot have.
+        InputError: a root is not allowed.
+        DatasetError: a root is impossible.
     """
     if not roots:
         return ()
@@ -62,11 +62,11 @@ def resolve_roots(dataset: str, roots: Sequence[str], allowed: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where files of a dataset may lie, wherever links and redirects lead.
+    """The folders and hosts in which files of a dataset may lie after links and redirects are followed.
 
     Attributes:
-        folders: local ones, without links.
-        hosts: to which URLs may redirect, besides their own.
+        folders: local folders, as real paths.
+        hosts: hosts to which URLs may redirect, besides their own.
     """
 
     folders: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Bounds:
 
     @classmethod
     def of(cls, dataset: str, roots: Sequence[str], allowed: Sequence[str]) -> Bounds:
-        """Those of a dataset; `roots` as `resolve_roots` returns them, all else as there."""
+        """The bounds of a dataset; `roots` is the result of `resolve_roots`, whose other arguments these are."""
         every = dict.fromkeys((*roots, *allowed, *(granted(dataset) if roots else ())))
         hosts = dict.fromkeys(urlsplit(one).hostname or "" for one in every if not is_local(one))
         return cls(tuple(os.path.realpath(local_path(one)) for one in every if is_local(one)), tuple(hosts))
@@ -109,7 +109,7 @@ def _whole(root: str) -> str:
 
 
 def grant(dataset: str, roots: Iterable[str]) -> None:
-    """Remember that this user's dataset may read these roots, paths or URLs. Where nothing can be stored, they must be
+    """Note that this user's dataset may read these roots, paths or URLs. If the note cannot be stored, they must be
     named when the dataset is opened."""
     with suppress(OSError, RuntimeError, ValueError):
         path = _grants_file(dataset)

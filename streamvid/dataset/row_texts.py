@@ -1,9 +1,9 @@
 """The texts and metadata of a dataset's rows, in blocks that are read on demand.
 
-The order of an epoch needs only numbers, and a batch the texts of a few rows. So the texts of a large dataset are not
-read when it is opened. Each of its text tables becomes a block in the cache of rows (`streamvid.dataset.table_cache`),
-which the processes of a node share. The first few requests for a block read only the Parquet files of the shards that
-hold the rows, so that a run starts quickly.
+The order of an epoch needs only numbers, and a batch needs the texts of a few rows. So the texts of a large dataset are
+not read when it is opened. Each of its text tables becomes a block in the cache of rows
+(`streamvid.dataset.table_cache`), which the processes of a node share. The first few requests for a block read only the
+Parquet files of the shards that hold the rows, so that a run starts quickly.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ class RowTexts:
 
     @contextmanager
     def prepared(self, rows: Iterable[int], reader: RangeReader | None = None) -> Iterator[None]:
-        """Read the texts of these rows concurrently with the body of the `with` statement; they are there at its end.
+        """A context that reads the texts of these rows while its body runs; they are in memory when it ends.
 
         Args:
             rows: row numbers.
-            reader: gives the turn, and for how long a storage is asked again; default: the dataset's retries.
+            reader: its turn and retries apply; default: the dataset's retries.
 
         Raises:
             StorageUnavailable, AccessRefused: the storage failed.
@@ -125,7 +125,7 @@ class RowTexts:
             wanted: rows by block and shard.
 
         Returns:
-            the shards' files, as of `TableTexts.parquets`.
+            the shards' files, as in `TableTexts.parquets`.
         """
         alone: set[int] = set()
         whole = []
@@ -258,7 +258,7 @@ class TableTexts:
         dataset: folder or URL.
         shards: the shards' entries in dataset.json.
         parts: SHA-256 of each file → its shards.
-        retry: for how long a storage that does not answer is asked again.
+        retry: for how long requests are repeated while a storage does not answer.
     """
 
     dataset: str
@@ -278,7 +278,7 @@ class TableTexts:
         beginnings: dict[int, bytes] = {}
         if files and in_s3(self.dataset):
             wanted = [(one.path("parquet"), 0, PART_BYTES) for one in files.values()]
-            # If one is missing, all are read one by one below.
+            # If a file is missing, all are read one by one below.
             try:
                 found = reader.remote.read(wanted, retry=reader.retry, turn=reader.turn.number)
                 beginnings = dict(zip(files, found, strict=True))
@@ -343,7 +343,7 @@ class TableTexts:
             return table_cache.in_memory(build_of_shards)
 
     def told(self, entry: ShardEntry, error: DatasetError) -> DatasetError:
-        """The error of an unreadable shard, or the explanation that a purge has ended this revision."""
+        """The error of an unreadable shard, or an error which says that a purge has ended this revision."""
         return DatasetError(ended) if (ended := ended_by(self.dataset, entry)) else error
 
 

@@ -66,7 +66,7 @@ def idx_text(rows: Sequence[Mapping[str, object]]) -> str:
     """DALI's index, v1.2, of a tar.
 
     Args:
-        rows: per clip `key` and `mp4_offset`, `mp4_size`, … as in the parquet.
+        rows: for each clip its `key`, `mp4_offset`, `mp4_size`, … as in the Parquet file.
     """
     lines = [f"v1.2 {len(rows)}"]
     for row in rows:

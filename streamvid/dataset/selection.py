@@ -73,10 +73,10 @@ def delivered(
     where: str | pc.Expression | None = None,
     keys: Sequence[str] | str | os.PathLike[str] | None = None,
 ) -> Int64:
-    """int64 [clips]: the rows of clips that are chosen and not forgotten, ascending.
+    """int64 [clips]: the rows of clips that `select_rows` selects, without forgotten ones, ascending.
 
     Raises:
-        InputError: as from `select_rows`, or a key of a forgotten clip is named.
+        InputError: as in `select_rows`, or a key of a forgotten clip is named.
     """
     rows = select_rows(dataset, where=where, keys=keys)
     gone = np.isin(rows, dataset.forgotten)
@@ -140,7 +140,7 @@ def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Float64:
 
 
 def given_keys(keys: Sequence[str] | str | os.PathLike[str]) -> list[str]:
-    """The keys of the option `keys`: a list, or those in a file; errors as of `select_rows`."""
+    """The keys of the option `keys`: a list, or those in a file; errors as in `select_rows`."""
     wanted = _read_keys(os.fspath(keys)) if isinstance(keys, str | os.PathLike) else listed(keys, "keys", "texts")
     for key in wanted:
         if not isinstance(key, str):
@@ -161,9 +161,9 @@ def _with_keys(dataset: ClipSource, keys: Sequence[str] | str | os.PathLike[str]
 
 
 def unknown_keys(dataset: ClipSource, unknown: Sequence[str], what: str) -> InputError:
-    """The error of keys that no clip has."""
+    """The error for keys that no clip has."""
     some = ", ".join(repr(key[:100]) for key in unknown[:3]) + (", …" if len(unknown) > 3 else "")
-    # In a concatenated dataset, a key that two parts have has the part's name before it.
+    # In a concatenated dataset, a key that two parts have is prefixed by the part's name.
     meant = dataset.keys_meant(unknown[0])
     remedy = f"write {' or '.join(map(repr, meant[:3]))}" if meant else "correct them or drop them"
     return InputError(f"{len(unknown)} of the {what} are not in the dataset: {some}; {remedy}; streamvid ls lists all")
@@ -213,7 +213,8 @@ def _by_expression(where: pc.Expression, columns: Columns) -> Bool:
         except pa.ArrowInvalid as error:
             if not _NO_FIELD.search(str(error)):
                 raise
-        # It names a metadata column. These come second, as one of them may be unusable.
+        # The expression names a metadata column. Built-in columns are tried first, as a metadata column may be
+        # unusable.
         return _filtered(where, columns, columns.names)
     except (pa.ArrowException, TypeError) as error:
         missing = _NO_FIELD.search(str(error))

@@ -1,4 +1,4 @@
-"""A shard's files by path, and the rows that its Parquet file holds."""
+"""A shard's files by path, and the rows of its Parquet file."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class ShardFiles:
     Attributes:
         dataset: folder or URL of the dataset.
         entry: the shard's entry in dataset.json.
-        cache: a remote Parquet file is read through it, if there is one.
-        roots: where clips outside of shards lie.
-        bounds: out of which they must not lead.
+        cache: the cache through which a remote Parquet file is read; None: none.
+        roots: folders and URLs of clips in place.
+        bounds: folders and hosts in which their files must lie.
     """
 
     dataset: str
@@ -56,7 +56,8 @@ class ShardFiles:
         return join(self.dataset, self.entry.file(extension))
 
     def told(self) -> Iterator[tuple[str, tuple[str, int | None]]]:
-        """For `RemoteRanges.tell`: path of a file relative to the dataset, its ETag, and its size if known."""
+        """The arguments of `RemoteRanges.tell`: path of a file relative to the dataset, its ETag, and its size if
+        known."""
         for extension, etag in self.entry.etags.items():
             yield self.entry.file(extension), (f'"{etag}"', self.entry.sizes.get(extension))
 
@@ -75,13 +76,14 @@ class ShardFiles:
         """The columns with one value per clip: see `streamvid.dataset.shard_rows.read_scalars`.
 
         Args:
-            check_sha256: another checksum than in dataset.json is an error; else of a local file a warning.
-            retry: for how long a storage that does not answer is asked again.
-            stop: gives up waiting for it.
-            joint: counts what the tables take together.
+            check_sha256: whether another checksum than that in dataset.json is an error; if not, it is a warning for
+                local files.
+            retry: for how long requests are repeated while a storage does not answer.
+            stop: set to end such waits.
+            joint: limits the memory of all tables together.
 
         Raises:
-            DatasetError: it cannot be read, has another checksum, or is too large together with others.
+            DatasetError: the file cannot be read, has another checksum, or is too large together with others.
         """
         source = self.parquet(retry, stop, check_sha256=check_sha256)
         table = read_scalars(source, self.entry)
@@ -89,7 +91,7 @@ class ShardFiles:
         return _counted(table, size, f"shard {self.entry.name}.parquet", joint)
 
     def read_checksums(self, retry: Retry) -> StringColumn:
-        """The SHA-256 of each clip's MP4. Raises DatasetError as `read_scalars`."""
+        """The SHA-256 of each clip's MP4. Raises DatasetError as `read_scalars` does."""
         source = self.parquet(retry, threading.Event())
         table = read_columns(
             source, f"{self.entry.name}.parquet", self.entry.clips, pa.schema([SCHEMA.field("sha256")])
@@ -97,10 +99,10 @@ class ShardFiles:
         return StringColumn(table["sha256"])
 
     def read_texts(self, source: str | pa.Buffer) -> TextBlock:
-        """The texts of its rows; otherwise as `read_scalars`.
+        """The texts of the shard's rows; otherwise as `read_scalars`.
 
         Args:
-            source: what `parquet` gives.
+            source: the result of `parquet`.
         """
         file = f"{self.entry.name}.parquet"
         table = read_columns(source, file, self.entry.clips, _columns(self.entry, texts=True), FIELD_PREFIX)
@@ -113,7 +115,7 @@ class ShardFiles:
             try:
                 self.checked(read_file(local_path(path)))
             except OSError:
-                pass  # whoever reads it says what is wrong
+                pass  # the reader of the file raises the error
             except DatasetError as error:
                 if check_sha256:
                     raise
@@ -125,7 +127,8 @@ class ShardFiles:
         return self.checked(data) if check_sha256 else pa.py_buffer(data)
 
     def checked(self, data: bytes) -> pa.Buffer:
-        """The bytes of its Parquet file. Raises DatasetError if they have another checksum than in dataset.json."""
+        """Check the bytes of the shard's Parquet file, and return them. Raises DatasetError if their checksum is not
+        that in dataset.json."""
         if hashlib.sha256(data).hexdigest() != self.entry.parquet_sha256:
             raise DatasetError(
                 f"shard {self.entry.name}.parquet is not the one in dataset.json, by its SHA-256: "
@@ -135,16 +138,16 @@ class ShardFiles:
 
 
 def fetch_table(dataset: str, sha256: str, *, cache: ShardCache | None, retry: Retry, stop: threading.Event) -> bytes:
-    """A file of a table.
+    """The bytes of a file of a consolidated table.
 
     Args:
         dataset: folder or URL.
-        sha256: which one.
-        cache: keeps a copy of the file, if there is one.
-        retry, stop: for how long a storage that does not answer is asked again.
+        sha256: SHA-256 of the file.
+        cache: keeps a copy of the file; None: no cache.
+        retry, stop: for how long requests are repeated while a storage does not answer.
 
     Raises:
-        DatasetError: it cannot be read, or is not what dataset.json says.
+        DatasetError: the file cannot be read, or is not the one in dataset.json.
     """
     path = join(dataset, file_of(sha256))
     if cache is not None:
@@ -164,19 +167,19 @@ def read_table(
     joint: JointLimit | None = None,
     encoded: Sequence[str] = (),
 ) -> pa.Table:
-    """The rows of a table, one shard after the other: of each what `shard_rows.read_scalars` gives, but for the columns
-    of the other file.
+    """The rows of a consolidated table, shard by shard: for each the columns of `shard_rows.read_scalars` that this
+    file has.
 
     Args:
-        data: a file of it.
-        sha256: of that, for messages.
-        entries: the shards that it is of.
-        texts: whether it is the second file.
-        joint: counts what the tables take together.
-        encoded: as of `streamvid.storage.parquet.read_parquet`.
+        data: one of its two files.
+        sha256: SHA-256 of the file, for messages.
+        entries: the table's shards.
+        texts: whether this is the second file, with texts.
+        joint: limits the memory of all tables together.
+        encoded: as in `streamvid.storage.parquet.read_parquet`.
 
     Raises:
-        DatasetError: it is no table of these shards, or is too large together with others.
+        DatasetError: the file is no table of these shards, or is too large together with others.
     """
     clips, file, schema = sum(entry.clips for entry in entries), file_of(sha256), _columns(entries[0], texts=texts)
     rows = read_columns(pa.py_buffer(data), file, clips, schema, FIELD_PREFIX if texts else "", encoded=encoded)
@@ -184,7 +187,7 @@ def read_table(
 
 
 def _columns(entry: ShardEntry, *, texts: bool) -> pa.Schema:
-    """The columns that shards like this one have, of either file of a consolidated table."""
+    """The columns of shards like this one that are in one of the files of a consolidated table."""
     columns = [*SCHEMA, *(() if entry.has_tar else PLACE_SCHEMA)]
     return pa.schema([one for one in columns if one.name != "sha256" and is_text(one.name) == texts])
 
@@ -195,7 +198,8 @@ def is_text(column: str) -> bool:
 
 
 def _counted(table: pa.Table, size: int, name: str, joint: JointLimit | None) -> pa.Table:
-    """A table that was read from a file of so many bytes. Raises DatasetError if it is too large with others."""
+    """Count the memory of a table that was read from a file of `size` bytes, and return it. Raises DatasetError if it
+    is too large together with others."""
     try:
         if joint is not None:
             joint.take(table, size)

@@ -1,4 +1,4 @@
-"""Reads and validates the rows of shards from their Parquet files; `consolidated` joins them."""
+"""Reads and validates the rows of shards from their Parquet files. `streamvid.dataset.consolidated` joins them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TextBlock:
         texts: large_string [clips], by name; with `PLACE_TEXTS` for shards without tars.
         key_hashes: uint64 [clips], see `streamvid.dataset.string_column.hashes`.
         stsd: large_binary [clips], each clip's sample description; null if it is known to equal an earlier clip's.
-        stsd_row: int32 [clips], index in the block of the clip at which its sample description is stored.
+        stsd_row: int32 [clips], index in the block of the clip whose `stsd` entry is this clip's sample description.
         meta: the metadata columns.
     """
 
@@ -71,8 +71,8 @@ class RowBlock:
     """The rows of consecutive shards.
 
     Attributes:
-        numbers: [clips], by name, as in `ClipTable`; with `PLACE_NUMBERS` for shards without tars.
-        categories: by name, columns whose strings many clips share.
+        numbers: numeric columns, [clips], by name, as in `ClipTable`; with `PLACE_NUMBERS` for shards without tars.
+        categories: columns whose strings many clips share, by name.
         texts: the texts and metadata, or the SHA-256 of the consolidated table's file with them.
     """
 
@@ -110,19 +110,19 @@ def read_columns(
     leave_out: Sequence[str] = (),
     encoded: Sequence[str] = (),
 ) -> pa.Table:
-    """Columns of a Parquet file: those of a schema, and those with a prefix.
+    """Read columns of a Parquet file: those of a schema, and those with a prefix.
 
     Args:
         source: path of a local file, or its bytes.
-        file: its name, for messages.
+        file: the file's name, for messages.
         clips: the number of rows that it must have.
         schema: columns that it must have, with their types.
-        prefix: columns whose names begin with this are read, too; "": none.
+        prefix: further columns whose names begin with this are read; "": none.
         leave_out: columns of the schema that are not returned.
         encoded: as of `streamvid.storage.parquet.read_parquet`.
 
     Raises:
-        DatasetError: as of `read_scalars`.
+        DatasetError: as in `read_scalars`.
     """
 
     def choose(found: pa.Schema, rows: int) -> list[str]:
@@ -157,14 +157,15 @@ def read_columns(
 
 
 def row_blocks(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> list[RowBlock]:
-    """The rows of consecutive shards, in the fewest blocks within which metadata columns are the same.
+    """The rows of consecutive shards, in the fewest blocks of shards with the same metadata columns.
 
     Args:
-        tables: each shard's, from `read_scalars`.
+        tables: the result of `read_scalars` for each shard.
         entries: the shards' entries in dataset.json.
 
     Raises:
-        DatasetError: a value out of range, such as a clip beyond the end of its shard's tar. Names shard and clip.
+        DatasetError: a value is out of range, such as a clip beyond the end of its shard's tar; the message names shard
+            and clip.
     """
     # Metadata columns differ only between shards of different appends.
     groups = groupby(zip(tables, entries, strict=True), key=lambda item: (item[1].has_tar, _meta_schema(item[0])))
@@ -191,7 +192,7 @@ def row_block(table: pa.Table, entries: Sequence[ShardEntry], texts: str = "") -
     Args:
         table: the rows.
         entries: the shards' entries in dataset.json.
-        texts: SHA-256 of the file with the texts; "": they are in `table`.
+        texts: SHA-256 of the file with the texts; "" if they are in `table`.
     """
     kinds = NUMBERS if entries[0].has_tar else {**NUMBERS, **PLACE_NUMBERS}
     numbers = {name: _numbers(table[name], dtype) for name, dtype in kinds.items()}
@@ -231,7 +232,7 @@ def text_block(table: pa.Table, entries: Sequence[ShardEntry]) -> TextBlock:
 
 @contextmanager
 def _explained(entries: Sequence[ShardEntry]) -> Iterator[None]:
-    """Turn an Arrow error in the block into a DatasetError that names the shards."""
+    """A context that turns an Arrow error into a DatasetError that names the shards."""
     try:
         yield
     except ValueError as error:  # ArrowInvalid is a ValueError
@@ -267,8 +268,9 @@ def _matches(column: pa.Array, pattern: str) -> Bool:
 
 
 def _dictionary(column: pa.ChunkedArray) -> tuple[Int32, pa.Array, Int32]:
-    """The code of each value, int32 [rows]; the distinct values in order of first appearance; and the row in which each
-    appears first, int32 [distinct]. The file's dictionary may have another order."""
+    """Dictionary-encode a column: the code of each value, int32 [rows]; the distinct values in order of first
+    appearance; and the row in which each appears first, int32 [distinct]. (The dictionary in the file may have another
+    order.)"""
     column.validate(full=True)
     encoded: Any = column.combine_chunks()
     encoded = encoded if pa.types.is_dictionary(encoded.type) else encoded.dictionary_encode()
@@ -322,7 +324,7 @@ def _check_numbers(
             )
     else:
         placed |= _place_rules(numbers, table)
-    # A purged clip has no bytes: its old offsets do not matter.
+    # A purged clip has no bytes, so its old offsets do not matter.
     purged = (numbers["mp4_size"] == 0) & (numbers["index_size"] == 0)
     rules |= {what: good | purged for what, good in placed.items()}
     _hold(rules, entries, lambda row: f"row {row}" if isinstance(texts, str) else str(texts.texts["key"][row].as_py()))
@@ -346,7 +348,7 @@ def _within(offset: npt.NDArray[Any], size: npt.NDArray[Any], whole: npt.NDArray
 
 
 def _place_rules(numbers: dict[str, npt.NDArray[Any]], table: pa.Table) -> dict[str, Bool]:
-    """The rules for clips outside of shards, as in `_check_numbers`. Roots are checked where they are known."""
+    """The rules for clips in place, as in `_check_numbers`. Numbers of roots are checked where the roots are known."""
     return {
         "its root is negative": numbers["root"] >= 0,
         "its mp4 does not lie within its file": _within(

@@ -1,19 +1,19 @@
-"""A disk cache of consolidated rows: those of a large dataset are read from many Parquet files once, then mapped.
+"""A disk cache of consolidated rows, so that a large dataset's many Parquet files are read once, and then mapped.
 
 One file per dataset in the user's cache folder:
 
     <key>.rows                what `streamvid.dataset.consolidated.write_rows` wrote, and its checksum, 32 bytes
     <key>.<n>.part            the same being written, and locked by the process that writes it
 
-The key (`cache_key` there) is a hash of all that the rows depend on, so an entry is never stale; a dataset that changes
-gets another one. All processes of a machine share the mapped pages.
+The key (`cache_key` there) is a hash of everything that the rows depend on, so entries are never stale; a changed
+dataset has another key. All processes of a machine share the mapped pages.
 
-One process of a machine builds an entry, the others wait for it. Parts are claimed as those of a shard cache
-(`streamvid.storage.cache_folder`), which may have the same folder: the lock ends with its process, and the next one
-builds. If the part of a process that is alive has not grown for `STALLED_SECONDS` (it is stopped, or
-its storage hangs), those that wait take the next lock, with a part of its own. Entries are renamed into place whole.
+One process of a machine builds an entry, and the others wait for it. Parts are claimed like those of a shard cache
+(`streamvid.storage.cache_folder`), which may use the same folder: the lock ends with its process, and the next process
+builds. If the part of a live process has not grown for `STALLED_SECONDS` (the process is suspended, or its storage
+hangs), a waiting process builds another part, with its own lock. Finished entries are renamed into place.
 
-Where the folder or the entry cannot be used, the rows are built in memory.
+If the folder or the entry cannot be used, the rows are built in memory.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ Build = Callable[[str], "Checksum | None"]
 
 
 def open_or_build(key: str, build: Build, otherwise: Build | None = None) -> pa.Buffer:
-    """The entry of that key, mapped into memory read-only.
+    """The entry of a key, mapped into memory read-only; built first if it is missing.
 
     Args:
         key: 64 hexadecimal digits.
         build: writes the content.
-        otherwise: does that where the cache cannot be used; default: `build`.
+        otherwise: writes the content if the cache cannot be used; default: `build`.
 
     Raises:
-        StreamvidError: what `build` raises.
+        StreamvidError: as raised by `build`.
     """
     try:
         return _shared(key, build)
@@ -87,7 +87,7 @@ def open_or_build(key: str, build: Build, otherwise: Build | None = None) -> pa.
 
 
 def in_memory(build: Build) -> pa.Buffer:
-    """What `build` writes, without a file in any folder; otherwise as `open_or_build`."""
+    """The content that `build` writes, in memory without a named file; otherwise as `open_or_build`."""
     descriptor = os.memfd_create("streamvid-rows")
     try:
         path = f"/proc/self/fd/{descriptor}"
@@ -98,7 +98,7 @@ def in_memory(build: Build) -> pa.Buffer:
 
 
 def load(key: str) -> pa.Buffer | None:
-    """The entry of that key, mapped into memory read-only; None if there is none, or it is damaged."""
+    """The entry of a key, mapped into memory read-only; None if it is missing or damaged."""
     try:
         path = _entry(key)
         with path.open("rb") as file:
@@ -134,7 +134,7 @@ def _shared(key: str, build: Build) -> pa.Buffer:
                     return content
                 damaged = found
             with _claimed(part) as held:
-                # Another process may have built it before this one held the part.
+                # Another process may have built the entry before this one held the part.
                 if held and _identity(entry) in (None, damaged):
                     return _build(entry, part, build)
             if not held:
@@ -146,7 +146,7 @@ def _shared(key: str, build: Build) -> pa.Buffer:
 
 
 def _build(entry: Path, part: Path, build: Build) -> pa.Buffer:
-    """Write a part, and publish it as the entry. One that cannot be published is of use to this process alone."""
+    """Write a part, and publish it as the entry. If it cannot be published, only this process uses it."""
     try:
         checksum = build(os.fspath(part))
         with part.open("rb+") as file:
@@ -171,10 +171,11 @@ def _entry(key: str) -> Path:
 
 @contextlib.contextmanager
 def _claimed(part: Path) -> Iterator[bool]:
-    """Whether the block holds the part, whose name is removed at its end. What a dead process left of it is there."""
+    """A context that tries to claim a part, and removes its name at the end. Its value is whether this process holds
+    the part, which may have content of a dead process."""
     try:
         file = claim(part)
-    except OSError as error:  # also of a file system without locks
+    except OSError as error:  # also raised on a file system without locks
         raise _UnusableError(error) from error
     try:
         yield file is not None
@@ -185,7 +186,7 @@ def _claimed(part: Path) -> Iterator[bool]:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Inode and size of a file; None if there is none."""
+    """Inode and size of a file; None if it does not exist."""
     try:
         found = path.stat()
     except OSError:
@@ -199,19 +200,18 @@ def _mapped(path: str) -> pa.Buffer:
 
 
 class Checksum:
-    """A checksum of a file, of what is written to it at places, in any order: SHA-256 over the sums of its blocks of 64
-    KiB as 64-bit integers. It finds what disks and crashes do to a file, at ten times the speed of SHA-256 over
-    everything. Thread-safe."""
+    """A checksum of a file that is written in any order: SHA-256 over the sums of its blocks of 64 KiB as 64-bit
+    integers. It detects damage by disks and crashes, at ten times the speed of SHA-256 over everything. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums = np.zeros(0, dtype="<u8")
 
     def add(self, data: ReadableBuffer, at: int) -> None:
-        """Take bytes at a place, which had none."""
+        """Add bytes that are written at an offset, each byte at most once."""
         view, lead = np.frombuffer(memoryview(data), dtype=np.uint8), at % 8
         if lead or len(view) % 8:
-            # Words of zeros but for these bytes: no sum of parts of one word carries over.
+            # Words that are zero except for these bytes, so that sums of parts of one word have no carry.
             view = np.pad(view, (lead, -(lead + len(view)) % 8))
         if not len(view):
             return
@@ -224,7 +224,7 @@ class Checksum:
             self._sums[block : block + len(sums)] += sums
 
     def digest(self, size: int) -> bytes:
-        """Of a file of so many bytes; where nothing was written, it holds zeros."""
+        """The checksum of a file of `size` bytes, in which unwritten bytes are zero."""
         self._grow(-(-size // (8 * _BLOCK_WORDS)))
         return hashlib.sha256(self._sums.data).digest()
 
@@ -234,8 +234,8 @@ class Checksum:
 
 
 def _digest(descriptor: int, size: int) -> bytes:
-    """The `Checksum` of the first bytes of a file. The file is read, because all pages of a mapped file would count as
-    this process' memory."""
+    """The `Checksum` of the first bytes of a file. They are read instead of mapped, because all pages of a mapped file
+    would count as this process' memory."""
     own, checksum = threading.local(), Checksum()
     checksum.digest(size)
 

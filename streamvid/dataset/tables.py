@@ -1,8 +1,8 @@
-"""Consolidated tables: the rows of many shards in two Parquet files, so that a remote dataset opens with few requests,
-and without what only clips that are read need: numbers are in one of them, texts in the other.
+"""Consolidated tables: the rows of many shards in two Parquet files, one of numbers and one of texts, so that a remote
+dataset opens with few requests, and without reading texts that only a few clips need.
 
-The shards' own Parquet files stay what is true. A table that is not of them any more, or not what dataset.json says, is
-not used, and a warning says so.
+The shards' own Parquet files are authoritative. A table that does not match them any more, or not its entry in
+dataset.json, is ignored with a warning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SUMS: Final = re.compile(r"[0-9a-f]{192}", re.ASCII)
 
 
 class Shard(Protocol):
-    """What a table's entry is about: see `streamvid.dataset.manifest.ShardEntry`."""
+    """The part of `streamvid.dataset.manifest.ShardEntry` that this module needs."""
 
     @property
     def name(self) -> str: ...
@@ -32,12 +32,12 @@ class Shard(Protocol):
 
 @dataclass(frozen=True)
 class TableEntry:
-    """A table as dataset.json names it.
+    """The entry of a consolidated table in dataset.json.
 
     Attributes:
         first: name of its first shard.
-        shards: how many shards it is of, consecutive in dataset.json.
-        sha256: of the file with the columns of numbers, and of strings that many clips share.
+        shards: number of its shards, consecutive in dataset.json.
+        sha256: SHA-256 of the file with the columns of numbers, and of strings that many clips share.
         texts: SHA-256 of the file with all other columns.
         of: `digest` of the shards.
     """
@@ -60,15 +60,15 @@ def file_of(sha256: str) -> str:
 
 
 def digest(entries: Iterable[Shard]) -> str:
-    """SHA-256 of the SHA-256 of shards' Parquet files, in lower-case hexadecimal with a line feed behind each."""
+    """SHA-256 over the SHA-256 of shards' Parquet files, in lower-case hexadecimal, each followed by a line feed."""
     return hashlib.sha256("".join(f"{entry.parquet_sha256}\n" for entry in entries).encode()).hexdigest()
 
 
 def parse_tables(value: object) -> tuple[TableEntry, ...]:
-    """`tables` of dataset.json. Raises ValueError for what is none."""
+    """Parse `tables` of dataset.json. Raises ValueError if it is invalid."""
     if not isinstance(value, list):
         raise ValueError("'tables' is not a list")
-    # One without texts is of a version that had one file of all columns, and is not used.
+    # A table without texts is of a version with one file of all columns, and is ignored.
     return tuple(_entry(one) for one in value if not isinstance(one, dict) or "texts" in one)
 
 
@@ -78,9 +78,9 @@ def _entry(value: Any) -> TableEntry:
     first, sha256, texts, of = (str(value.get(name)) for name in ("first", "sha256", "texts", "of"))
     shards = value.get("shards")
     if not _SUMS.fullmatch(sha256 + texts + of) or not len(sha256) == len(of) == 64:
-        raise ValueError("a table has not three checksums")
+        raise ValueError("a table does not have three checksums")
     if type(shards) is not int or shards < 1:
-        raise ValueError("a table does not say how many shards it is of")
+        raise ValueError("a table does not give its number of shards")
     return TableEntry(first, shards, sha256, texts, of)
 
 
@@ -91,7 +91,7 @@ def usable(tables: Sequence[TableEntry], entries: Sequence[Shard]) -> Iterator[t
     end = 0
     for start, table in sorted((at[table.first], table) for table in tables if table.first in at):
         some = entries[start : start + table.shards]
-        # All with tars or all without, as their schemas differ.
+        # Shards with and without tars have different schemas.
         fits = len(some) == table.shards and digest(some) == table.of
         if start >= end and fits and len({entry.has_tar for entry in some}) == 1:
             end = start + table.shards

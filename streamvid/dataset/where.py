@@ -49,15 +49,15 @@ _Value = Any
 
 
 def evaluate(text: str, columns: Columns) -> Bool:
-    """bool [clips]: the clips of which a condition is true.
+    """bool [clips]: the clips for which a condition is true.
 
     Args:
         text: the condition.
         columns: the clips' columns.
 
     Raises:
-        InputError: the text is no condition, names a column that does not exist, or compares what cannot be compared.
-            Quotes the part of the text.
+        InputError: the text is no condition, names a column that does not exist, or compares values of incompatible
+            types; the message quotes that part.
         DatasetError: a column's types contradict each other between shards or datasets.
     """
     compiler = _Compiler(text, columns)
@@ -121,7 +121,7 @@ class _Compiler:
         return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
     def condition(self, node: ast.expr) -> pa.Array:
-        """bool [clips], without nulls: of which clips a node is true."""
+        """bool [clips], without nulls: the clips for which a node is true."""
         match node:
             case ast.BoolOp(op=op, values=parts):
                 combine = pc.and_ if isinstance(op, ast.And) else pc.or_
@@ -170,7 +170,7 @@ class _Compiler:
             found = get(self._original(name))
         except InputError as error:
             raise self._error(node, f": {error}") from error
-        # NaN is as good as no value: comparisons with it are false but for !=.
+        # NaN counts as a missing value: all comparisons with it are false, except !=.
         return pc.if_else(pc.is_nan(found), None, found) if pa.types.is_floating(found.type) else found
 
     def _number(self, node: ast.expr) -> Any:
@@ -230,7 +230,7 @@ class _Compiler:
         return pc.fill_null(_COMPARE[type(how)](a, b), False)
 
     def _contained(self, node: ast.Compare, left: ast.expr, right: ast.expr) -> tuple[pa.Array, pa.Array]:
-        """The column that is searched, and the condition that the value is found there."""
+        """The column that `in` searches, and the condition that the value is found in it."""
         inner = self.value(left)
         if isinstance(right, ast.Tuple | ast.List | ast.Set):
             values = [self._member(part) for part in right.elts]
@@ -304,14 +304,14 @@ def _is_int64(value: Any) -> bool:
 
 
 def _is_in(column: pa.Array, values: Sequence[Any]) -> pa.Array:
-    """The condition that a column's value is one of these."""
+    """The condition that a column's value is in a list."""
     if _kind(column) != "a number" or not values:
         known = [] if _kind(column) == "missing" else values
         return pc.is_in(column, value_set=pa.array(known, type=column.type))
-    # As float64, large integers would be rounded, so these are looked for by themselves.
+    # As float64, large integers would be rounded, so integers are compared separately.
     exact = [pa.types.is_integer(column.type) and _is_int64(value) for value in values]
     integers = pa.array([value for value, is_exact in zip(values, exact, strict=True) if is_exact], type=pa.int64())
-    # To Arrow -0.0 and 0.0 are two members of a set; adding 0.0 makes them one.
+    # Arrow distinguishes -0.0 and 0.0 in a set; adding 0.0 makes both 0.0.
     floats = [float(value) + 0.0 for value, is_exact in zip(values, exact, strict=True) if not is_exact]
     found = pc.is_in(pc.add(_floats(column), 0.0), value_set=pa.array(floats, type=pa.float64()))
     return pc.or_(found, pc.is_in(column.cast(pa.int64()), value_set=integers)) if len(integers) else found

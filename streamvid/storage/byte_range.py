@@ -1,4 +1,4 @@
-"""Byte ranges of files, and fewer, larger ones that hold them."""
+"""Byte ranges of files, and joining them into fewer, larger ones."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PART_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True)
 class FileVersion:
-    """What tells a file from what it becomes when somebody changes it.
+    """The version of a file, by which a change of the file is noticed.
 
     Attributes:
-        size: in bytes.
-        mark: the time of its last modification in ns of a local file, else its ETag, or what its storage has for one.
-        within: real folders, in one of which a local file must lie, wherever links lead; empty: anywhere. Of a URL:
-            hosts to which redirects may lead, besides its own.
+        size: size in bytes.
+        mark: of a local file, the time of its last modification in ns; otherwise its ETag, or the storage's equivalent.
+        within: for a local file, the real folders in one of which it must lie after links are followed; empty:
+            anywhere. For a URL, hosts to which redirects may lead, besides its own.
     """
 
     size: int
@@ -42,13 +42,13 @@ class ByteRange:
 
 
 def whole_blocks(one: ByteRange, size: int) -> ByteRange:
-    """A range of a file of so many bytes with all blocks of `BLOCK_BYTES` that it touches."""
+    """A range extended to whole blocks of `BLOCK_BYTES`, in a file of `size` bytes."""
     start, end = one.start // BLOCK_BYTES * BLOCK_BYTES, -(-one.end // BLOCK_BYTES) * BLOCK_BYTES
     return ByteRange(one.path, start, min(end, size))
 
 
 def in_parts(ranges: Sequence[ByteRange]) -> list[tuple[str, int, int]]:
-    """The requests for ranges: path, start and end of each, `PART_BYTES` long at most."""
+    """Split ranges into requests of at most `PART_BYTES`: path, start and end of each."""
     return [
         (one.path, start, min(start + PART_BYTES, one.end))
         for one in ranges
@@ -57,11 +57,11 @@ def in_parts(ranges: Sequence[ByteRange]) -> list[tuple[str, int, int]]:
 
 
 def join(ranges: Sequence[ByteRange], *, gap: int, waste: float = WASTE) -> tuple[list[ByteRange], list[int]]:
-    """Fewer ranges that hold all of some: overlapping ones become one, and so do those with up to `gap` bytes between
-    them, the closest first, until `waste` is used up, to `PART_BYTES` at most.
+    """Join ranges: overlapping ones, and ranges with gaps of up to `gap` bytes, the smallest gaps first, until the gaps
+    add up to `waste`. A joined range has at most `PART_BYTES`.
 
     Returns:
-        the ranges, and for each of `ranges` the number of the one that holds it.
+        the joined ranges, and for each of `ranges` the number of the joined range that contains it.
     """
     order = sorted(range(len(ranges)), key=lambda n: (ranges[n].path, ranges[n].start))
     between: list[tuple[int, int]] = []

@@ -51,7 +51,8 @@ class BusyError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lease:
-    """A complete, verified file that is not evicted until `release`, or the end of a `with` block."""
+    """A lock on a complete, verified file, which keeps it from eviction until `release`, or the end of a `with`
+    block."""
 
     path: Path
     _file: FileIO = dataclasses.field(repr=False)
@@ -59,14 +60,14 @@ class Lease:
 
     @property
     def opened(self) -> str:
-        """A path of the file through this process' descriptor: valid during the lease even if another program removes
+        """A path of the file through this process' descriptor, valid during the lease even if another program removes
         the file or its folder."""
         return f"/proc/self/fd/{self._file.fileno()}"
 
     def release(self) -> None:
         """Allow eviction. The path must not be used any more; a second call does nothing."""
         if not self._file.closed:
-            # Closing is not enough: a child forked meanwhile shares the descriptor, and so the lock. Only the process
+            # Closing is not enough, as a child forked meanwhile shares the descriptor and so the lock. Only the process
             # that made the lease unlocks it.
             if self._pid == os.getpid():
                 fcntl.flock(self._file, fcntl.LOCK_UN)
@@ -107,7 +108,7 @@ class CacheFolder:
         return self.root / f"{sha256}.{size}.ranges"
 
     def pin(self, size: int | None, sha256: str) -> Lease | None:
-        """A lease on the published file; None if there is none, or it is damaged. Raises BusyError while another
+        """A lease on the published file; None if it does not exist or is damaged. Raises BusyError while another
         process is about to remove it."""
         path = self.root / sha256
         if (file := _open(path)) is None:
@@ -145,18 +146,19 @@ class CacheFolder:
         return True
 
     def publish(self, file: FileIO, part: Path, size: int | None, sha256: str) -> Lease | None:
-        """Give a verified part, held by this process, its name: a lease on it, or on what another process has
-        published meanwhile; None if that is evicted again, or the part is removed."""
+        """Publish a verified part that this process holds. Returns a lease on it, or on the file that another process
+        has published meanwhile; None if that is evicted again, or the part was removed."""
         path = self.root / sha256
         touch(file, mark=_mark(sha256))
-        # Else after a power failure the name might exist without the content.
+        # Otherwise, after a power failure the name might exist without the content.
         os.fsync(file.fileno())
         try:
             try:
-                # This file itself: if the folder was removed, another process may fetch under the part's name.
+                # Link the open file, not the part's name, under which another process may fetch if the folder was
+                # removed.
                 os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=file.fileno())
             except FileExistsError:
-                # Published by another process while this one was stopped; or damaged, and in use.
+                # Published by another process while this one was suspended; or damaged, and in use.
                 with contextlib.suppress(BusyError):
                     if lease := self.pin(size, sha256):
                         return lease
@@ -173,8 +175,7 @@ class CacheFolder:
         return Lease(path, file) if _is_at(file, path) else None  # evicted at once
 
     def kept(self) -> list[tuple[Path, int, int]]:
-        """The files that are complete, and those of ranges: path, bytes that it takes, and when it was last used, in
-        ns."""
+        """The published files, and those of cached ranges: path, bytes on disk, and time of the last use in ns."""
         found: list[tuple[Path, int, int]] = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.root) as entries:
             for entry in entries:
@@ -190,14 +191,14 @@ class CacheFolder:
         try:
             if (file := _open(path)) is None:
                 return True
-        except (PermissionError, IsADirectoryError):  # another user's, and none of ours
+        except (PermissionError, IsADirectoryError):  # another user's file
             return False
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-            # Replaced between open and flock: another file than the one chosen.
+            # Replaced by another file between open and flock.
             if not _is_at(file, path):
                 return False
             try:
@@ -222,8 +223,8 @@ class CacheFolder:
         return reserved
 
     def evict_oldest(self, wanted: int = 1, *, before: float = math.inf, but: Container[str] = ()) -> bool:
-        """Evict files of at least so many bytes, least recently used first: those last used before a time in ns, but
-        for some names. False if all are in use."""
+        """Evict files of at least `wanted` bytes in all, least recently used first, among those last used before a time
+        in ns and not in `keep`. Returns False if that is impossible, because all are in use."""
         freed = 0
         for path, size, used in sorted(self.kept(), key=lambda item: item[2]):
             if freed >= wanted or used >= before:
@@ -236,20 +237,20 @@ class CacheFolder:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder unless there is one. Another program may remove it at any moment. Raises NotADirectoryError where
-    there is something else."""
+    """Make a folder unless it exists. Another program may remove it at any moment. Raises NotADirectoryError if the
+    path is something else."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        # pathlib looks afterwards whether there is a folder: it may be gone by then.
+        # Not pathlib, which checks for the folder afterwards, when it may be gone.
         with contextlib.suppress(FileNotFoundError):
             if not S_ISDIR(os.lstat(path).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
 
 
 def claim(part: Path) -> FileIO | None:
-    """The part, held by this process; None if another one holds it, or the folder has just been removed. What a dead
-    process left of it is taken over."""
+    """Claim a part. Returns the locked file; None if another process holds it, or the folder has just been removed. The
+    content that a dead process left is taken over."""
     try:
         make_folder(part.parent)
         file = open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "r+b", buffering=0)  # noqa: SIM115
@@ -267,7 +268,7 @@ def claim(part: Path) -> FileIO | None:
 
 
 class PartWriter(FileIO):
-    """A part that is held, written from front to back by `put`, which is given bytes and their place."""
+    """A claimed part as a file that is written from front to back, by calls of `put` with bytes and their offset."""
 
     def __init__(self, part: FileIO, put: Callable[[bytes | memoryview, int], None]) -> None:
         super().__init__(f"/proc/self/fd/{part.fileno()}", "wb")
@@ -280,15 +281,15 @@ class PartWriter(FileIO):
 
 
 def give_up(part: Path, file: FileIO) -> None:
-    """Remove the name of a part that is held, before it is let go: afterwards it may be another process' part. Where
-    that is not possible, the next process does it."""
+    """Remove the name of a claimed part before unlocking it, since afterwards another process may claim it. If that
+    fails, the next process removes it."""
     with contextlib.suppress(OSError):
         if _is_at(file, part):
             part.unlink(missing_ok=True)
 
 
 def _open(path: Path) -> FileIO | None:
-    """A file, for reading; None if there is none. A link, a pipe or the like that has its name is removed."""
+    """Open a file for reading; None if it does not exist. A link, pipe or the like of this name is removed."""
     try:
         if not path.is_symlink():
             return open(open_file(path), "rb", buffering=0)
@@ -301,7 +302,7 @@ def _open(path: Path) -> FileIO | None:
 
 
 def modified(path: Path) -> int:
-    """A file's time of modification in ns; 0 if there is none."""
+    """A file's modification time in ns; 0 if it does not exist."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -309,12 +310,13 @@ def modified(path: Path) -> int:
 
 
 def _mark(sha256: str) -> int:
-    """The time of modification of an intact file, in seconds: long ago; even, as some file systems count in twos."""
+    """The modification time of an intact file, in seconds: long ago, and even, because some file systems have a
+    resolution of 2 s."""
     return 2 * (500_000_000 + int(sha256[:7], 16))
 
 
 def _is_at(file: FileIO, path: Path) -> bool:
-    """Whether the open file is the one that the path names now."""
+    """Whether the path still names the open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
     except FileNotFoundError:
@@ -322,11 +324,12 @@ def _is_at(file: FileIO, path: Path) -> bool:
 
 
 def touch(file: FileIO, *, mark: int | None = None) -> None:
-    """Set the time of last use, and with `mark` that of modification, in seconds. Explicitly, as the file system's own
-    clock is coarse and would make ties. Raises PermissionError with `mark` alone, where another user owns the file."""
+    """Set the time of the last use, and with `mark` the modification time, in seconds. Times are explicit because the
+    file system's clock is coarse and would make ties. Raises PermissionError only with `mark`, if another user owns the
+    file."""
     now = time.time_ns()
     modified = os.fstat(file.fileno()).st_mtime_ns if mark is None else mark * 10**9
-    # Of other users' files, and on a disk that is read-only, the eviction order is less exact.
+    # The eviction order is less exact for other users' files, and on a read-only disk.
     try:
         os.utime(file.fileno(), ns=(now, modified))
     except OSError as error:

@@ -1,4 +1,5 @@
-"""fsspec's clients of storages: one for what is tried again by a `Retry`, one for all else; their credentials."""
+"""fsspec's clients of storages, and their credentials. There is one for calls that a `Retry` repeats, and one for all
+others."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ _kept: dict[int, Any] = {}
 
 
 def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
-    """fsspec's file system and the name in it. For a `patient` caller, which retries by itself, the client does not
-    retry. A local name with `::` is not taken for a chained URL."""
+    """fsspec's file system for a path, and the name in it. For a `patient` caller, which retries itself, the client
+    does not retry. A local name with `::` does not count as a chained URL."""
     text = os.fspath(path)
     if not text:
         raise InputError("An empty path was given; name a file or folder.")
@@ -59,20 +60,20 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
     try:
         options = _options(protocol, patient=patient)
         first, _, rest = text.partition("::")
-        if "://" in first and "://" not in rest:  # no chain, but a name, or a host by its IPv6 address
+        if "://" in first and "://" not in rest:  # not a chained URL, but a name, or a host by its IPv6 address
             fs, name = url_to_fs(text.replace("::", _TWO_COLONS), **options)
             name = name.replace(_TWO_COLONS, "::")
         else:
             fs, name = url_to_fs(text, **options)
-    except (TypeError, AttributeError) as error:  # as from a class that lacks an argument
+    except (TypeError, AttributeError) as error:  # as raised by a class that needs further arguments
         raise InputError(
             f"{redact(text)}: fsspec opens no {protocol}:// by its URL alone; use a local path or another protocol"
         ) from error
     keep(fs)
     for logger in _TELL_SECRETS:
-        logging.getLogger(logger).addFilter(_no_details)  # once: it is the same one
+        logging.getLogger(logger).addFilter(_no_details)  # once, as fsspec returns the same instance each time
     if is_s3(fs) and patient:
-        fs.retries = 1  # an instance of its own, by its options
+        fs.retries = 1  # other options give another instance
     return fs, name
 
 
@@ -107,7 +108,7 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
 
 
 def asked(path: AnyPath, ask: Callable[[], T], retry: Retry | None, *, action: str = "read") -> T:
-    """The result of `ask`, with its errors explained, retried as `retry` says."""
+    """Call `ask`, with its errors explained, and repeat it as `retry` says."""
     refused: set[str] = set()
 
     def attempt() -> T:

@@ -27,7 +27,7 @@ _REFUSED_CREDENTIALS = {
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired",
     "RequestTimeTooSkewed", "AuthenticationFailed", EXPIRED,
 }  # fmt: skip
-# By name, as the packages that define them are imported only when used.
+# By name, because the packages that define them are imported only when used.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError"}
 _BROKEN_CONNECTION = {
     "ConnectionError", "TimeoutError", "HTTPClientError", "ClientConnectionError", "ClientPayloadError",
@@ -41,11 +41,11 @@ _UNAVAILABLE = {
     "RequestLimitExceeded", "TooManyRequests", "InternalError", "ServiceUnavailable", "OperationAborted",
     "rateLimitExceeded", "userRateLimitExceeded",  # Google
     "ServerBusy", "OperationTimedOut",  # Azure
-    "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody",  # what was sent came in another form
+    "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody",  # the response arrived in another form than it was sent
 }  # fmt: skip
 BROKEN_ERRNOS: Final = {
     errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESTALE, errno.EHOSTDOWN,
-    errno.ECONNABORTED, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN,  # the last: of FUSE, without its process
+    errno.ECONNABORTED, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN,  # the last: by a dead FUSE
 }  # fmt: skip
 
 
@@ -58,23 +58,23 @@ NO_RANGES: Final = "its server does not answer requests for ranges of bytes: use
 
 
 class StorageUnavailable(DatasetError):  # noqa: N818
-    """The storage did not answer, broke the connection or was overloaded: trying again may help."""
+    """The storage did not answer, broke the connection or was overloaded, so that a repetition may succeed."""
 
 
 class AccessRefused(DatasetError):  # noqa: N818
-    """The storage refuses the credentials; this may pass, as while they are being renewed."""
+    """The storage refuses the credentials, possibly only while they are being renewed."""
 
 
 class MissingFile(DatasetError):  # noqa: N818
-    """There is no such file."""
+    """A file does not exist."""
 
 
 class FileChangedError(DatasetError):
-    """A file is not the version that was asked for."""
+    """A file is not of the requested version."""
 
 
 class NoRangesError(DatasetError):
-    """A server sends whole files alone."""
+    """A server does not support ranges and sends only whole files."""
 
     @classmethod
     def of(cls, url: str) -> NoRangesError:
@@ -84,7 +84,8 @@ class NoRangesError(DatasetError):
 
 
 class RefusedError(OSError):
-    """A storage's error answer, with a `response` like botocore's. Its text leaves out the URL, which may be secret."""
+    """An error response of a storage, with a `response` like botocore's. The message leaves out the URL, which may be
+    secret."""
 
     def __init__(self, status: int, code: str) -> None:
         super().__init__(f"the storage answers {status}{'' if code == str(status) else f' {code}'}")
@@ -93,9 +94,9 @@ class RefusedError(OSError):
 
 
 async def refusal(answer: Any) -> RefusedError:
-    """The error of an answer of aiohttp, with the code that S3, Google or Azure give in its headers or body."""
+    """The error for a response of aiohttp, with the code that S3, Google or Azure give in its headers or body."""
     body = b""
-    with contextlib.suppress(Exception):  # the status is known
+    with contextlib.suppress(Exception):  # the status is known without the body
         body = await answer.content.read(1 << 16)
     answer.close()
     code = next((one for name in _CODE_HEADERS if re.fullmatch(r"\w{1,64}", one := answer.headers.get(name, ""))), "")
@@ -107,7 +108,7 @@ async def refusal(answer: Any) -> RefusedError:
 
 
 async def raise_refusal(answer: Any) -> None:
-    """Raise the error of an answer: `raise_for_status` of aiohttp's sessions. Statuses 404 and 416 are left to
+    """Raise the error of a response; used as `raise_for_status` of aiohttp's sessions. Statuses 404 and 416 are left to
     fsspec."""
     if answer.status >= 400 and answer.status not in (404, 416):
         raise await refusal(answer)
@@ -115,8 +116,8 @@ async def raise_refusal(answer: Any) -> None:
 
 @contextlib.contextmanager
 def explained(path: AnyPath, action: str) -> Iterator[None]:
-    """Translate exceptions of the block into InputError, DatasetError or StorageUnavailable about `path`. Those that
-    no user can cause, such as a TypeError, pass unchanged."""
+    """A context that translates exceptions into InputError, DatasetError or StorageUnavailable about `path`. Exceptions
+    that no user can cause, such as a TypeError, pass unchanged."""
     try:
         yield
     except StreamvidError:
@@ -129,21 +130,21 @@ def explained(path: AnyPath, action: str) -> Iterator[None]:
         kind, what = reason
         error = kind(f"Cannot {action} {redact(text)}: {what}.")
         error.path = redact(text)
-        # Without the original exception if its text may contain secrets of the URL.
+        # Drop the original exception if its text may contain secrets of the URL.
         raise error from (exc if redact(text) == text else None)
 
 
 def true_cause(exc: BaseException) -> BaseException:
     """The cause of a FileNotFoundError, which fsspec's HTTP file system raises for any failure; else `exc` itself."""
     cause = exc.__cause__
-    # fsspec's memory file system raises it from a KeyError where a file is missing.
+    # fsspec's memory file system raises it from a KeyError for a missing file.
     if not isinstance(exc, FileNotFoundError) or cause is None or isinstance(cause, KeyError):
         return exc
     return exc if status_of(cause) == 404 or (code_of(cause) or "").startswith("NoSuch") else cause
 
 
 def _response(exc: BaseException) -> dict[str, Any]:
-    """botocore's parsed response, of the exception or of the one that s3fs translated."""
+    """botocore's parsed response from an exception, or from the one that s3fs translated."""
     for candidate in (exc, exc.__cause__):
         response = getattr(candidate, "response", None)
         if isinstance(response, dict):
@@ -152,13 +153,13 @@ def _response(exc: BaseException) -> dict[str, Any]:
 
 
 def code_of(exc: BaseException) -> str | None:
-    """The error code of a storage's answer behind an exception; None if there is none."""
+    """The error code of the response that caused an exception; None if there is none."""
     code = _response(exc).get("Error", {}).get("Code") or getattr(exc, "error_code", None)
     return None if code is None else str(code)
 
 
 def status_of(exc: BaseException) -> int | None:
-    """The HTTP status of the response behind an exception; None if there is none."""
+    """The HTTP status of the response that caused an exception; None if there is none."""
     for name in ("status", "status_code", "code"):  # aiohttp's, Azure's, gcsfs'
         if isinstance(status := getattr(exc, name, None), int):
             return status
@@ -204,7 +205,7 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         check = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN" if s3 else "how long its URL is good"
         return AccessRefused, f"the storage refuses the credentials ({code}); check {check} and this machine's clock"
     if status == 400 and code == "400" and s3:
-        # A HEAD has no body to say why.
+        # The response to a HEAD has no body with a reason.
         return AccessRefused, "it answers 400 as to expired credentials; check them and this machine's clock"
     if not busy and (isinstance(exc, PermissionError) or status in (401, 403)):
         if is_local(path):
@@ -225,7 +226,7 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "the disk is full or the quota used up; free some space"
     if (of_certificates := _of_certificates(exc, s3=s3)) is not None:
         return of_certificates
-    # aiohttp gives what is not HTTP a status of its own.
+    # aiohttp gives a response that is not HTTP a status of its own.
     garbage = "ClientResponseError" in names and type(exc.__cause__).__module__ == "aiohttp.http_exceptions"
     if busy or garbage or names & _BROKEN_CONNECTION or number in BROKEN_ERRNOS:
         endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
@@ -255,12 +256,12 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
 
 
 def _of_certificates(exc: BaseException, *, s3: bool) -> tuple[Callable[[str], StreamvidError], str] | None:
-    """As `_reason`, of a server whose certificate is not trusted, and of certificates that cannot be read."""
-    wrapped = getattr(exc, "kwargs", None)  # of botocore
+    """`_reason` for a server whose certificate is not trusted, and for certificate files that cannot be read."""
+    wrapped = getattr(exc, "kwargs", None)  # botocore's
     inner = wrapped.get("error", exc) if isinstance(wrapped, dict) else exc
     refused = getattr(inner, "certificate_error", inner.__cause__)  # of aiohttp
     check = "AWS_ENDPOINT_URL" if s3 else "the address"
-    if type(inner).__name__ == "ClientConnectorSSLError":  # of aiohttp, too, and of a connection: no file was read
+    if type(inner).__name__ == "ClientConnectorSSLError":  # aiohttp: no file was read
         plain = "WRONG_VERSION_NUMBER" in str(inner)
         return (InputError, f"it does not speak TLS; check {check}: http:// or https://") if plain else None
     if not isinstance(refused, ssl.SSLCertVerificationError):
@@ -273,7 +274,7 @@ def _of_certificates(exc: BaseException, *, s3: bool) -> tuple[Callable[[str], S
 
 
 def _detail(exc: BaseException) -> str:
-    """An exception's own text on one line, short and without secrets."""
+    """An exception's text on one line, shortened and without secrets."""
     text = os.strerror(exc.errno) if isinstance(exc, OSError) and exc.errno else str(exc)
     for name, value in os.environ.items():
         if _SECRET_VARIABLE.search(name) and len(value) >= _SHORTEST_SECRET:

@@ -1,14 +1,14 @@
 """Files by path or URL: typed functions over fsspec, the same for local files and for `s3://bucket/x`.
 
-Functions that a run reads with take a `Retry`, for as long as which they ask a storage again that does not answer.
-Without one it is asked once, by a client that tries a few times itself.
+Functions that read during a run take a `Retry`, which says for how long requests are repeated while a storage does not
+answer. Without one, the client makes its own few attempts.
 
 A path is a local path or any URL that fsspec knows. Credentials and endpoints come from the environment
 (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`, `AWS_REGION`, or `FSSPEC_…`), never through
 arguments. Packages such as s3fs are imported when the first URL that needs them is used.
 
-Failures that a user can cause raise errors of one sentence: InputError where the path itself cannot be used,
-StorageUnavailable (a DatasetError) where trying again may help, DatasetError otherwise.
+Failures that a user can cause raise errors of one sentence: InputError if the path itself cannot be used,
+StorageUnavailable (a DatasetError) if a repetition may succeed, DatasetError otherwise.
 
 Fork: fsspec gives a forked child an event loop and connections of its own. But a process must not fork while another of
 its threads makes its first remote call: the child would inherit fsspec's loop lock as held, and its first call would
@@ -46,8 +46,9 @@ from streamvid.storage.url import AnyPath, is_local, local_path, redact
 
 
 def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, link: Link | None = None) -> bytes:
-    """The whole file. Raises DatasetError, of a missing one MissingFile, or InputError, also if a local one is none, or
-    it has more than `most` bytes (of a remote one, where there is a `retry`). A `link` measures the requests."""
+    """Read a whole file. Raises InputError or DatasetError (MissingFile if it does not exist), also if a local path is
+    no regular file, or the file has more than `most` bytes (for a remote one, only with a `retry`). A `link` measures
+    the requests."""
     if retry is not None and in_s3(path):
         return RemoteRanges(link).read_object(path, most=most, retry=retry)
     if retry is not None and not is_local(path):
@@ -69,7 +70,7 @@ def size(path: AnyPath, *, retry: Retry | None = None) -> int:
 
 
 def size_now(path: AnyPath, *, retry: Retry | None = None) -> tuple[int, str]:
-    """The file's size, and a mark of its version, as of `Details`; errors as of `size`."""
+    """The file's size, and its version mark as in `Details`; errors as in `size`."""
 
     def ask() -> tuple[int, str]:
         info = _info(path, patient=retry is not None)
@@ -83,12 +84,12 @@ def size_now(path: AnyPath, *, retry: Retry | None = None) -> tuple[int, str]:
 
 
 def exists(path: AnyPath, *, retry: Retry | None = None) -> bool:
-    """Whether there is a file or folder. Raises DatasetError or InputError if the storage cannot tell."""
+    """Whether a file or folder exists. Raises DatasetError or InputError if the storage cannot tell."""
     return details(path, retry=retry) is not None
 
 
 def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
-    """Full paths of the files in a folder or under a prefix, sorted; of a file: itself. Folders are left out.
+    """Full paths of the files in a folder or under a prefix, sorted, without folders. For a file, its own path.
 
     Raises DatasetError if there is no such folder, or InputError.
     """
@@ -106,8 +107,8 @@ class Details:
     """Metadata of a file, from its storage.
 
     Attributes:
-        size: in bytes; 0 for folders, and if the storage does not say.
-        mark: an etag, checksum or modification time: different whenever the content is.
+        size: size in bytes; 0 for folders, and if the storage does not give it.
+        mark: an ETag, checksum or modification time, which changes whenever the content does.
         is_folder: whether it is a folder.
     """
 
@@ -117,12 +118,12 @@ class Details:
 
 
 def details(path: AnyPath, *, retry: Retry | None = None, hosts: Collection[str] | None = None) -> Details | None:
-    """The details of a file or folder, None if there is none. Raises DatasetError or InputError.
+    """The details of a file or folder, None if it does not exist. Raises DatasetError or InputError.
 
     Args:
-        retry: for how long its storage is asked.
-        hosts: of a file on a web server, follow redirects to its own host and these alone, and take none that tells no
-            version of it.
+        retry: for how long requests are repeated while the storage does not answer.
+        hosts: for a file on a web server: follow redirects only to its own host and to these, and raise an error if the
+            server gives no version of the file.
     """
 
     def ask() -> Details | None:
@@ -153,7 +154,7 @@ def list_details(folder: AnyPath) -> dict[str, Details]:
 
 
 def glob(pattern: AnyPath) -> list[str]:
-    """Full paths of the files that match a pattern of `*`, `**`, `?` and `[…]`, sorted; empty if none does."""
+    """Full paths of the files that match a pattern of `*`, `**`, `?` and `[…]`, sorted; empty if there are none."""
     with explained(pattern, "list"):
         fs, name = locate(pattern)
         fs.invalidate_cache()
@@ -183,7 +184,7 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
 
 
 def create_bytes(path: AnyPath, data: bytes) -> bool:
-    """Write a small file unless it exists. Of several concurrent writers one succeeds; returns whether this one did.
+    """Write a small file unless it exists. Returns whether this call did; of several concurrent writers, one succeeds.
 
     S3: one put with ``If-None-Match: *``. Raises DatasetError or InputError.
     """
@@ -205,11 +206,11 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
 
 
 def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
-    """Write a small file anew if its content is still what its writer has read; returns whether it was.
+    """Replace a small file if its content is still `old`. Returns whether it was.
 
-    S3: one put with ``If-Match``, so that of several concurrent writers one succeeds. Elsewhere, and where a server
-    knows no such condition, the content is compared just before it is replaced: a local writer holds a lock
-    (`streamvid.storage.folder_lock`) meanwhile. Raises DatasetError or InputError.
+    S3: one put with ``If-Match``, so that of several concurrent writers one succeeds. In other storages, and if a
+    server does not support the condition, the content is compared just before it is replaced; a local writer holds a
+    lock (`streamvid.storage.folder_lock`) meanwhile. Raises DatasetError or InputError.
     """
     with explained(path, "write"):
         fs, name = locate(path)
@@ -234,8 +235,9 @@ def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
 
 
 def _put_if(fs: Any, name: str, data: bytes, etag: str) -> None:
-    """One put, of a file with an ETag, if it still has that; without the condition where client or server has none."""
-    for written in dict.fromkeys((etag, etag.strip('"'))) if etag else ():  # Ceph compares it without the quotes
+    """One put, on the condition that the file still has an ETag; unconditional if client or server does not support
+    that."""
+    for written in dict.fromkeys((etag, etag.strip('"'))) if etag else ():  # Ceph compares the ETag without quotes
         try:
             fs.pipe_file(name, data, chunksize=len(data) + 1, IfMatch=written)
             return
@@ -279,14 +281,14 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
 def get_file(path: AnyPath, local: AnyPath | FileIO, *, retry: Retry | None = None, length: int = 0) -> None:
     """Copy `path` into the local file `local`, in concurrent ranges where the storage supports it.
 
-    `local` is written in place and may be left in part after an error. Fewer bytes than a `length` that is known are
-    one of the network. From a web server an open file may be written to, too. Raises DatasetError or InputError.
+    `local` is written in place, and may be incomplete after an error. Fewer bytes than `length`, if that is known,
+    count as a network error. From a web server, `local` may also be an open file. Raises DatasetError or InputError.
     """
 
     def copy() -> None:
         fs, name = locate(path, patient=retry is not None)
         target = local if isinstance(local, FileIO) else os.fspath(local)
-        if isinstance(target, FileIO):  # what an attempt has left
+        if isinstance(target, FileIO):  # left by an earlier attempt
             target.truncate(target.seek(0))
         fs.get_file(name, target, callback=_AtMost(length) if length else Callback())
         if (found := os.path.getsize(target if isinstance(target, str) else target.fileno())) < length:
@@ -312,7 +314,7 @@ def move_file(local: Path, path: str) -> None:
     """Move a finished local file to `path` atomically. An existing file is replaced.
 
     Args:
-        local: on the same file system as `path`, if that is local, so that nothing is copied.
+        local: a local file; if `path` is local, on the same file system, so that nothing is copied.
 
     Raises:
         StreamvidError: `path` cannot be written to.
@@ -342,7 +344,7 @@ def remove_file(path: str) -> None:
 def _info(path: AnyPath, *, patient: bool = False) -> dict[str, Any]:
     fs, name = locate(path, patient=patient)
     fs.invalidate_cache()
-    if patient and fs.async_impl:  # asked a second time, if the first is stuck
+    if patient and fs.async_impl:  # a second attempt if the first is stuck
         return cast(dict[str, Any], sync(fs.loop, Link().fetch, 0, lambda: fs._info(name)))
     return cast(dict[str, Any], fs.info(name))
 
@@ -353,8 +355,8 @@ def _details(info: Mapping[str, Any]) -> Details:
 
 
 def _full(fs: Any, path: AnyPath, name: str) -> str:
-    """The path of a file in fsspec's listing, with the scheme of the listed path, as several schemes may mean the
-    same."""
+    """The full path of a file in fsspec's listing, with the scheme of the listed path, since several schemes may mean
+    the same storage."""
     if is_local(path):
         return name
     scheme, _, rest = cast(str, fs.unstrip_protocol(name)).partition("://")
@@ -365,11 +367,11 @@ def _full(fs: Any, path: AnyPath, name: str) -> str:
 
 @contextlib.contextmanager
 def written_beside(name: str, content: Iterable[bytes | memoryview]) -> Iterator[str]:
-    """A synced file with this content in the folder of the local path `name`, removed at the end of the block if it is
-    still there."""
+    """A context with a synced file of this content in the folder of the local path `name`, removed at the end if it
+    still exists."""
     folder = os.path.dirname(name)
     os.makedirs(folder, exist_ok=True)
-    # Not the module tempfile, whose files only their owner can read.
+    # Not made by tempfile, whose files only their owner can read.
     temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
     try:
         with open(temporary, "xb") as file:

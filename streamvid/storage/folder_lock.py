@@ -1,4 +1,4 @@
-"""An exclusive lock on a local folder, for whoever writes a dataset there."""
+"""An exclusive lock on a local folder, held while a dataset is written there."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from streamvid.storage.url import is_local, local_path
 
 @contextmanager
 def lock_folder(path: str, *, make: bool = False) -> Iterator[None]:
-    """Hold the lock (flock), which needs no file; of a folder that is not local there is none.
+    """A context that holds the lock (flock on the folder itself). Does nothing for a folder that is not local.
 
     Args:
         path: the folder.
-        make: it may be missing, and is made.
+        make: whether to make the folder if it is missing.
 
     Raises:
-        InputError: another process holds it; it cannot be made, or opened.
+        InputError: another process holds the lock, or the folder cannot be made or opened.
     """
     if not is_local(path):
         yield

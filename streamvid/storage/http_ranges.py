@@ -1,4 +1,4 @@
-"""Files on web servers that must be what they were: ranges with If-Range, and redirects to no other host."""
+"""Reads files on web servers in a fixed version: ranges with If-Range, and redirects only to allowed hosts."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ _MOST_REDIRECTS: Final = 5
 
 
 async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: Collection[str]) -> bytes:
-    """Bytes [start, end) of a file.
+    """Read bytes [start, end) of a file.
 
     Args:
         fs: fsspec's HTTP file system.
-        url: of the file.
-        start, end: not empty.
-        mark: ETag or Last-Modified that it must have; an empty one is refused.
-        hosts: to which redirects may lead, besides the URL's own.
+        url: URL of the file.
+        start, end: the range, not empty.
+        mark: ETag or Last-Modified that the file must have; "" is refused.
+        hosts: hosts to which redirects may lead, besides the URL's own.
 
     Raises:
-        FileChangedError: it has another mark now.
-        DatasetError: its server sends no ranges, or redirects to another host.
+        FileChangedError: the file has another mark now.
+        DatasetError: the server sends no ranges, or redirects to another host.
         Exceptions of aiohttp, as `streamvid.storage.explain` knows them.
     """
     if not is_sendable(mark):
         raise FileChangedError(f"{redact(url)} was changed since it was indexed: its index names no version of a file")
     headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
-    if not mark.startswith("W/"):  # a weak one matches nothing (RFC 9110, 13.1.5)
+    if not mark.startswith("W/"):  # a weak ETag matches nothing (RFC 9110, 13.1.5)
         headers["If-Range"] = mark
     async with _answer(fs, "GET", url, headers, hosts) as answer:
         answer.raise_for_status()
@@ -51,7 +51,7 @@ async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: 
 
 
 def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
-    """Size in bytes and mark of a file; arguments and errors as of `read_range`."""
+    """Size in bytes and mark of a file; arguments and errors as in `read_range`."""
     fs, name = locate(url, patient=True)
 
     async def ask(method: str = "HEAD") -> tuple[int, str]:
@@ -65,7 +65,7 @@ def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
         except RefusedError:
             if method == "GET":
                 raise
-            return await ask("GET")  # URLs are signed for one method, and only an answer to this one says why
+            return await ask("GET")  # A GET, because URLs are signed for one method, and only its response has a reason
         if not re.fullmatch("[0-9]{1,18}", length or "") or not mark:
             raise DatasetError(
                 f"Cannot tell a change of {redact(url)}: its server gives no size, ETag or Last-Modified."
@@ -77,7 +77,7 @@ def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
 
 
 def mark_of(headers: Any) -> str:
-    """What tells a version of a file from others; "" if the server does not say."""
+    """The version mark of a file: its ETag or Last-Modified; "" if the server gives neither."""
     mark = str(headers.get("ETag") or headers.get("Last-Modified") or "")
     return mark if is_sendable(mark) else ""
 
@@ -86,7 +86,7 @@ def mark_of(headers: Any) -> str:
 async def _answer(
     fs: Any, method: str, url: str, headers: dict[str, str], hosts: Collection[str]
 ) -> AsyncIterator[Any]:
-    """The answer to a request, after redirects on the same host."""
+    """The response to a request, after redirects to allowed hosts."""
     session = await fs.set_session()
     own, at = urlsplit(url).hostname, url
     for _ in range(_MOST_REDIRECTS):

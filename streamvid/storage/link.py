@@ -1,5 +1,5 @@
-"""Latency and bandwidth to a storage, measured by a run's requests, and what follows from them: how many requests are
-made at a time, which gaps between ranges are read over, and when a late request is made a second time (hedged)."""
+"""Measures latency and bandwidth to a storage by a run's requests. They decide how many requests are in flight, which
+gaps between ranges are read over, and when a late request is made a second time (hedged)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Link:
             for each other.
         bandwidth: bytes per second of one connection: the maximum of recent requests.
         requests, bytes: number of requests made, and bytes that they asked for.
-        hedged, hedged_bytes: the same for second requests, which are not among `requests` and `bytes`.
+        hedged, hedged_bytes: the same for hedges, which `requests` and `bytes` do not include.
         ranged: buckets and hosts that have answered with a range.
     """
 

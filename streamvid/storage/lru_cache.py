@@ -1,4 +1,4 @@
-"""A cache of the values used last."""
+"""A cache of the most recently used values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Values by key, of a limited size in all; those not used for longest make room. The one used last is always kept.
+    """Values by key, of limited total size; the least recently used are evicted. The most recent one is always kept.
 
     Thread-safe; a forked child begins with an empty one.
 
     Args:
-        size: of a value; default: 1.
+        size: returns the size of a value; default: 1.
     """
 
     def __init__(self, limit: int, size: Callable[[V], int] = lambda _: 1) -> None:
@@ -36,7 +36,7 @@ class LruCache(Generic[K, V]):
             return value
 
     def put(self, key: K, value: V) -> V:
-        """Keep a value; gives the one that another thread has put there before, if there is one."""
+        """Keep a value. Returns it, or the value that another thread has put before."""
         with self._usable_lock():
             if key in self._values:
                 return self._values[key]
@@ -54,6 +54,6 @@ class LruCache(Generic[K, V]):
 
     def _usable_lock(self) -> threading.Lock:
         if self._pid != os.getpid():
-            # After a fork another thread of the parent may have held the lock.
+            # Another thread of the parent may have held the lock at the fork.
             self.__init__(self._limit, self._size)  # type: ignore[misc]
         return self._lock

@@ -1,10 +1,9 @@
-"""Parquet files of others, read into bounded memory.
+"""Reads untrusted Parquet files into bounded memory.
 
 A few bytes of Parquet can stand for gigabytes: a dictionary of one long string and a run of a billion references to it,
-or a page of zeros. Its metadata may lie about all of that. So before anything is decoded, the header of every page is
-looked at, which says what a decoder will allocate for it; and strings are decoded as references to the dictionary first
-where their sum may be large.
-The limit is `memory_limit`.
+or a page of zeros. The file's metadata may lie about that. So before anything is decoded, the header of every page is
+read, from which follows how much a decoder allocates for it; and strings whose sum may be large are first decoded as
+references to the dictionary. The limit is `memory_limit`.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ _PAGE_HEADER: Final[_Spec] = {1: None, 2: None, 3: None, 5: {1: None, 2: None}, 
 def read_parquet(
     source: str | bytes | pa.Buffer, choose: Choose | None = None, *, least: int = 0, encoded: Collection[str] = ()
 ) -> pa.Table:
-    """Columns of a Parquet file.
+    """Read columns of a Parquet file.
 
     Args:
         source: path of a local file, or its bytes.
-        choose: the names of the columns to read, in their order, by the file's schema and number of rows; default: all.
-        least: bytes of memory that they may take however small the file is.
-        encoded: columns of strings that are references to a dictionary. Whether these are within it is for the caller
-            to validate.
+        choose: returns the names of the columns to read, in order, from the file's schema and number of rows; default:
+            all.
+        least: bytes of memory that the columns may take even if the file is small.
+        encoded: columns of strings that stay references to a dictionary; the caller must check that these are in range.
 
     Raises:
-        TooLargeError: see there.
-        OSError: it cannot be opened, or is no regular file.
-        pyarrow.ArrowException, OSError, ValueError: it is damaged.
+        TooLargeError: the columns may take more memory than the limit.
+        OSError: the file cannot be opened, or is no regular file.
+        pyarrow.ArrowException, OSError, ValueError: the file is damaged.
     """
     with ExitStack() as stack:
         file: Any
@@ -78,9 +77,9 @@ def read_parquet(
         if metadata.num_columns > MAX_COLUMNS:
             raise TooLargeError(f"it has {metadata.num_columns} columns, where {MAX_COLUMNS} are the most")
         if any(len(chunks) != metadata.num_columns for _, chunks in groups):
-            raise ValueError("a row group has not all columns")
+            raise ValueError("a row group lacks columns")
         if sum(rows for rows, _ in groups) != metadata.num_rows:
-            raise ValueError("its row groups have not as many rows as it says")
+            raise ValueError("the rows of its row groups do not add up to its number of rows")
         names = list(schema.names if choose is None else choose(schema, metadata.num_rows))
         limit = max(least, memory_limit(metadata.num_rows, size))
         wanted = set(names)
@@ -115,11 +114,11 @@ def read_parquet(
 
 
 class _Need(NamedTuple):
-    """Bytes of memory that a column may take at most.
+    """Most bytes of memory that a column may take.
 
     Attributes:
-        encoded: decoded, with its strings as references to their dictionary.
-        strings: the strings to which it refers, if each reference is to a string as long as the dictionary.
+        encoded: with strings as references to their dictionary.
+        strings: for the strings, if each reference is to a string as long as the whole dictionary.
     """
 
     encoded: int
@@ -144,7 +143,8 @@ def _row_groups(read: _ReadAt, size: int) -> list[tuple[int, list[_Chunk]]]:
 
 
 class _Chunk(NamedTuple):
-    """What the footer says of a column in a row group: values (with nulls), bytes, and where its pages begin."""
+    """A column in a row group, from the footer: number of values (with nulls), size in bytes, and offset of its
+    pages."""
 
     values: int
     bytes: int
@@ -157,7 +157,7 @@ def _need(column: Any, chunks: Sequence[tuple[int, _Chunk]], read: _ReadAt, size
     encoded = strings = 0
     for rows, chunk in chunks:
         if not rows and not chunk.values:
-            continue  # no page is read, and the metadata of writers name places of none
+            continue  # no page is read, and some writers' metadata have no offset then
         values = longest = 0
         start = chunk.dictionary_at if 0 < chunk.dictionary_at < chunk.data_at else chunk.data_at
         end = start + chunk.bytes
@@ -173,9 +173,9 @@ def _need(column: Any, chunks: Sequence[tuple[int, _Chunk]], read: _ReadAt, size
                     encoded += page.values * page.bytes
             if encoded > limit:
                 raise _too_large(f"column {column.path!r} stands", encoded, limit)
-        # Memory is reserved by what the metadata say, and filled by what the pages say.
+        # Arrow reserves memory by the metadata, and fills it by the pages.
         if chunk.values > values or rows > values or (not column.max_repetition_level and chunk.values != rows):
-            raise ValueError(f"the column {column.path!r} has not as many values as its metadata say")
+            raise ValueError(f"the values of the column {column.path!r} are not as many as its metadata say")
         encoded += width * values
         if column.physical_type == "BYTE_ARRAY":
             strings += longest * values
@@ -183,7 +183,7 @@ def _need(column: Any, chunks: Sequence[tuple[int, _Chunk]], read: _ReadAt, size
 
 
 class _Page(NamedTuple):
-    """What a page's header says: its kind, decompressed bytes, values (with nulls) and encoding."""
+    """A page's header: kind, decompressed size in bytes, number of values (with nulls) and encoding."""
 
     kind: int
     bytes: int
@@ -210,18 +210,19 @@ def _pages(read: _ReadAt, at: int, end: int) -> Iterator[_Page]:
 
 
 def _struct(data: bytes, at: int, spec: _Spec, budget: list[int], depth: int = 0) -> tuple[dict[int, Any], int]:
-    """A struct in Thrift's compact protocol: the fields of a `_Spec` by their numbers, and where it ends.
+    """Parse a struct in Thrift's compact protocol. Returns the fields of a `_Spec` by their numbers, and the offset of
+    the struct's end.
 
-    pyarrow's own accessors of Parquet's metadata end the process where a value is out of range. This is called for
-    thousands of fields of every shard, so it is one loop.
+    pyarrow's accessors of Parquet's metadata abort the process if a value is out of range. This is called for thousands
+    of fields of every shard, so it is one loop.
 
     Args:
         data: the bytes.
-        budget: [1], list items that it may still hold.
+        budget: [1], number of list items that may still come.
 
     Raises:
-        IndexError: the data end before it does.
-        ValueError: it is none, or holds too many list items.
+        IndexError: the data end before the struct.
+        ValueError: the data are no struct, or have too many list items.
     """
     fields: dict[int, Any] = {}
     number = 0
@@ -258,7 +259,7 @@ def _struct(data: bytes, at: int, spec: _Spec, budget: list[int], depth: int = 0
 
 
 def _list(data: bytes, at: int, spec: _Spec, budget: list[int], depth: int) -> tuple[list[dict[int, Any]], int]:
-    """The structs of a list, if it is of such and they are wanted, and where it ends; otherwise as `_struct`."""
+    """Parse a list. Returns its structs, if it has wanted ones, and the offset of its end; otherwise as `_struct`."""
     head = data[at]
     at += 1
     count, kind = head >> 4, head & 15
@@ -295,7 +296,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _prefixes(schema: pq.ParquetSchema, n: int) -> Iterator[str]:
-    """The names that a column may be read by: of itself and of the columns that it is nested in."""
+    """The names by which a column may be read: its own, and those of the columns that it is nested in."""
     path = schema.column(n).path
     yield path
     while "." in path:
@@ -304,7 +305,7 @@ def _prefixes(schema: pq.ParquetSchema, n: int) -> Iterator[str]:
 
 
 def _string_bytes(array: pa.Array) -> int:
-    """Bytes of all strings that an array's dictionaries stand for."""
+    """Bytes of all strings of a dictionary-encoded array."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         if not (pa.types.is_string(kind.value_type) or pa.types.is_binary(kind.value_type)):
@@ -319,7 +320,7 @@ def _string_bytes(array: pa.Array) -> int:
 
 
 def _without_view(kind: pa.DataType) -> pa.DataType:
-    """The type that references to a dictionary are turned into: not of views, into which Arrow casts none."""
+    """The type to which references to a dictionary are cast: never a view, to which Arrow cannot cast."""
     return {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(kind, kind)
 
 

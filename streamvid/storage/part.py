@@ -1,4 +1,4 @@
-"""Parts of files in storages other than S3: with what tells a version of a file, where there is something."""
+"""Reads parts of files in storages other than S3, with the version mark of the file if the storage has one."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ class Part(NamedTuple):
 
 
 async def read_part(fs: Any, name: str, start: int, end: int, mark: str, link: Link) -> Part:
-    """Bytes [start, end) of a file by a client of fsspec: by ``ifGenerationMatch`` in Google's storage, If-Match in
-    Azure's; others know no such condition.
+    """Read bytes [start, end) of a file with a client of fsspec, on the condition ``ifGenerationMatch`` in Google's
+    storage and If-Match in Azure's; other storages have no such condition.
 
     Args:
         fs: an asynchronous file system.
-        mark: that the file must have, "" for any.
-        link: is told how long a short one took.
+        mark: version mark that the file must have, "" for any.
+        link: records how long a short request took.
 
     Raises:
-        FileChangedError: it has another mark now.
+        FileChangedError: the file has another mark now.
         Exceptions of the client.
     """
     begin = time.perf_counter()
     try:
         return await _read(fs, name, start, end, mark, link)
     except Exception as error:
-        if mark and (status_of(error) == _CHANGED or isinstance(error, FileExistsError)):  # the latter is gcsfs'
+        if mark and (status_of(error) == _CHANGED or isinstance(error, FileExistsError)):  # the latter: gcsfs
             raise changed(fs.unstrip_protocol(name), mark) from None
         raise
     finally:
@@ -94,7 +94,8 @@ async def _of_web(fs: Any, url: str, start: int, end: int, link: Link) -> Part:
 
 
 async def read_from_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-    """Ranges of a file on a web server that knows none, cut out of all of it as it comes: no more is held."""
+    """Ranges of a file on a web server without range support, cut out of the whole file as it arrives; only the ranges
+    are kept in memory."""
     blocks, at, last = [bytearray() for _ in ranges], 0, max(end for _, end in ranges)
     async with _answer(fs, url, {}) as answer:
         pace = _Pace(answer)
@@ -111,7 +112,7 @@ async def read_from_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) 
 
 @asynccontextmanager
 async def _answer(fs: Any, url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
-    """A web server's answer, of 200, 206 or 416."""
+    """A web server's response with status 200, 206 or 416."""
     options = dict(fs.kwargs)
     options["headers"] = {**options.get("headers", {}), **headers}
     session = await fs.set_session()
@@ -126,8 +127,8 @@ async def _answer(fs: Any, url: str, headers: dict[str, str]) -> AsyncIterator[A
 
 
 async def body_of(answer: Any, url: str, start: int, end: int, *, ranged: bool = False) -> bytes:
-    """The body of an answer of aiohttp to a request for bytes [start, end), fewer where the file ends. No more than
-    that is ever held, whatever the server sends. Arguments and errors as of `check_range`."""
+    """The body of an aiohttp response to a request for bytes [start, end), fewer if the file ends. Never keeps more
+    than that in memory, whatever the server sends. Arguments and errors as in `check_range`."""
     headers, most, length = answer.headers, end - start, answer.content_length
     try:
         check_range(url, start, end, answer.status, headers.get("Content-Range"), length, ranged=ranged)
@@ -147,7 +148,8 @@ async def body_of(answer: Any, url: str, start: int, end: int, *, ranged: bool =
 
 
 async def held(read: Callable[[int], Awaitable[bytes]], most: int) -> bytes:
-    """What a stream has, as `read` gives so many bytes of it at most; of more than `most` bytes one more."""
+    """The bytes of a stream, read by `read`, which returns at most the given number of bytes; if there are more than
+    `most`, one byte more."""
     pieces = bytearray()
     while len(pieces) <= most and (piece := await read(most + 1 - len(pieces))):
         pieces += piece
@@ -155,7 +157,7 @@ async def held(read: Callable[[int], Awaitable[bytes]], most: int) -> bytes:
 
 
 class _Pace:
-    """Gives up an answer of aiohttp whose body drips: each byte of it would begin the timeout of a stall anew."""
+    """Gives up an aiohttp response whose body drips, since each byte would restart the timeout for stalls."""
 
     def __init__(self, answer: Any) -> None:
         self._answer, self._seen = answer, answer.content.total_bytes
@@ -176,8 +178,8 @@ class _Pace:
 
 
 def behind_end(url: str, start: int, headers: Mapping[str, str]) -> Part:
-    """The part of an answer of 416: nothing, as the file ends before. Raises StorageUnavailable if the answer says
-    itself that it does not."""
+    """The empty part for a response with status 416: the file ends before the range. Raises StorageUnavailable if the
+    response's own size contradicts that."""
     size = size_of(headers.get("Content-Range") or headers.get("content-range"))
     if size is not None and size > start:
         error = StorageUnavailable(
@@ -190,39 +192,39 @@ def behind_end(url: str, start: int, headers: Mapping[str, str]) -> Part:
 
 
 def size_of(content_range: str | None) -> int | None:
-    """The size of a file by a Content-Range; None if that does not say it."""
+    """The size of a file from a Content-Range; None if it does not give it."""
     found = _SIZE.fullmatch(content_range or "")
     return int(found[1]) if found else None
 
 
 def version(headers: Mapping[str, Any]) -> str:
-    """The ETag of an answer; "" if it has none that can be sent back."""
+    """The ETag of a response; "" if it has none that can be sent back."""
     etag = str(headers.get("ETag") or "")
     return etag if is_sendable(etag) else ""
 
 
 def is_sendable(mark: str) -> bool:
-    """Whether a mark from a server or a dataset can be in requests and messages. No file has another."""
+    """Whether a mark from a server or a dataset can be put into requests and messages."""
     return bool(_VERSION.fullmatch(mark))
 
 
 def check_range(
     url: str, start: int, end: int, status: int, sent: str | None, length: int | None, *, ranged: bool = False
 ) -> None:
-    """Look at an answer to a request for a range before its body is read.
+    """Check the response to a request for a range before its body is read.
 
     Args:
-        url: of the file, for errors.
+        url: URL of the file, for errors.
         start, end: the range, not empty.
         status: below 300.
-        sent: its Content-Range.
-        length: of its body, as far as it is known.
-        ranged: the server is known to answer with ranges.
+        sent: the response's Content-Range.
+        length: length of its body; None if unknown.
+        ranged: whether the server is known to support ranges.
 
     Raises:
-        StorageUnavailable: these are other bytes of the file.
-        NoRangesError: it is more than was asked for: the server answers no requests for ranges. StorageUnavailable if
-            it is known to do.
+        StorageUnavailable: the response has other bytes of the file.
+        NoRangesError: the response has more than was requested, because the server does not support ranges;
+            StorageUnavailable if it is known to.
     """
     found = _CONTENT_RANGE.match(sent or "")
     other = status == 206 and found is not None and int(found[1]) != start
@@ -251,7 +253,7 @@ async def _of_azure(fs: Any, name: str, start: int, end: int, mark: str) -> Part
 
 
 def changed(url: str, known: str, now: str = "") -> FileChangedError:
-    """The error of a file that is another one now."""
+    """The error for a file whose version has changed."""
     return FileChangedError(
         f"{redact(url)} has changed while it was being read: its ETag was {known}{f' and is {now}' if now else ''}; "
         "go back to the version that the run began with, or start it anew"

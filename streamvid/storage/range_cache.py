@@ -4,7 +4,7 @@
                                 block, 1 if the block is there
 
 A block is written before its byte in the map, and every writer writes the same bytes. So any number of processes may
-write under a shared lock (flock), and a killed process leaves nothing to repair. Blocks are given up under an exclusive
+write under a shared lock (flock), and a killed process leaves nothing to repair. Blocks are evicted under an exclusive
 lock: their bytes in the map become 0, then holes are punched at their offsets. After a power failure the map may name a
 block that was not written, and other programs may change the file: readers compare packets with their CRCs, and discard
 the file if they differ. Processes that have a removed file open can still read it.
@@ -55,7 +55,7 @@ class RangeCache:
     """Keeps ranges of remote files.
 
     Args:
-        cache: the shard cache, whose folder and size limit are shared. Files that it holds are read there.
+        cache: the shard cache, whose folder and size limit are shared. Whole files in it are used, too.
         files: the files whose ranges are cached, by URL; ranges of other files are not.
     """
 
@@ -63,7 +63,7 @@ class RangeCache:
         self._cache, self._files = cache, files
 
     def read(self, ranges: Sequence[ByteRange]) -> dict[int, UInt8]:
-        """The cached ones of the ranges, uint8 [end - start], by their index in `ranges`."""
+        """The bytes of those ranges that are cached, uint8 [end - start], by index in `ranges`."""
         found: dict[int, UInt8] = {}
         order = sorted(range(len(ranges)), key=lambda n: ranges[n].path)
         for path, numbers in groupby(order, key=lambda n: ranges[n].path):
@@ -92,19 +92,19 @@ class RangeCache:
         return whole_blocks(one, known.size)
 
     def file_or(self, one: ByteRange) -> ByteRange:
-        """The whole file of a range, where that costs no more than another request, else the range."""
+        """The whole file of a range if that costs no more than another request; otherwise the range."""
         known = self._files.get(one.path)
         return one if known is None or known.size > REQUEST_BYTES else ByteRange(one.path, 0, known.size)
 
     @contextlib.contextmanager
     def claimed(self, ranges: Sequence[ByteRange], until: float) -> Iterator[list[int]]:
-        """Claim ranges of whole blocks while they are fetched. Gives the numbers of the claimed ones: all that nobody
-        else on the node has claimed, or if there are none the first that becomes free; after `until`
-        (`time.monotonic`), and with a full cache, which would not keep them, all. Nobody waits while he holds a
-        claim."""
+        """A context that claims ranges of whole blocks while they are fetched. Its value is the numbers of the claimed
+        ranges: all that no other reader on the node has claimed; if there are none, the first that becomes free; all
+        after `until` (`time.monotonic`), or if the cache is full and would not keep them. No reader waits while it
+        holds a claim."""
         own: list[int] = []
         taken: list[tuple[int, FileIO]] = []
-        # By content, as files of several URLs may be the same.
+        # By content, as several URLs may have the same file.
         files: dict[FileIdentity, FileIO] = {}
         with contextlib.ExitStack() as claims:
             with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class RangeCache:
         return (now := time.monotonic()) < until and now - self._cache.evicted >= _EVICTED_SECONDS
 
     def part(self, one: ByteRange) -> tuple[UInt8, list[ByteRange]]:
-        """A range of whole blocks as far as it is cached, with arbitrary bytes elsewhere; and the missing ranges."""
+        """The cached blocks of a range of whole blocks, with arbitrary bytes elsewhere; and the missing ranges."""
         known = self._files.get(one.path)
         with contextlib.suppress(OSError):
             if known is not None:
@@ -151,14 +151,14 @@ class RangeCache:
         folder = self._cache.folder
         try:
             self._cache.check_usable()
-            # Where another program removes the folder meanwhile, they are not kept.
+            # They are not kept if another program removes the folder meanwhile.
             with self._cache.usable(), self._cache.writing, contextlib.suppress(FileNotFoundError):
                 make_folder(folder.root)
                 for one, block in zip(ranges, blocks, strict=True):
                     known = self._files.get(one.path)
                     if known is None or len(block) != one.end - one.start or not len(block):
                         continue
-                    self._cache.reserve(len(block) + 2 * _BLOCK)  # the map takes some, too
+                    self._cache.reserve(len(block) + 2 * _BLOCK)  # the map takes space, too
                     with _opened(folder, known, os.O_RDWR | os.O_CREAT) as file:
                         fcntl.flock(file, fcntl.LOCK_SH)
                         os.truncate(file.fileno(), _map(known) + -(-known.size // _BLOCK))
@@ -170,8 +170,8 @@ class RangeCache:
 
 
 def _lock(file: FileIO, one: ByteRange) -> bool:
-    """Lock a range for this open file description (fcntl(2), F_OFD_SETLK), until it is closed. False if another one has
-    locked a part of the range."""
+    """Lock a range for this open file description (fcntl(2), F_OFD_SETLK), until it is closed. Returns False if another
+    one has locked a part of the range."""
     try:
         lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, one.start, one.end - one.start, 0)
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
@@ -188,13 +188,13 @@ def _map(known: FileIdentity) -> int:
 
 
 def _read(file: FileIO, start: int, end: int) -> UInt8:
-    """Bytes of a file, uint8, fewer where it ends."""
+    """Bytes of a file, uint8, fewer if it ends."""
     return np.frombuffer(os.pread(file.fileno(), end - start, start), dtype=np.uint8)
 
 
 @dataclass(frozen=True)
 class Extents:
-    """When the parts of a file are needed next, to choose the blocks that are given up.
+    """When the parts of a file are needed next, to choose the blocks to evict.
 
     Attributes:
         file: the file.
@@ -211,7 +211,7 @@ def give_up_latest(folder: CacheFolder, extents: Sequence[Extents], wanted: int)
     """Free cached blocks, the ones that are needed latest first.
 
     Args:
-        folder: the cache's.
+        folder: the cache's folder.
         extents: when the cached files' parts are needed.
         wanted: bytes to free, at least.
 

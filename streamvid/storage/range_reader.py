@@ -33,11 +33,11 @@ _PATIENCE: Final = 1.0
 
 
 class FileTooShort(DatasetError):  # noqa: N818
-    """A file that ends before a range, or a disk that cannot read a range of it."""
+    """A file ends before a range, or its disk cannot read the range."""
 
 
 class RangeReader:
-    """Reads byte ranges of files. Local files stay open for the next read, the `MAX_OPEN_FILES` used last.
+    """Reads byte ranges of files. The `MAX_OPEN_FILES` most recently used local files stay open for the next read.
 
     Thread-safe, picklable, and usable in forked children: no connection and no event loop is kept here, since
     `streamvid.storage.filesystem` gives a forked child its own.
@@ -45,10 +45,10 @@ class RangeReader:
     Files are read, not mapped: a mapped file that somebody truncates kills the process with SIGBUS.
 
     Args:
-        retry: for how long a remote storage that does not answer is asked again.
-        like: another reader, whose `remote` is shared; open files are not.
+        retry: for how long requests are repeated while a remote storage does not answer.
+        like: another reader, whose `remote` is shared, but not its open files.
         cache: keeps ranges of remote files on a local disk.
-        turn: its place among other readers: remote ranges of earlier turns are read first.
+        turn: priority among readers: remote ranges of earlier turns are read first.
 
     Attributes:
         remote: reads remote files.
@@ -88,17 +88,17 @@ class RangeReader:
         Args:
             ranges: in any order, of any number of files; they may overlap.
             versions: by path, the version that a file must have.
-            neighbours: the bytes between the ranges will be wanted, too. If there is a cache, gaps that are cheaper to
-                read than another request are read into it with them.
+            neighbours: whether the bytes between the ranges will be wanted, too. Then, if there is a cache, gaps that
+                are cheaper to read than another request are read into it.
 
         Returns:
             The bytes of each range, uint8 [end - start], in the order of `ranges`.
 
         Raises:
             DatasetError: a file is missing, cannot be read, ends before a range does, or is an object whose ETag has
-                changed since this reader read it first. Names the file.
+                changed since this reader read it first; the message names the file.
             FileChangedError: a file is not of its version in `versions`.
-            StorageUnavailable: the storage did not answer, for as long as `retry` says.
+            StorageUnavailable: the storage did not answer for as long as `retry` says.
         """
         versions = versions or {}
         remote = [n for n, one in enumerate(ranges) if not is_local(one.path)]
@@ -163,7 +163,7 @@ class RangeReader:
         return [cut_out(one, joined[n], blocks[n]) for one, n in zip(ranges, places, strict=True)]
 
     def joined(self, ranges: Sequence[ByteRange], gap: int, waste: float = WASTE) -> tuple[list[ByteRange], list[int]]:
-        """The requests for remote ranges, as of `streamvid.storage.byte_range.join`; in whole blocks if a cache keeps
+        """The requests for remote ranges, as in `streamvid.storage.byte_range.join`; of whole blocks if a cache keeps
         them."""
         wanted = ranges if self.cache is None else [self.cache.whole_blocks(one) for one in ranges]
         return join(wanted, gap=gap, waste=waste)
@@ -182,8 +182,8 @@ class RangeReader:
         return blocks
 
     def _read_local(self, wanted: ByteRange, versions: Mapping[str, FileVersion]) -> UInt8:
-        """A range of a local file. On a mounted storage that does not answer, the file is reopened and read again, as
-        `retry` says."""
+        """Read a range of a local file. If it is on a mounted storage that does not answer, the file is reopened and
+        read again, as `retry` says."""
 
         def attempt() -> UInt8:
             file = self._file(wanted.path, versions)
@@ -216,10 +216,10 @@ def cut_out(wanted: ByteRange, whole: ByteRange, block: UInt8) -> UInt8:
 
 
 def _failed(path: str, done: str, error: OSError) -> DatasetError:
-    """The error of a local file that cannot be opened or read; a StorageUnavailable if trying again may help.
+    """The error for a local file that cannot be opened or read; a StorageUnavailable if a repetition may succeed.
 
     Raises:
-        StreamvidError: it is not the file's, but of a limit of this process.
+        StreamvidError: the cause is not the file but a limit of this process.
     """
     if error.errno in BROKEN_ERRNOS or error.errno == errno.EIO:
         what = f"cannot be {done} ({error.strerror}): check the disk, or the network if it is mounted from there"
@@ -300,6 +300,6 @@ class _LocalFile:
         return False
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # A default value: at Python's end `os` may be gone before this file is.
+        # A default argument, because `os` may be gone before this file when the interpreter exits.
         if self._descriptor >= 0:
             close(self._descriptor)

@@ -19,11 +19,11 @@ class RangedFile(io.RawIOBase):
 
     Args:
         wanted: the file and the part of it.
-        version: that the file must have; None: any.
-        block: bytes that are read at least: headers are small, and often follow each other.
+        version: the version that the file must have; None: any.
+        block: least bytes per read, since headers are small and often follow each other.
 
     Raises:
-        DatasetError: as of `RangeReader.read`, when something is read.
+        DatasetError: on reading, as in `RangeReader.read`.
     """
 
     def __init__(self, wanted: ByteRange, version: FileVersion | None = None, *, block: int = 512) -> None:
@@ -61,7 +61,7 @@ class RangedFile(io.RawIOBase):
         return last - first
 
     def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of several parts, each from a start to an end, asked for side by side."""
+        """The bytes of several parts, each [start, end), requested concurrently."""
         first = self._part.start
         wanted = [ByteRange(self._part.path, first + start, first + end) for start, end in spans]
         return [block.tobytes() for block in self._reader.read(wanted, self._versions)]

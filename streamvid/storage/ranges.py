@@ -30,7 +30,7 @@ Range = tuple[AnyPath, int, int]
 
 
 def read_ranges(ranges: Sequence[Range], *, retry: Retry) -> list[bytes]:
-    """As `RemoteRanges.read`, for a single call."""
+    """`RemoteRanges.read` for a single call."""
     return RemoteRanges().read(ranges, retry=retry)
 
 
@@ -40,13 +40,13 @@ class RemoteRanges:
     Thread-safe; usable in forked children.
 
     Args:
-        link: measurements of the storage, shared with other readers; default: none yet.
+        link: measurements of the storage, shared with other readers; default: a new one.
         expected: version marks of files by path; ranges of objects in S3 are requested with theirs (If-Match).
 
     Attributes:
         link: measurements of the storage.
-        from_whole_files: ranges of files on web servers that know none are cut out of whole files. Else they are an
-            error, as each reading takes as many bytes as the file has.
+        from_whole_files: whether ranges of files on web servers without range support are cut out of whole files. If
+            not, they are an error, since each read would transfer the whole file.
     """
 
     def __init__(self, link: Link | None = None, expected: Mapping[AnyPath, str] | None = None) -> None:
@@ -68,16 +68,16 @@ class RemoteRanges:
 
         Args:
             folder: the dataset's URL.
-            files: by path below the folder, ETag with quotes, and size in bytes if known.
+            files: for each path below the folder, the ETag with quotes, and the size in bytes if known.
         """
         if files and in_s3(folder):
             prefix = _url(*locate(folder, patient=True))
             self._told |= {f"{prefix}/{name}": (prefix, *one) for name, one in files.items()}
 
     def read_object(self, path: AnyPath, *, most: int, retry: Retry, tries: int = 3) -> bytes:
-        """A whole object in S3. Its first part comes with the size, so that a short object takes one request. An object
-        that is replaced meanwhile is read again. Errors as of `read`, and DatasetError if it has more than `most`
-        bytes."""
+        """Read a whole object in S3. The response with the first part has the size, so that a short object takes one
+        request. An object that is replaced meanwhile is read again. Errors as in `read`, and DatasetError if it has
+        more than `most` bytes."""
         (beginning,) = self.read([(path, 0, PART_BYTES)], retry=retry)
         size = self._sizes.get(_url(*locate(path, patient=True)), len(beginning))
         if size > most:
@@ -99,11 +99,12 @@ class RemoteRanges:
         versions: Mapping[str, FileVersion] | None = None,
         turn: int = 0,
     ) -> list[bytes]:
-        """Bytes [start, end) of files, requested concurrently if the storage supports it; shorter where a file ends.
+        """Read bytes [start, end) of files, concurrently if the storage supports ranges; shorter if a file ends.
 
         Args:
             ranges: path, start and end of each.
-            retry: for how long failed ranges are asked for again, and ranges that come shorter than the file allows.
+            retry: for how long requests are repeated for ranges that failed, or came shorter than the file's size
+                allows.
             versions: by path, the version that a file must have.
             turn: the step of the loop that needs them; requests of earlier steps go first.
 
@@ -175,7 +176,8 @@ class RemoteRanges:
     def _side_by_side(
         self, fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None], turn: int
     ) -> list[bytes | BaseException]:
-        """Ranges of files through an asynchronous client, with version marks compared. Empty ranges need no request."""
+        """Read ranges of files through an asynchronous client, and compare version marks. Empty ranges need no
+        request."""
         read = self._s3.read if is_s3(fs) else read_part
         given = {_url(fs, name): version.mark for name, version in versions.items() if version is not None}
         marks = self._marks if not given else ChainMap(given, self._marks)
@@ -194,7 +196,7 @@ class RemoteRanges:
                 part = await self.link.fetch(
                     end - start, lambda: read(fs, name, start, end, mark or marks.get(url, ""), self.link), turn
                 )
-                # A server that sends no ETag has answered for the one that was requested.
+                # A server that sends no ETag has confirmed the requested one.
                 return part if part.mark or marks.get(url, mark) != told else part._replace(mark=told)
 
             part = None
@@ -202,7 +204,7 @@ class RemoteRanges:
                 try:
                     part = await ask(told)
                 except FileChangedError:
-                    if marks.get(url) == told:  # other ranges had this ETag: the object was replaced just now
+                    if marks.get(url) == told:  # other ranges had this ETag, so the object was replaced just now
                         raise
                     self._doubt(dataset, url)
             if part is None and (url in marks or not is_s3(fs)):
@@ -210,7 +212,7 @@ class RemoteRanges:
             elif part is None:
                 async with self._after_the_first(url, turn):
                     part = await ask()
-            # An answer of 416 says nothing of the version.
+            # A response with status 416 says nothing about the version.
             if (part.data or part.mark) and (known := marks.setdefault(url, part.mark)) != part.mark:
                 raise changed(url, known, part.mark)
             if part.size is not None:
@@ -228,7 +230,7 @@ class RemoteRanges:
         return cast(list[bytes | BaseException], sync(fs.loop, every))
 
     async def _cut_out(self, fs: Any, ranges: Sequence[tuple[str, int, int]], blocks: list[Any]) -> None:
-        """Put ranges that are cut out of whole files in the place of a NoRangesError."""
+        """Replace each NoRangesError by the range, cut out of the whole file."""
         numbers_of: dict[str, list[int]] = {}
         for number, block in enumerate(blocks):
             if isinstance(block, NoRangesError):
@@ -261,7 +263,7 @@ class RemoteRanges:
 
     @contextlib.asynccontextmanager
     async def _after_the_first(self, url: str, turn: int) -> AsyncIterator[None]:
-        """While the mark of an object is unknown, one range is requested alone, and the other ranges wait for it, to be
+        """While the mark of an object is unknown, request one range alone, so that the others, which wait for it, are
         requested with the mark. Ranges of earlier steps do not wait for one of a later step."""
         key = os.getpid(), url
         if (first := self._first.get(key)) is not None and first[0] <= turn:
@@ -301,8 +303,8 @@ def _url(fs: Any, name: str) -> str:
 def _of_version(
     fs: Any, ranges: Sequence[tuple[str, int, int]], versions: Mapping[str, FileVersion | None]
 ) -> list[bytes | BaseException]:
-    """Ranges of files in storages without If-Match, checked against their versions. Web servers have If-Range; in other
-    storages a file's mark is asked for after its ranges: if it is the expected one, so were the ranges."""
+    """Read ranges of files in storages without If-Match, and check the files' versions: on web servers by If-Range, in
+    other storages by requesting a file's mark after its ranges, which are of the expected version if the mark is."""
     names, starts, ends = [one[0] for one in ranges], [one[1] for one in ranges], [one[2] for one in ranges]
     if not hasattr(fs, "encode_url"):
         read = fs.cat_ranges(names, starts, ends, on_error="return")
@@ -332,6 +334,6 @@ def _of_version(
 
 
 def mark_of_info(info: Mapping[str, Any]) -> str:
-    """The version mark of a file from fsspec's details, in which each storage has another name for it."""
+    """The version mark from fsspec's details of a file, in which each storage has another name for it."""
     names = ("ETag", "etag", "md5Hash", "checksum", "mtime", "LastModified", "Last-Modified", "created")
     return next((str(info[name]) for name in names if info.get(name) is not None), "")

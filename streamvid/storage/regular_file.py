@@ -1,6 +1,6 @@
-"""Opens local files by names that are not ours, such as those of a dataset: regular files alone.
+"""Opens local files by untrusted names, such as those in a dataset: regular files only.
 
-To open a pipe waits for a writer, and to read from a device may never end or have effects of its own.
+Opening a pipe waits for a writer, and reading from a device may never end or have side effects.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class NotAFileError(OSError):
 
 
 def open_file(path: AnyPath) -> int:
-    """A descriptor of a regular file, for reading.
+    """Open a regular file for reading; returns its descriptor.
 
     Raises:
-        OSError: it cannot be opened, or is none; IsADirectoryError of a folder.
+        OSError: the file cannot be opened, or is no regular file; IsADirectoryError for a folder.
     """
     try:
-        # O_NONBLOCK: a pipe without a writer is opened at once.
+        # O_NONBLOCK, so that opening a pipe without a writer returns immediately.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        if error.errno == errno.ENXIO:  # what open() says of a socket
+        if error.errno == errno.ENXIO:  # raised by open() for a socket
             raise _not_a_file("a socket or device, not a file", path) from error
         raise
     try:
@@ -57,7 +57,7 @@ def open_file(path: AnyPath) -> int:
 
 @contextmanager
 def regular_file(path: AnyPath) -> Iterator[int]:
-    """The descriptor of `open_file`, closed at the end of the block; ``/proc/self/fd/N`` is its name until then."""
+    """A context with the descriptor of `open_file`; its name is ``/proc/self/fd/N`` meanwhile."""
     descriptor = open_file(path)
     try:
         yield descriptor
@@ -66,10 +66,10 @@ def regular_file(path: AnyPath) -> Iterator[int]:
 
 
 def read_file(path: AnyPath, most: int = MAX_BYTES) -> bytes:
-    """The whole of a regular file.
+    """Read a whole regular file.
 
     Raises:
-        OSError: as of `open_file`, or it has more than `most` bytes, or is large and consists of holes.
+        OSError: as in `open_file`, or the file has more than `most` bytes, or is large and sparse.
     """
     with regular_file(path) as descriptor:
         status = os.fstat(descriptor)

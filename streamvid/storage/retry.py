@@ -1,7 +1,7 @@
-"""Asks a storage again that did not answer: the one mechanism for all that is read while a run goes on.
+"""Repeats requests to a storage that did not answer: the one mechanism for all reads during a run.
 
-The clients' own retries (botocore's, s3fs's) are off for these reads: they count attempts, whereas a run that is to
-survive an outage needs a limit in time, and a word in the log.
+The clients' own retries (botocore's, s3fs's) are off for these reads: they count attempts, whereas surviving an outage
+needs a limit in time, and messages in the log.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ Trouble = StorageUnavailable | AccessRefused
 
 @dataclass(frozen=True)
 class Retry:
-    """How long, and how, a storage that does not answer is asked again. Picklable.
+    """For how long, and how, requests are repeated while a storage does not answer. Picklable.
 
     Attributes:
-        seconds: without any progress; then its error is raised. 0: it is asked once.
+        seconds: most seconds without any progress, after which the error is raised; 0: no repetition.
         clock: monotonic time in seconds.
-        sleep: waits that many seconds; returns something true to give up.
+        sleep: waits that many seconds; returns a true value to give up.
     """
 
     seconds: float = 600.0
@@ -58,7 +58,7 @@ class Retry:
 
     @classmethod
     def of(cls, retry_for: float | Retry) -> Retry:
-        """The user's option: a number of seconds. Raises InputError if it is none."""
+        """The retry of the user's option, a number of seconds. Raises InputError for other values."""
         if isinstance(retry_for, Retry):
             return retry_for
         if not is_real(retry_for) or retry_for < 0:
@@ -66,7 +66,7 @@ class Retry:
         return cls(float(retry_for))
 
     def until(self, stop: threading.Event) -> Retry:
-        """The same, given up as soon as the event is set or the main thread has ended."""
+        """A copy that gives up as soon as the event is set or the main thread has ended."""
         if self.sleep is not time.sleep:
             return self
 
@@ -80,11 +80,11 @@ class Retry:
         return replace(self, sleep=sleep)
 
     def __call__(self, attempt: Callable[[], T]) -> T:
-        """The result of `attempt`, called again while it raises StorageUnavailable, or for `REFUSED_SECONDS`
-        AccessRefused.
+        """Call `attempt`, and again while it raises StorageUnavailable, or, for `REFUSED_SECONDS`, AccessRefused.
+        Returns its result.
 
         Raises:
-            StorageUnavailable, AccessRefused: of the last attempt. All other exceptions pass at once.
+            StorageUnavailable, AccessRefused: raised by the last attempt. All other exceptions pass immediately.
         """
 
         def attempts(_: Sequence[None]) -> list[T | Trouble]:
@@ -96,14 +96,14 @@ class Retry:
         return self.each([None], attempts)[0]
 
     def each(self, items: Sequence[K], attempt: Callable[[Sequence[K]], Sequence[T | Trouble]]) -> list[T]:
-        """The results of `attempt` for all items. It is called again with those that failed; as long as others of
-        them succeed, however few, the time does not count.
+        """The results of `attempt` for all items. It is called again with the items that failed; the time starts anew
+        whenever an item succeeds.
 
         Args:
-            attempt: gives a result or an error for each of some items.
+            attempt: returns a result or an error for each of the given items.
 
         Raises:
-            StorageUnavailable, AccessRefused: of an item that fails until the end.
+            StorageUnavailable, AccessRefused: an item failed until the end.
         """
         done: dict[int, T] = {}
         left = list(range(len(items)))
@@ -146,7 +146,7 @@ class Retry:
                 )  # fmt: skip
             else:
                 log.info("%s It is tried again.", error)
-            # Jitter, as all processes of a job see the same outage at the same time.
+            # Jitter, because all processes of a job see an outage at the same time.
             pause = max(_SHORTEST, min(delay * random.uniform(0.5, 1.5), remaining, said + SAY_SECONDS - now))
             delay = min(2 * delay, LONGEST_DELAY)
             if self.sleep(pause):
@@ -155,7 +155,7 @@ class Retry:
 
 
 def _counted(clock: Callable[[], float]) -> Callable[[], float]:
-    """A clock that moves by `LONGEST_ATTEMPT` at most from one look to the next."""
+    """A clock that advances by at most `LONGEST_ATTEMPT` between two readings."""
     last = now = clock()
 
     def look() -> float:

@@ -1,9 +1,9 @@
-"""Ranges of objects in S3, by URLs that botocore signs.
+"""Reads ranges of objects in S3, by URLs that botocore signs.
 
-botocore takes a core a millisecond to build, sign, send and parse a GetObject. A signed URL is good for every range of
-its object, so botocore is asked once per object and some minutes where it is and how it is signed, by its own chain of
-credentials, endpoints and addressing; a range is then a plain GET, of 0.2 ms. docs/design.md has the figures, and
-why it is not obstore.
+botocore takes a millisecond of a core to build, sign, send and parse a GetObject. A signed URL is valid for every range
+of its object for some minutes, so botocore is asked for one once per object and these minutes, by its own chain of
+credentials, endpoints and addressing; a range is then a plain GET, of 0.2 ms. docs/design.md has the figures, and the
+reasons against obstore.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class S3Ranges:
         """Buckets that refused signed URLs, but not botocore's requests, and until when those are made at once."""
 
     async def read(self, fs: Any, name: str, start: int, end: int, etag: str, link: Link) -> Part:
-        """Bytes [start, end) of an object, fewer where it ends.
+        """Read bytes [start, end) of an object, fewer if it ends.
 
         Args:
             fs: s3fs's file system.
             name: bucket and key.
-            start, end: not empty.
-            etag: what the object's must be; "" for any.
-            link: is told how long it took.
+            start, end: the range, not empty.
+            etag: ETag that the object must have; "" for any.
+            link: records how long the request took.
 
         Raises:
-            DatasetError: it is another object now, or the server sends no ranges.
+            DatasetError: the object has another ETag now, or the server sends no ranges.
             OSError, and exceptions of botocore and aiohttp: as `streamvid.storage.explain` knows them.
         """
         when = (name, int(2 * time.monotonic() / _SIGNED_SECONDS))
@@ -89,11 +89,11 @@ class S3Ranges:
         await fs.set_session()
         s3 = await fs.get_s3(bucket)
         wanted = {"Bucket": bucket, "Key": key} | ({"VersionId": version} if version else {})
-        # Keys that the user has configured for encrypted objects are needed for reading, too. They are headers.
+        # Keys that the user has configured for encrypted objects are headers, which reading needs, too.
         more = fs.req_kw | {name: one for name, one in fs.s3_additional_kwargs.items() if "Customer" in name}
         if more:
             return _Signed(s3, wanted | more)
-        # botocore's default for URLs is still version 2 of signatures, which newer servers refuse.
+        # botocore still signs URLs by version 2 by default, which newer servers refuse.
         s3.meta.events.register_first("choose-signer.s3", _version_4, unique_id="streamvid")
         url = await s3.generate_presigned_url("get_object", Params=dict(wanted), ExpiresIn=_SIGNED_SECONDS)
         return _signed(fs, s3, wanted, url)
@@ -101,13 +101,13 @@ class S3Ranges:
 
 @dataclass(frozen=True)
 class _Signed:
-    """How an object is read, which takes longer to find than a request to make.
+    """How an object is read; kept because signing takes longer than a request.
 
     Attributes:
         s3: botocore's client.
         wanted: its parameters for the object.
-        url: signed, of the object; None: it takes headers that only botocore makes.
-        proxy: by which it is reached.
+        url: signed URL of the object; None if it needs headers that only botocore makes.
+        proxy: proxy for the requests.
         sessions: fsspec's HTTP file system, which makes a session of aiohttp and closes it.
     """
 
@@ -129,11 +129,11 @@ def _signed(fs: Any, s3: Any, wanted: Mapping[str, str], url: str) -> _Signed:
 
 
 async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link: Link, *, ranged: bool) -> Part:
-    """The range by a GET of a signed URL. Errors do not name that, as it is a secret for some minutes."""
+    """Read a range by a GET of a signed URL. Errors do not name the URL, which is a secret for some minutes."""
     from aiohttp import ClientResponseError
 
     headers = {"Range": f"bytes={start}-{end - 1}"}
-    if etag.startswith('"'):  # no weak one, which matches nothing
+    if etag.startswith('"'):  # no weak ETag, which matches nothing
         headers["If-Match"] = etag
     session = await signed.sessions.set_session()
     try:
@@ -149,7 +149,7 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
             if answer.status not in (200, 206):
                 raise await refusal(answer)
             data = await body_of(answer, f"s3://{name}", start, end, ranged=ranged)
-    except ClientResponseError as error:  # an answer that is not HTTP
+    except ClientResponseError as error:  # the response is not HTTP
         raise ConnectionError(error.message) from None
     link.measured(first, len(data), time.perf_counter() - begin - first)
     size = size_of(answer.headers.get("Content-Range")) if answer.status == 206 else len(data)
@@ -157,7 +157,7 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
 
 
 async def _get_object(signed: _Signed, name: str, start: int, end: int, etag: str) -> Part:
-    """The range by a request of botocore."""
+    """Read a range by a request of botocore."""
     from botocore.exceptions import ClientError
 
     match = {"IfMatch": etag} if etag.startswith('"') else {}
@@ -213,7 +213,7 @@ async def _session(loop: object, verify: bool | str, certificate: Any, timeout: 
             files = path if not certificate else f"{path} or {certificate}"
             raise InputError(f"the certificates in {files} cannot be read ({error}); check AWS_CA_BUNDLE") from error
     connector = TCPConnector(limit=MOST_REQUESTS, ssl=context)
-    # Bodies are taken in pieces of the buffer's size; the default of 64 KiB halves the speed of long ones.
+    # Bodies are read in pieces of the buffer's size; the default of 64 KiB halves the speed of long ones.
     return ClientSession(
         connector=connector, timeout=timeout, cookie_jar=DummyCookieJar(), auto_decompress=False, read_bufsize=1 << 20
     )

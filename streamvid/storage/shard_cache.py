@@ -1,6 +1,6 @@
 """A bounded cache of whole shard files on local disk, shared by all processes of one node.
 
-`streamvid.storage.cache_folder` has the files and their locks; here they are fetched, ahead or when they are asked for.
+`streamvid.storage.cache_folder` has the files and their locks; this module fetches them, ahead of time or on demand.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CacheUnusable(InputError):  # noqa: N818
 
 
 class DamagedFile(DatasetError):  # noqa: N818
-    """A file whose storage has other bytes than the dataset says."""
+    """A file whose bytes in the storage contradict dataset.json."""
 
 
 class ShardCache:
@@ -69,13 +69,13 @@ class ShardCache:
     def __init__(
         self, root: Path, *, limit_bytes: int, retry: Retry | None = None, stalled_after: float = 60.0
     ) -> None:
-        """Make the folder if it is missing. Raises CacheUnusable if it is none, or this user may not write to it; on a
-        disk that is full or read-only nothing is cached, with a warning; InputError if the limit is not positive.
+        """Make the folder if it is missing. Raises CacheUnusable if it is no folder or not writable, InputError if the
+        limit is not positive. On a full or read-only disk nothing is cached, with a warning.
 
         Args:
             root: the folder.
-            retry: for how long a storage that does not answer is asked again.
-            stalled_after: seconds after which nobody waits for another process whose download does not go on.
+            retry: for how long requests are repeated while a storage does not answer.
+            stalled_after: seconds without progress after which another process' download is not awaited any more.
         """
         if limit_bytes <= 0:
             raise InputError(f"The cache limit must be a positive number of bytes, not {limit_bytes}.")
@@ -96,7 +96,7 @@ class ShardCache:
         self._warned: set[str] = set()
         self._unusable: tuple[float, str] | None = None
         self._damaged: dict[str, str] = {}
-        self._reserved, self.evicted = 0, float("-inf")  # bytes of `reserve`; when room was last made, monotonic
+        self._reserved, self.evicted = 0, float("-inf")  # by `reserve`; time of the last eviction, monotonic
         self.writing = threading.Lock()
         """Held from `reserve` until the ranges are written."""
         try:
@@ -108,24 +108,25 @@ class ShardCache:
             self.warn("without", WITHOUT, error)
 
     def lease(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> Lease:
-        """A lease on the file at `url`, downloaded if it is not cached, and verified. Of a cached file the storage is
-        asked nothing.
+        """A lease on the file at `url`, which is downloaded and verified if it is not cached. A cached file needs no
+        request to the storage.
 
         Args:
-            size: in bytes; None, of a small file: as its storage says, with its content.
+            size: size in bytes; None, for a small file: the size is learned with its content.
             sha256: lower-case hexadecimal.
             stop: gives up waiting when it is set: the storage's last error is raised.
 
         Raises:
             InputError: the file is larger than the limit.
-            CacheUnusable: the folder is full of files in use, or cannot be written to; the file may be where it is.
+            CacheUnusable: the folder is full of files in use, or cannot be written to; the file may still be readable
+                in its storage.
             StorageUnavailable: the storage did not answer, for as long as `retry` says.
-            DatasetError: the file is missing; a DamagedFile: it has another size or SHA-256. It is not fetched again.
+            DatasetError: the file is missing; as DamagedFile: it has another size or SHA-256, and is not fetched again.
         """
         self._check(url, size, sha256)
         with self._mutex:
             future = self._prefetches.pop(sha256, None)
-        # A prefetch that has not begun is cancelled. Otherwise it is waited for, and if it failed its error is raised.
+        # Cancel a prefetch that has not begun; otherwise wait for it, and raise its error if it failed.
         if future is not None and not future.cancel():
             while not wait([future], _POLL_SECONDS).done:
                 if stop is not None and stop.is_set():
@@ -154,7 +155,7 @@ class ShardCache:
         future.add_done_callback(lambda done: self._forget(sha256, done))
 
     def read_through(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> bytes:
-        """The content of a small file, cached like any other if the cache can be used; arguments and errors as of
+        """The content of a small file, cached like any other if the cache can be used; arguments and errors as in
         `lease`."""
         try:
             with self.lease(url, size=size, sha256=sha256, stop=stop) as lease, self.usable():
@@ -168,8 +169,8 @@ class ShardCache:
         return content
 
     def distrust(self, sha256: str, size: int) -> bool:
-        """Have a file of the cache compared with its SHA-256 before it is used again, and fetched if it differs; forget
-        ranges of it. Returns whether there was any of it."""
+        """Make the cache compare a file with its SHA-256 before its next use, and fetch it again if it differs; drop
+        cached ranges of it. Returns whether the cache had the file or ranges."""
         ranges, had = self.folder.ranges(sha256, size), self.holds(sha256)
         with contextlib.suppress(OSError):
             had = (ranges.exists() and self.folder.evict(ranges)) or had
@@ -177,7 +178,7 @@ class ShardCache:
         return had
 
     def warn(self, about: str, message: str, *values: object) -> None:
-        """Log a warning, once for what it is about."""
+        """Log a warning, once for each subject."""
         with self._mutex:
             known, self._warned = about in self._warned, self._warned | {about}
         if not known:
@@ -218,14 +219,14 @@ class ShardCache:
             )
 
     def _forget(self, sha256: str, done: Future[None]) -> None:
-        """Forget a prefetch that succeeded or was cancelled; of one that failed, the next lease raises the error."""
+        """Drop a prefetch that succeeded or was cancelled; the error of one that failed is raised by the next lease."""
         if done.cancelled() or done.exception() is None:
             with self._mutex:
                 if self._prefetches.get(sha256) is done:
                     del self._prefetches[sha256]
 
     def _fetch_ahead(self, url: str, size: int, sha256: str) -> None:
-        # If the main thread ended without close(), nobody will read the file.
+        # If the main thread ended without close(), the file is not needed.
         if not self._closed.is_set() and threading.main_thread().is_alive():
             self._lease(url, size, sha256, self._closed).release()
 
@@ -242,7 +243,7 @@ class ShardCache:
             return self._take_or_fetch(url, size, sha256, self._retry.until(stop), stop)
 
     def _take_or_fetch(self, url: str, size: int | None, sha256: str, retry: Retry, stop: threading.Event) -> Lease:
-        """Fetch the file unless another process does; wait for that one as long as it goes on."""
+        """Fetch the file, unless another process does: then wait for that as long as its download progresses."""
         for number in itertools.count():
             part = self.folder.part(sha256, size or 0, number)
             seen, since = -1, time.monotonic()
@@ -270,16 +271,16 @@ class ShardCache:
         raise AssertionError
 
     def _fetch(self, url: str, size: int | None, sha256: str, part: Path, file: FileIO, retry: Retry) -> Lease | None:
-        """Download into the part, which is held; verify and publish. None if another process has published the file
-        meanwhile and it is gone again, or the part is gone."""
+        """Download into the claimed part, verify and publish. None if another process has published the file meanwhile
+        and it is evicted again, or the part is gone."""
         lease: Lease | None = None
         try:
-            # Published between the last look and the claim.
+            # Published between the last check and the claim.
             with contextlib.suppress(BusyError):
                 if lease := self.folder.pin(size, sha256):
                     return lease
 
-            # Neighbours wait as long as the part changes, and so also for a storage that does not answer.
+            # Other processes wait while the part changes, and so also while a storage does not answer.
             def sleep(seconds: float) -> object:
                 os.utime(file.fileno())
                 return retry.sleep(seconds)
@@ -310,7 +311,7 @@ class ShardCache:
                 file.close()
 
     def _download(self, url: str, file: FileIO, size: int | None, mark: str, retry: Retry) -> None:
-        """Fetch `url` into the file, in ranges that are tried again one by one where its storage gives ranges."""
+        """Fetch `url` into the file: in ranges, each of which is retried by itself, if the storage supports them."""
         _log.info("Fetching %s%s.", redact(url), "" if size is None else f" ({size} bytes)")
         os.truncate(file.fileno(), 0)
         if size is None:  # a small one
@@ -330,7 +331,7 @@ class ShardCache:
                 self.write(file, block, start)
 
     def write(self, file: FileIO, block: bytes | memoryview, start: int) -> None:
-        """Write at a place. Where the disk is full, files that nobody uses make room. Raises CacheUnusable."""
+        """Write at an offset. If the disk is full, evicts unused files. Raises CacheUnusable."""
         done = 0
         while done < len(block):
             try:
@@ -352,14 +353,14 @@ class ShardCache:
             raise CacheUnusable(self._unusable[1])
 
     def reserve(self, size: int) -> None:
-        """Make room for bytes of ranges: for 1/64 of the limit at once, as it takes a look at all files."""
+        """Make room for bytes of ranges: for 1/64 of the limit at a time, because that means looking at all files."""
         if size > self._reserved:
             self._reserved = max(self._limit // 64, size)
             self._make_room(self._reserved)
         self._reserved -= size
 
     def _evict(self, wanted: int = 1) -> bool:
-        """Evict at least `wanted` bytes: what the plan needs latest, or without a plan the least recently used."""
+        """Evict at least `wanted` bytes: those needed latest by the plan, or without a plan the least recently used."""
         self.evicted = time.monotonic()
         return self.give_up(wanted) > 0 or self.folder.evict_oldest(wanted)
 
@@ -376,7 +377,8 @@ class ShardCache:
                 return
 
     def _is_damaged(self, url: str, sha256: str, what: str) -> DamagedFile:
-        """The error of a file, which is remembered: until it is restored, every fetch would be for nothing."""
+        """The error for a damaged file. It is remembered, because fetching the file again would be useless until it is
+        restored."""
         error = DamagedFile(f"{redact(url)} {what}; restore the file or pack the dataset again.")
         with self._mutex:
             self._damaged[sha256] = str(error)
@@ -384,7 +386,7 @@ class ShardCache:
 
     @contextlib.contextmanager
     def usable(self) -> Iterator[None]:
-        """Translate an OSError into CacheUnusable, and remember it for a while."""
+        """A context that translates an OSError into CacheUnusable, which is remembered for a while."""
         try:
             yield
         except OSError as exc:

@@ -18,7 +18,7 @@ class SharedRanges:
     every reader waits only for requests that hold its own ranges.
 
     Args:
-        reader: its retries, cache and connections are used; the cache is read at once.
+        reader: its retries, cache and connections are used; the cache is read immediately.
         wanted: the ranges of each reader, by its number.
     """
 
@@ -45,7 +45,7 @@ class SharedRanges:
         self._blocks: dict[int, UInt8 | BaseException] = {}
 
     def reader(self, number: int, turn: Turn) -> RangeReader:
-        """The reader with this number, for one thread and one `read` of its ranges in `wanted`."""
+        """The reader with this number, for one thread and one `read`, of its ranges in `wanted`."""
         return _Reader(self, number, self._like, turn)
 
     def fetch(self, number: int, reader: RangeReader, versions: Mapping[str, FileVersion]) -> None:

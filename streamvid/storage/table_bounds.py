@@ -1,4 +1,4 @@
-"""How much memory a table of others may take, and what of CSV and JSON lines is looked at before Arrow reads them."""
+"""Limits the memory of untrusted tables, and checks CSV and JSON lines before Arrow reads them."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ class TooLargeError(ValueError):
 
 
 class JointLimit:
-    """What the tables of a dataset may take together, so that many small files do not stand for what one may not:
-    `_JOINT_BYTES`, and of each row and byte much more than a dataset takes. Thread-safe."""
+    """Limits the memory of all tables of a dataset together, so that many small files cannot expand to what a single
+    one may not: to `_JOINT_BYTES` plus, for each row and byte, much more than real datasets take. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._taken, self._limit = 0, _JOINT_BYTES
 
     def __reduce__(self) -> tuple[object, ...]:
-        return JointLimit, ()  # pickled, it counts anew
+        return JointLimit, ()  # a pickled copy counts from zero
 
     def take(self, table: pa.Table, size: int) -> None:
-        """Count a table that was read from a file of so many bytes. Raises TooLargeError; then it does not count."""
+        """Count a table that was read from a file of `size` bytes. Raises TooLargeError, without counting it, if the
+        limit is exceeded."""
         with self._lock:
             taken = self._taken + table.nbytes
             limit = self._limit + _JOINT_ROW_BYTES * min(table.num_rows, size // _LEAST_ROW) + RATIO * size
@@ -59,15 +60,15 @@ class JointLimit:
 
 
 def memory_limit(rows: int, size: int) -> int:
-    """The most bytes of memory that a file's columns may take, by its rows and bytes."""
+    """Most bytes of memory that the columns of a file may take, from its number of rows and its size."""
     return BASE_BYTES + ROW_BYTES * max(0, min(rows, size // _LEAST_ROW)) + RATIO * size
 
 
 def check_csv(data: bytes) -> None:
-    """Refuse a CSV of very many columns, of each of which Arrow takes 12 KiB.
+    """Refuse a CSV file with very many columns, since Arrow takes 12 KiB for each.
 
     Raises:
-        ValueError: it has more than `MAX_COLUMNS`.
+        ValueError: the file has more than `MAX_COLUMNS` columns, or its first line cannot be parsed.
     """
     if data.count(b",") < MAX_COLUMNS:
         return
@@ -80,11 +81,12 @@ def check_csv(data: bytes) -> None:
 
 
 def check_json_lines(data: bytes) -> None:
-    """Refuse JSON lines that Arrow's reader crashes on: those that begin with no object, and deep nesting; and rows
-    with keys of their own, each of which makes a column of all rows.
+    """Refuse JSON lines on which Arrow's reader crashes: a first line that is no object, and deep nesting; and rows
+    with different keys, each of which would become a column of all rows.
 
     Raises:
-        ValueError: it is none, is nested more than `_MAX_DEPTH` deep, or has too many columns for its rows.
+        ValueError: the first line is no object, values are nested more than `_MAX_DEPTH` deep, or there are too many
+            columns for the rows.
     """
     if not data[:_BLOCK].removeprefix(_BOM).lstrip()[:1] == b"{":
         raise ValueError("its first line is no JSON object")
@@ -114,7 +116,7 @@ def _depth(data: bytes) -> int:
 
 
 def _leaves(name: str, kind: pa.DataType) -> list[str]:
-    """The names of the columns that a column of JSON is kept in."""
+    """The names of the flat columns that a JSON value becomes."""
     if pa.types.is_struct(kind):
         return [leaf for field in kind for leaf in _leaves(f"{name}\0{field.name}", field.type)] or [name]
     return _leaves(name, kind.value_type) if pa.types.is_list(kind) else [name]

@@ -1,4 +1,4 @@
-"""Calls that wait for a storage, side by side."""
+"""Makes calls that wait for a storage concurrently."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _THREADS: Final = 32
 
 
 def map_in_threads(function: Callable[[str], T], paths: Sequence[str]) -> list[T]:
-    """Call a function that does I/O for each path, in threads; the results are in the order of the paths."""
+    """Call a function that does I/O for each path, in threads. Returns the results in the order of the paths."""
     if not paths:
         return []
     first = function(paths[0])  # before the threads: see `streamvid.storage.filesystem` on the first remote call

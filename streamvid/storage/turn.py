@@ -1,4 +1,4 @@
-"""Who of several threads that read side by side goes first."""
+"""Priorities among threads that read concurrently."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 
 class Turn:
-    """A reader's place among others: the step of the loop that it reads for. Alone, it waits for nobody.
+    """The priority of a reader: the step of the loop that it reads for. A `Turn` by itself never waits.
 
     Attributes:
-        number: of the step. Requests of earlier ones go first.
+        number: the step's number. Requests of earlier steps go first.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -21,21 +21,21 @@ class Turn:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """While it waits for a storage, others may compute."""
+        """A context in which the reader waits for a storage, so that others may compute."""
         yield
 
     def pause(self) -> None:
-        """Let others have the interpreter lock that wait for it, between one clip and the next."""
+        """Let waiting threads have the GIL, between one clip and the next."""
 
     def admit(self, size: int) -> None:
-        """Wait until packets of so many bytes may be read."""
+        """Wait until packets of `size` bytes in all may be read."""
 
 
 class OneAtATime:
-    """A lock that of those who wait the one with the lowest number gets.
+    """A lock that goes to the waiting thread with the lowest number.
 
-    Threads that compute side by side take nothing off each other's time in Python, but each lets the training loop wait
-    for the interpreter lock: for 5 ms (`sys.getswitchinterval`) and one more.
+    Because of the GIL, threads that compute in Python concurrently are no faster than one, but each makes the training
+    loop wait for the GIL for another 5 ms (`sys.getswitchinterval`).
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class OneAtATime:
         self._queued = itertools.count()
 
     def acquire(self, number: int) -> None:
-        """Wait for it."""
+        """Wait for the lock."""
         with self._lock:
             if not self._held:
                 self._held = True
@@ -56,12 +56,12 @@ class OneAtATime:
         gate.acquire()
 
     def is_wanted_before(self, number: int) -> bool:
-        """Whether one with a lower number waits for it."""
+        """Whether a thread with a lower number waits for the lock."""
         with self._lock:
             return bool(self._queue) and self._queue[0][0] < number
 
     def release(self) -> None:
-        """Let the next one have it."""
+        """Pass the lock to the next waiting thread."""
         with self._lock:
             if self._queue:
                 heapq.heappop(self._queue)[2].release()

@@ -1,7 +1,8 @@
-"""Uploads a file to S3 while it is being written. Nothing of it is visible before all of it is there.
+"""Uploads a file to S3 while it is being written. The object becomes visible only when it is complete.
 
-What was sent is compared with what the server holds: by the CRC-32C that it was asked to keep, else by the MD5s of the
-parts, of which most servers make the ETag, else by reading it back. Each request is made again as `Retry` says.
+The bytes sent are compared with those that the server has: by the CRC-32C that it was asked to store, else by the
+parts' MD5s, from which most servers make the ETag, else by reading the object back. Requests are retried as `Retry`
+says.
 """
 
 from __future__ import annotations
@@ -44,22 +45,22 @@ _NONE: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class UploadGoneError(DatasetError):
-    """The server has no such upload any more: it was completed, or aborted."""
+    """The server does not know the upload any more, because it was completed or aborted."""
 
 
 class KeptId(Protocol):
-    """Where the id of an upload outlives the process, so that another goes on with it."""
+    """Keeps the id of an upload beyond the end of the process, so that another process can continue it."""
 
     def read(self) -> str:
-        """The id; "" if there is none."""
+        """The kept id; "" if there is none."""
 
     def write(self, upload_id: str) -> None:
-        """Keep it."""
+        """Keep an id."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Bytes of the file, and what the server said of them."""
+    """A part of the file, and the server's response to it."""
 
     size: int
     md5: bytes
@@ -67,20 +68,21 @@ class _Part:
     etag: str = ""
 
     def confirmed(self, answer: Mapping[str, Any]) -> bool:
-        """Whether an answer shows that the server holds these bytes."""
+        """Whether a response shows that the server has these bytes."""
         crc = answer.get("ChecksumCRC32C")
         return bool(_text(self.crc) == crc if crc else self.md5.hex() == _etag(answer))
 
 
 class Upload:
-    """A file for writing. It appears with `finish`; what `close` leaves unfinished, the next one of it goes on with.
+    """A file for writing, which becomes visible with `finish`. An upload that was closed unfinished is continued by the
+    next one of the same file.
 
-    The same bytes must be written again: of parts that are there already, those that are equal are not sent.
+    To continue, the same bytes must be written again; parts that the server already has are not sent.
 
     Args:
-        url: of an object in S3, which is replaced.
-        retry: for how long each request is made again; None: the client tries a few times.
-        kept: where the id is kept. None: the file is held in memory and sent at once.
+        url: URL of an object in S3, which is replaced.
+        retry: for how long each request is repeated; None: the client makes its own few attempts.
+        kept: where the id is kept; None: the file is held in memory and sent in one request.
     """
 
     def __init__(self, url: AnyPath, *, retry: Retry | None = None, kept: KeptId | None = None) -> None:
@@ -114,7 +116,7 @@ class Upload:
         """Complete the object, and compare it with what was written.
 
         Raises:
-            DatasetError, InputError: it cannot be written, or holds other bytes.
+            DatasetError, InputError: the object cannot be written, or has other bytes.
         """
         rest = bytes(self._buffer)
         if self._parts:
@@ -132,7 +134,7 @@ class Upload:
         self.close()
 
     def close(self) -> None:
-        """End the threads. Without `finish`, the parts stay where they are."""
+        """End the threads. Without `finish` before, the parts stay on the server."""
         self._stop.set()
         self._threads.shutdown(cancel_futures=True)
         self._buffer = bytearray()
@@ -147,7 +149,7 @@ class Upload:
         self._under_way.append(self._parts[-1])
 
     def _begin(self) -> None:
-        """Go on with the upload whose id is kept, or begin one. No part is sent before its id is kept."""
+        """Continue the upload whose id is kept, or begin one. No part is sent before the id is kept."""
         assert self._kept is not None
         self._id = self._kept.read()
         if self._id and self._list():
@@ -157,7 +159,7 @@ class Upload:
         self._kept.write(self._id)
 
     def _list(self) -> bool:
-        """Find out which parts are there. Returns whether there is such an upload."""
+        """Find out which parts the server has. Returns whether the upload exists."""
         marker: dict[str, Any] = {}
         while True:
             try:
@@ -176,12 +178,12 @@ class Upload:
             return _Part(part.size, part.md5, part.crc, _etag(there))
         try:
             etag, _ = self._sent("upload_part", data, part, UploadId=self._id, PartNumber=number)
-        except UploadGoneError:  # another process of this pack may have completed it: `_check` finds out
+        except UploadGoneError:  # another process of this pack may have completed it, which `_check` finds out
             etag, self._gone = "", True
         return _Part(part.size, part.md5, part.crc, etag)
 
     def _sent(self, method: str, data: bytes, part: _Part, **values: object) -> tuple[str, bool]:
-        """Send bytes; the ETag, and whether the server has confirmed them."""
+        """Send bytes. Returns the ETag, and whether the server has confirmed them."""
         for _ in range(_TIMES):
             answer = self._call(
                 method, checksums={"ChecksumCRC32C": _text(part.crc)}, Body=data, ContentMD5=_text(part.md5), **values
@@ -202,7 +204,7 @@ class Upload:
                 "complete_multipart_upload", checksums=checksums, UploadId=self._id, MultipartUpload={"Parts": listed}
             )
         except UploadGoneError:
-            self._gone = True  # as above, or the answer to an earlier request was lost
+            self._gone = True  # as above, or the response to an earlier request was lost
 
     def _check(self, parts: list[_Part]) -> None:
         """Compare the object with what was written. Raises DatasetError."""
@@ -223,7 +225,7 @@ class Upload:
             )
 
     def _holds(self, answer: Mapping[str, Any], parts: list[_Part]) -> bool:
-        """Whether the answer's checksum or ETag matches these parts."""
+        """Whether a response's checksum or ETag matches these parts."""
         crc, etag = answer.get("ChecksumCRC32C"), _etag(answer)
         if crc and "-" not in crc and answer.get("ChecksumType") != "COMPOSITE":
             return bool(crc == _text(self._crc.to_bytes(4, "big")))
@@ -241,7 +243,7 @@ class Upload:
         return True
 
     def _call(self, method: str, *, checksums: Mapping[str, object] = _NONE, **values: object) -> dict[str, Any]:
-        """The answer to a request. `checksums` are left out for servers that refuse them."""
+        """Make a request, and return the response. `checksums` are left out for servers that refuse them."""
         body = values.get("Body")
         limit = _LEAST_SECONDS + (len(body) if isinstance(body, bytes) else 0) / _SLOWEST
         tries = 0
@@ -265,7 +267,7 @@ class Upload:
 
 
 def abort_upload(url: AnyPath, upload_id: str) -> None:
-    """Abort an upload, if it is there. Raises DatasetError."""
+    """Abort an upload if it exists. Raises DatasetError."""
     with contextlib.closing(Upload(url)) as upload:
         try:
             upload._call("abort_multipart_upload", UploadId=upload_id)

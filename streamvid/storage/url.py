@@ -1,4 +1,4 @@
-"""Paths and URLs as text: local or remote, joined, and with secrets removed. Nothing is opened here."""
+"""Paths and URLs as text: checking, joining, and removing secrets. Nothing is opened here."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def given_path(path: object, name: str) -> str:
     """A path or URL that a user gave, as text.
 
     Raises:
-        InputError: it is none, or means something else than it says: the empty text is the current folder, and ``~/x``
-            and ``s3:/x`` would be folders below it.
+        InputError: the value is no path or URL, or a misleading one: "" would be the current folder, and ``~/x`` and
+            ``s3:/x`` would be folders below it.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
         raise InputError(f"{name} must be a path or URL; it is {path!r}"[:300])
@@ -47,10 +47,10 @@ def given_path(path: object, name: str) -> str:
 
 
 def given_paths(given: object, name: str) -> list[str]:
-    """Paths or URLs that a user gave, one or several; errors as of `given_path`."""
+    """Paths or URLs that a user gave, one or several; errors as in `given_path`."""
     try:
         several = [given] if isinstance(given, str | os.PathLike) else [*given]  # type: ignore[misc]
-    except TypeError:  # of an array without dimensions, too
+    except TypeError:  # also raised for an array without dimensions
         raise InputError(f"{name} must be a path or URL or a list of them; it is {given!r}"[:300]) from None
     found = []
     for one in several:
@@ -61,7 +61,7 @@ def given_paths(given: object, name: str) -> list[str]:
 
 
 def is_local(path: AnyPath) -> bool:
-    """Whether the path is on a local or mounted file system: no URL, or one of `file://`."""
+    """Whether the path is on a local or mounted file system: no URL, or a `file://` URL."""
     text = os.fspath(path)
     if not (_URL.match(text) and "://" in text):
         return True
@@ -82,15 +82,15 @@ def join(base: AnyPath, *parts: str) -> str:
 
 
 def redact(url: AnyPath) -> str:
-    """A URL, or a text with URLs, fit for a message: user names, passwords and secret query parts become `***`."""
+    """A URL, or a text with URLs, made fit for a message: user names, passwords and secret query parts become `***`."""
     name = os.fspath(url)
     if name.startswith("/proc/self/fd/"):
         with suppress(OSError):
-            name = os.readlink(name)  # of a file that is held open
+            name = os.readlink(name)  # the name of an open file
     text = _USERINFO.sub(r"\1***@", name)
     return _SECRET_PART.sub(r"\1***", text)
 
 
 def is_within(path: str, folder: str) -> bool:
-    """Whether a real path is a folder, or lies below it."""
+    """Whether a real path is the folder, or lies below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")

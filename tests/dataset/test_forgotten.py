@@ -72,12 +72,12 @@ def test_they_keep_their_rows_and_are_never_delivered(packed: Path, copy: Path) 
 
 
 WRONG: dict[str, tuple[Callable[[Path, str], object], str]] = {
-    "another shard": (lambda d, s: forget(d, [("00009999", 0)]), "clips that there are not"),
-    "another row": (lambda d, s: forget(d, [(s, 6)]), "clips that there are not"),
-    "a negative row": (lambda d, s: forget(d, [(s, -1)]), "clips that there are not"),
-    "nulls": (lambda d, s: forget(d, [(None, None)]), "clips that there are not"),
+    "another shard": (lambda d, s: forget(d, [("00009999", 0)]), "clips that do not exist"),
+    "another row": (lambda d, s: forget(d, [(s, 6)]), "clips that do not exist"),
+    "a negative row": (lambda d, s: forget(d, [(s, -1)]), "clips that do not exist"),
+    "nulls": (lambda d, s: forget(d, [(None, None)]), "clips that do not exist"),
     "too many": (lambda d, s: forget(d, [(s, 0)] * 7), "7 of 6 clips"),
-    "another number": (lambda d, s: forget(d, [(s, 0)], clips=2), "not 2 rows"),
+    "another number": (lambda d, s: forget(d, [(s, 0)], clips=2), "not have 2 rows"),
     "another type": (lambda d, s: forget(d, [(s, 0)], row_type=pa.int64()), "row .int32"),
     "another checksum": (lambda d, s: forget(d, [(s, 0)], sha256="0" * 64), "another SHA-256"),
     "no checksum": (lambda d, s: forget(d, [(s, 0)], sha256="x"), "'sha256' is not 64 hexadecimal digits"),
