@@ -252,7 +252,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "checksum": (lambda d: edit_shard(d, sha256="x"), "shard 00000100.*'sha256' is not 64 hexadecimal digits"),
     "etags of text": (lambda d: edit_shard(d, etags="x"), "shard 00000100.*'etags' is not an object"),
     "an etag of a number": (lambda d: edit_shard(d, etags={"tar": 1}), "'etags' has a value that is no ETag"),
-    "an etag with a header": (lambda d: edit_shard(d, etags={"tar": 'x"\r\nX: y'}), "'etags' has a value that is no ETag"),
+    "an etag with a header": (
+        lambda d: edit_shard(d, etags={"tar": 'x"\r\nX: y'}),
+        "'etags' has a value that is no ETag",
+    ),
     "an etag with a line": (lambda d: edit_shard(d, etags={"packets": "x\n"}), "'etags' has a value that is no ETag"),
     "a long etag": (lambda d: edit_shard(d, etags={"parquet": "x" * 201}), "'etags' has a value that is no ETag"),
     "no etag": (lambda d: edit_shard(d, etags={"tar": ""}), "'etags' has a value that is no ETag"),
