@@ -152,8 +152,8 @@ def ended_by(path: str, shard: ShardEntry) -> str:
 
 
 def _replaced(path: str, shard: ShardEntry) -> str:
-    """A message if the files of another shard are in the place of one of the newest revision, as while a dataset is copied
-    there; "" if not. Of a replaced shard both files differ from dataset.json, of a damaged one a single file."""
+    """A message if the files of another shard are in the place of one of the newest revision, as while a dataset is
+    copied there; "" if not. Of a replaced shard both files differ from dataset.json, of a damaged one a single file."""
     try:
         for extension, sha256 in (("packets", shard.packets_sha256), ("parquet", shard.parquet_sha256)):
             data = filesystem.read_bytes(join(path, shard.file(extension)), retry=Retry(0.0))

@@ -491,7 +491,7 @@ def test_a_slice_says_if_the_order_of_its_pictures_is_not_known(dataset: Path, t
         ({"offset": 1 << 40}, "does not lie within"),
         ({"offset": -1}, "does not lie within"),
         ({"size": 0}, "does not lie within"),
-        ({"flags": 9}, "as many visible"),
+        ({"flags": 9}, "its number of visible packets is not its number of frames"),
         ({"pts": 1 << 60}, "out of range"),
     ],
 )
