@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.h264 import IDR, PPS, SEI, SPS, WITH_SLICE_HEADER, Sps, parameter_sets, read_sps
@@ -37,6 +37,19 @@ class _Pps:
     redundant: bool
 
 
+class Gap(NamedTuple):
+    """Reference pictures that are missing.
+
+    Attributes:
+        before, after: frame_num of the reference pictures before and behind them.
+        spreads: pictures behind this one refer to them, too. If not, they are missing before a recovery point.
+    """
+
+    before: int
+    after: int
+    spreads: bool = True
+
+
 class FrameNumbers:
     """Follows frame_num over the packets of a track.
 
@@ -48,6 +61,8 @@ class FrameNumbers:
         self._sps: set[Sps] = set()
         self._pps: dict[int, _Pps] = {}
         self._previous, self._last = -1, b""  # of the last reference picture: PrevRefFrameNum, and a slice
+        self._lost: Gap | None = None  # before the last recovery point
+        self._recovery_rank, self._recovery_frames, self._is_unrecovered = 0, 0, False
         self._is_known = True
         with self._unknown_after_errors():
             sets = parameter_sets(stsd)
@@ -55,20 +70,27 @@ class FrameNumbers:
             for unit in filter(None, sets.annex_b.split(START_CODE)):
                 self._read_set(unit)
 
-    def gap_before(self, packet: memoryview, *, starts: bool = False) -> tuple[int, int] | None:
+    def gap_before(self, packet: memoryview, *, starts: bool = False, rank: int = 0, wanted: bool = True) -> Gap | None:
         """Take the next packet in decode order; disposable ones may be left out.
+
+        Of what is missing before a recovery point, pictures tell that refer to it: those that are decoded behind the
+        recovery point and displayed before it, and those up to recovery_frame_cnt. No others refer to them.
 
         Args:
             packet: as MP4 files hold it.
             starts: decoding begins here; others may have been left out before.
+            rank: the picture's place in display order.
+            wanted: the picture is to be shown; if not, what is missing before a recovery point does not matter.
 
         Returns:
-            frame_num of the last reference picture, and of this one, if that is not the next; None if none is missing,
-            the stream is allowed to leave some out, or it cannot be told, in later packets either.
+            None if no reference picture is missing, the stream is allowed to leave some out, or it cannot be told, in
+            later packets either.
         """
         if self._is_known:
             with self._unknown_after_errors():
-                return self._take(split_packet(packet, self._length_size), starts=starts)
+                gap = self._take(split_packet(packet, self._length_size), starts=starts, rank=rank)
+                refers = rank < self._recovery_rank or self._is_unrecovered
+                return gap or (self._lost if wanted and refers else None)
         return None
 
     @contextmanager
@@ -78,13 +100,14 @@ class FrameNumbers:
         except (ValueError, LookupError):
             self._is_known = False
 
-    def _take(self, units: Sequence[memoryview], *, starts: bool) -> tuple[int, int] | None:
+    def _take(self, units: Sequence[memoryview], *, starts: bool, rank: int) -> Gap | None:
         idr = any(unit[0] & 31 == IDR for unit in units)
-        recovery = any(unit[0] & 31 == SEI and _is_recovery_point(bytes(unit)) for unit in units)
+        counts = (_recovery_frames(bytes(unit)) for unit in units if unit[0] & 31 == SEI)
+        recovery = next((count for count in counts if count is not None), None)
         # Pictures may be missing before either, and leading ones of a recovery point that decoding begins at.
-        begins = idr or (recovery and not starts)
-        if idr or recovery or starts:
-            self._previous = -1
+        begins = idr or (recovery is not None and not starts)
+        if idr or starts:
+            self._previous, self._lost = -1, None
         for unit in units:
             kind = unit[0] & 31
             if kind in (SPS, PPS):
@@ -100,8 +123,16 @@ class FrameNumbers:
             bits.u(2 * sps.separate_colour_plane)  # colour_plane_id
             frame_num, previous = bits.u(sps.frame_num_bits), self._previous
             follows = frame_num in (previous, (previous + 1) % (1 << sps.frame_num_bits))
-            if previous >= 0 and not follows and not (frame_num <= 1 and self._resets(self._last, sps)):
-                return previous, frame_num
+            is_gap = previous >= 0 and not follows and not (frame_num <= 1 and self._resets(self._last, sps))
+            if recovery is not None:
+                self._lost = Gap(previous, frame_num, spreads=False) if is_gap else None
+                self._recovery_rank, self._recovery_frames, recovery = rank, recovery, None
+                self._is_unrecovered = self._recovery_frames > 0
+            elif is_gap:
+                return Gap(previous, frame_num)
+            elif self._lost and self._is_unrecovered:
+                behind = (frame_num - self._lost.after) % (1 << sps.frame_num_bits)
+                self._is_unrecovered = behind < self._recovery_frames
             if unit[0] >> 5 & 3 and (begins or previous >= 0):  # nal_ref_idc
                 self._previous, self._last = frame_num, bytes(unit[:_HEADER_BYTES])
         return None
@@ -178,8 +209,8 @@ def _skip_weights(bits: BitReader, sps: Sps, references: Sequence[int]) -> None:
                         bits.se()
 
 
-def _is_recovery_point(unit: bytes) -> bool:
-    """Whether one of a NAL unit's SEI messages (7.3.2.3.1) is a recovery point."""
+def _recovery_frames(unit: bytes) -> int | None:
+    """recovery_frame_cnt, if one of a NAL unit's SEI messages (7.3.2.3.1) is a recovery point."""
     payload, at = unit[1:].replace(b"\0\0\3", b"\0\0"), 0
     with suppress(IndexError):
         while at + 2 <= len(payload):
@@ -189,6 +220,6 @@ def _is_recovery_point(unit: bytes) -> bool:
                     numbers[n], at = numbers[n] + 255, at + 1
                 numbers[n], at = numbers[n] + payload[at], at + 1
             if numbers[0] == _RECOVERY_POINT:
-                return True
+                return BitReader(payload[at:]).ue()
             at += numbers[1]
-    return False
+    return None

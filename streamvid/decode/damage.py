@@ -97,9 +97,9 @@ def _search(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedS
     frames = frames[[number not in found for number in frames.tolist()]]
     if not len(frames):
         return
-    cause = _cause(encode(np.sort(frames)))
-    if cause is None:
+    if (found_cause := _cause(encode(np.sort(frames)))) is None:
         return
+    cause, spreads = found_cause
     before = len(found)
     if len(frames) > 1:
         half = len(frames) // 2
@@ -107,7 +107,8 @@ def _search(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedS
         _search(index, frames[half:], encode, found)
     if len(found) == before:
         found.update(dict.fromkeys(frames.tolist(), cause))
-        _add_dependent(index, int(frames[0]), cause, found)
+        if spreads:
+            _add_dependent(index, int(frames[0]), cause, found)
 
 
 def _add_dependent(index: FrameIndex, damaged: int, cause: str, found: dict[int, str]) -> None:
@@ -122,21 +123,32 @@ def _add_dependent(index: FrameIndex, damaged: int, cause: str, found: dict[int,
             found[number] = cause
 
 
-def _cause(encoded: EncodedSlice) -> str | None:
-    """Why a slice does not decode to its frames, in their order; None if it does."""
+def _cause(encoded: EncodedSlice) -> tuple[str, bool] | None:
+    """Why a slice does not decode to its frames, in their order, and whether others do not that need its packets; None
+    if it does."""
     try:
         rows = [row for row, _ in decode_frames(encoded)]
     except DamagedClipError as error:
-        return error.reason
+        return error.reason, True
     if encoded.in_order and rows != sorted(rows):
-        return "they come out of a decoder in another order than the index says"
+        return "they come out of a decoder in another order than the index says", True
     if encoded.codec == "h264":
-        numbers, starts, end = FrameNumbers(encoded.stsd), set(encoded.starts.tolist()), 0
-        for n, size in enumerate(encoded.sizes.tolist()):
-            if gap := numbers.gap_before(encoded.data.data[end : end + size], starts=n in starts):
-                return "reference pictures are missing between frame_num {} and {}".format(*gap)
-            end += size
-    return _hidden_damage(encoded) if encoded.codec == "hevc" else None
+        return _missing_references(encoded)
+    cause = _hidden_damage(encoded) if encoded.codec == "hevc" else None
+    return None if cause is None else (cause, True)
+
+
+def _missing_references(encoded: EncodedSlice) -> tuple[str, bool] | None:
+    """As `_cause`, for reference pictures of H.264 that are missing."""
+    numbers, starts, end = FrameNumbers(encoded.stsd), set(encoded.starts.tolist()), 0
+    wanted = set(encoded.frames.tolist())
+    packets = zip(encoded.sizes.tolist(), encoded.display_order.tolist(), strict=True)
+    for n, (size, rank) in enumerate(packets):
+        packet, end = encoded.data.data[end : end + size], end + size
+        if gap := numbers.gap_before(packet, starts=n in starts, rank=rank, wanted=rank in wanted):
+            where = "" if gap.spreads else ", before a recovery point"
+            return f"reference pictures are missing between frame_num {gap.before} and {gap.after}{where}", gap.spreads
+    return None
 
 
 def _hidden_damage(encoded: EncodedSlice) -> str | None:

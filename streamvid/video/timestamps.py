@@ -167,6 +167,8 @@ def _date_by_order(
     pts, clock = demuxed.packets.pts, demuxed.clock
     if container in _DATES_PACKS:
         pts = clock = _stored_times(source, codec, len(pts))
+    elif container == "matroska" and codec in _REORDERED and _has_decode_times_alone(source, codec):
+        pts = np.full(len(pts), _NO_PTS)
     complete = not (pts == _NO_PTS).any()
     if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
         rising = clock[clock != _NO_PTS] if container == "mpegts" else pts[~demuxed.packets.hidden]
@@ -212,6 +214,14 @@ def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
     if len(pts) != count or (pts == _NO_PTS).all():
         raise ValueError("none of its frames has a time")
     return pts
+
+
+def _has_decode_times_alone(source: VideoFile, codec: str) -> bool:
+    """Whether a Matroska file has its track from an AVI, as `V_MS/VFW/FOURCC`: its blocks have decode times, from which
+    FFmpeg makes up others."""
+    with source.open(fill_times=False) as (container, stream):
+        first = next(iter(demux(container, stream, codec)), None)
+    return first is not None and first.pts is None and first.dts is not None
 
 
 def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _Demuxed:

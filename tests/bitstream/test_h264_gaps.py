@@ -40,9 +40,15 @@ def stsd(*, gaps: bool = False) -> bytes:
 
 
 def picture(
-    frame_num: int, *, kind: str = "P", reference: bool = True, marks: tuple[int, ...] = (), recovery: bool = False
+    frame_num: int,
+    *,
+    kind: str = "P",
+    reference: bool = True,
+    marks: tuple[int, ...] = (),
+    recovery: bool = False,
+    frames: int = 0,
 ) -> memoryview:
-    """A packet; `marks` are the codes of dec_ref_pic_marking behind its flag."""
+    """A packet; `marks` are the codes of dec_ref_pic_marking behind its flag, `frames` is recovery_frame_cnt."""
     bits = Bits()
     bits.ue(0, {"P": 5, "B": 6, "I": 7, "IDR": 7}[kind], 0)
     bits.u(frame_num, 4)
@@ -70,7 +76,10 @@ def picture(
         bits.u(bool(marks), 1)
         bits.ue(*marks)
     unit = bits.nal((0x60 if reference else 0) + (5 if kind == "IDR" else 1))[4:]
-    units = [bytes([6, 6, 1, 0x80, 0x80]), unit] if recovery else [unit]
+    message = Bits()
+    message.ue(frames)
+    payload = message.nal(0)[5:]
+    units = [bytes([6, 6, len(payload)]) + payload + b"\x80", unit] if recovery else [unit]
     return memoryview(b"".join(len(one).to_bytes(4, "big") + one for one in units))
 
 
@@ -80,7 +89,7 @@ IDR = picture(0, kind="IDR")
 def first_gap(description: bytes, packets: list[memoryview], starts: set[int]) -> tuple[int, int] | None:
     numbers = FrameNumbers(description)
     found = [numbers.gap_before(packet, starts=n in starts) for n, packet in enumerate(packets)]
-    return next(filter(None, found), None)
+    return next((gap[:2] for gap in found if gap), None)
 
 
 @pytest.mark.parametrize(
@@ -118,3 +127,27 @@ def test_no_gaps() -> None:
     assert first_gap(stsd(), [IDR, picture(1), picture(3)], {0, 2}) is None, "packets were left out there"
     assert first_gap(b"", gap, {0}) is None
     assert first_gap(stsd(), [IDR, memoryview(b"\0\0\0\1\x61"), picture(1)], {0}) is None, "a slice of nothing"
+
+
+def test_what_is_missing_before_a_recovery_point() -> None:
+    """It matters to pictures that are displayed before it, and to those up to recovery_frame_cnt."""
+    packets = [IDR, picture(1), picture(7, kind="I", recovery=True), picture(8, kind="B"), picture(9)]
+    ranks = [0, 1, 3, 2, 4]
+    numbers = FrameNumbers(stsd())
+    gaps = [numbers.gap_before(packet, rank=rank) for packet, rank in zip(packets, ranks, strict=True)]
+    assert gaps == [None, None, None, (1, 7, False), None]
+    numbers = FrameNumbers(stsd())
+    assert not any(
+        numbers.gap_before(packet, rank=rank, wanted=rank != 2) for packet, rank in zip(packets, ranks, strict=True)
+    )
+
+    refresh = [IDR, picture(1), picture(7, recovery=True, frames=2), picture(8), picture(9), picture(10)]
+    numbers = FrameNumbers(stsd())
+    gaps = [numbers.gap_before(packet, rank=rank) for rank, packet in enumerate(refresh)]
+    assert gaps == [None, None, (1, 7, False), (1, 7, False), None, None]
+    # Nothing is missing there, and what is behind an IDR picture refers to nothing before it.
+    for packets in ([IDR, picture(1), picture(2, recovery=True), picture(3)], [*refresh[:3], IDR, picture(1)]):
+        numbers = FrameNumbers(stsd())
+        assert [numbers.gap_before(packet, rank=-n) for n, packet in enumerate(packets)][3:] == [None] * (
+            len(packets) - 3
+        )

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -93,6 +94,24 @@ def test_h264_frames_whose_references_were_lost_before_packing(tmp_path: Path) -
         assert lost <= decoded.min() <= lost + 1
         assert decoded.max() < 39
         assert len(found.frames) > 1
+
+
+def test_h264_frames_that_refer_to_what_is_missing_before_a_recovery_point(tmp_path: Path) -> None:
+    """Those that are decoded behind it and displayed before it, as where recordings were joined; no others."""
+    source = write(replace(BASE, open_gop=True, gop=12, b_frames=3, frames=48), tmp_path / "a.mp4")
+    whole = store_clip(source, tmp_path)
+    assert find_damage(whole.index, np.arange(48), partial(slice_of, whole)) is None
+    with av.open(str(source)) as container:
+        key = [n for n, packet in enumerate(container.demux(video=0)) if packet.is_keyframe][2]
+    lost = range(key - 6, key)
+    clip = store_clip(without_packets(source, tmp_path / "b.mp4", *lost), tmp_path)
+    found = find_damage(clip.index, np.arange(48 - len(lost)), partial(slice_of, clip))
+    assert found is not None
+    assert found.cause.endswith("before a recovery point")
+    at = key - len(lost)
+    leading = [n for n in range(at + 1, len(clip.index)) if clip.index.pts[n] < clip.index.pts[at]]
+    assert leading
+    assert sorted(clip.index.visible[list(found.frames)].tolist()) == leading
 
 
 def test_it_says_which_frames() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
@@ -22,6 +23,7 @@ from streamvid.video.encoders import leave_real_time
 from streamvid.video.probe import open_video
 from streamvid.video.remux import remux_with_ffmpeg
 from streamvid.video.stored_clip import StoredClip
+from tests.support import mpeg4
 from tests.support.clips import write
 from tools.clips import Recipe, read_frame_number
 from tools.pictures import draw_frame_number
@@ -462,3 +464,42 @@ def test_pauses_where_decode_times_stand_for_times(muxer: str, tmp_path: Path) -
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
+
+
+def test_matroska_with_a_track_from_an_avi(tmp_path: Path) -> None:
+    """Its blocks have decode times, as mkvmerge takes them over, of which FFmpeg makes up times."""
+    vops = mpeg4.encoded(tmp_path, b_frames=2)
+    source = _with_vfw_track(mpeg4.mux(vops, tmp_path / "a.avi"), tmp_path / "a.mkv")
+    clip, transcoded = prepare(source, tmp_path / "clip")
+    assert not transcoded
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(len(vops)))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, 0.04 * np.arange(len(vops)), atol=0.0011)
+
+
+def _with_vfw_track(source: Path, target: Path) -> Path:
+    """The packets of an AVI in Matroska, by its decode times in ms."""
+
+    def element(name: int, payload: bytes | int) -> bytes:
+        data = payload.to_bytes(4, "big") if isinstance(payload, int) else payload
+        return name.to_bytes((name.bit_length() + 7) // 8, "big") + (len(data) | 1 << 28).to_bytes(4, "big") + data
+
+    with av.open(str(source)) as container:
+        stream = container.streams.video[0]
+        assert stream.time_base is not None
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        size = stream.codec_context.width, stream.codec_context.height
+        header = struct.pack("<IiiHH4sIIIII", 40, *size, 1, 24, b"FMP4", 0, 0, 0, 0, 0)
+        private = header + (stream.codec_context.extradata or b"")
+        at = [round(1000 * (packet.dts or 0) * stream.time_base) for packet in packets]
+    video = element(0xE0, element(0xB0, size[0]) + element(0xBA, size[1]))
+    track = element(0xD7, 1) + element(0x73C5, 1) + element(0x83, 1) + element(0x86, b"V_MS/VFW/FOURCC")
+    tracks = element(0x1654AE6B, element(0xAE, track + element(0x63A2, private) + video))
+    blocks = b"".join(
+        element(0xA3, struct.pack(">BhB", 0x81, time, 0x80 * packet.is_keyframe) + bytes(packet))
+        for time, packet in zip(at, packets, strict=True)
+    )
+    cluster = element(0x1F43B675, element(0xE7, 0) + blocks)
+    info = element(0x1549A966, element(0x2AD7B1, 1_000_000))
+    target.write_bytes(element(0x1A45DFA3, element(0x4282, b"matroska")) + element(0x18538067, info + tracks + cluster))
+    return target
