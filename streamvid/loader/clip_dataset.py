@@ -15,11 +15,10 @@ import torch.utils.data
 
 from streamvid.arrays import Int64
 from streamvid.checks import boolean, integer, suggest_keywords
-from streamvid.dataset import tables
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.members import read_columns
 from streamvid.dataset.picked import Pick
-from streamvid.errors import DatasetError, InputError, VideoError
+from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import Checksum, SamplePlan, pad_to_longest
 from streamvid.host import limits_named
@@ -27,6 +26,7 @@ from streamvid.loader.batch import column_values, mask_absent
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.item_errors import ItemErrors
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
+from streamvid.loader.reopened import Reopened
 from streamvid.loader.rescue import BAD_CLIP, Member, Rescuer
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
@@ -45,7 +45,7 @@ from streamvid.video.packet_selection import EncodedSlice
 _MOST_EPOCHS: Final = 1 << 62
 
 
-class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
+class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
     """A packed dataset, map-style: `ds[7]`, `ds["key"]`, `ds[At("key", frames=[0, 5])]`, or `ds.get`.
 
     An item is a dict with the names, dtypes and values of one clip in a StreamLoader's batch, without the batch
@@ -54,7 +54,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     instead, on a GPU if there is one.
 
     Picklable, and usable in workers by any start method. A pickle is small, because the rows are opened again where it
-    is loaded.
+    is used.
 
     Args:
         dataset: a folder, a URL, a `Dataset`, or a `Subset` of one without weights.
@@ -130,23 +130,10 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._clip_transform = samples.clip_transform()
         self._renderer = SampleRenderer(self._clip_transform, isolate=isolate)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The state with the dataset's path instead of its rows, which are opened again on unpickling. The rows of a
-        large dataset are then mapped from the user's cache folder, and shared by all processes of the machine."""
-        dataset = self.dataset
-        how = {"retry_for": dataset.reader.retry, "roots": dataset.roots, "revision": dataset.manifest.revision}
-        return {**self.__dict__, "dataset": (dataset.path, how, tables.digest(dataset.shards))}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        path, how, shards = state["dataset"]
-        self.__dict__.update(state, dataset=Dataset.open(path, **how))
-        if tables.digest(self.dataset.shards) != shards:  # the rows that samplers name would be other clips
-            raise DatasetError(f"{self.dataset!r} was packed anew since the ClipDataset was made: make that anew, too")
-
     def __copy__(self) -> ClipDataset:
         """A copy that shares the open dataset and the epoch."""
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
+        other.__dict__.update(self.__dict__, dataset=self.dataset)
         return other
 
     def __len__(self) -> int:

@@ -336,7 +336,20 @@ def test_a_pickled_dataset_is_not_another_one_that_was_packed_in_its_place(datas
     shutil.rmtree(folder)
     sv.pack([tmp_path / "vp9.mp4"], folder, progress=False)
     with pytest.raises(sv.DatasetError, match="packed anew"):
-        pickle.loads(data)
+        len(pickle.loads(data))
+    with pytest.raises(sv.DatasetError, match="packed anew"):
+        len(pickle.loads(pickle.dumps(pickle.loads(data))))
+
+
+@pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, sv.GpuDataLoader])
+def test_spawned_workers_say_why_they_cannot_open_the_dataset(dataset: Path, tmp_path: Path, loader: Any) -> None:
+    folder = Path(shutil.copytree(dataset, tmp_path / "set"))
+    clips = sv.ClipDataset(folder, sampling=sv.Uniform(2), transform=AUGMENTED)
+    batches = loader(clips, batch_size=1, num_workers=1, multiprocessing_context="spawn")
+    shutil.rmtree(folder)
+    with pytest.raises(sv.DatasetError, match=r"no dataset at .*: there is no dataset\.json; check the path") as error:
+        next(iter(batches))
+    assert ("\n" in str(error.value)) == (loader is torch.utils.data.DataLoader)  # PyTorch adds the traceback
 
 
 def test_open_files_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
