@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -121,14 +122,20 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         self.dataset, self._skipped = samples.dataset, samples.pools.short
         self._subset = replace(subset, dataset=self.dataset.path)
         self._errors = ItemErrors(policy, samples.pools.excluded, samples.spec.seed)
-        # None if every clip gives one sample. In shared memory, so that spawned workers do not get a copy each.
+        # None if every clip gives one sample. A tensor, which PyTorch moves to shared memory where workers are spawned.
         ids = samples.pools.pools[0].sample_ids
         whole = np.array_equal(ids, np.arange(len(samples.dataset)))
-        self._sample_ids = None if whole else _shared(torch.from_numpy(np.ascontiguousarray(ids)))
-        # The epoch, and the argument of the last `set_epoch`. In shared memory, so that persistent workers see changes.
-        self._epoch = _shared(torch.tensor([0, -1], dtype=torch.int64))
+        self._sample_ids = None if whole else torch.from_numpy(np.ascontiguousarray(ids))
+        # The epoch, and the argument of the last `set_epoch`.
+        self._epoch = _seen_by_forks([0, -1])
         self._clip_transform = samples.clip_transform()
         self._renderer = SampleRenderer(self._clip_transform, isolate=isolate)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        epoch: Any = self._epoch  # PyTorch has no types for this
+        if not epoch.is_shared():  # it was copied, not sent to a worker
+            self._epoch = _seen_by_forks(self._epoch.tolist())
 
     def __copy__(self) -> ClipDataset:
         """A copy that shares the open dataset and the epoch."""
@@ -382,6 +389,9 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         return sample
 
 
-def _shared(tensor: Any) -> Any:
-    """The tensor in shared memory; PyTorch has no types for that."""
-    return tensor.share_memory_()
+def _seen_by_forks(values: Sequence[int]) -> torch.Tensor:
+    """int64 [values], whose changes persistent workers see: forked ones by an anonymous mapping, which needs no
+    /dev/shm; spawned ones by shared memory, to which PyTorch moves the tensors that it sends to them."""
+    tensor = torch.frombuffer(mmap.mmap(-1, 8 * len(values)), dtype=torch.int64)
+    tensor[:] = torch.tensor(values)
+    return tensor

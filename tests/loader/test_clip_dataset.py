@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import multiprocessing
 import os
 import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,26 @@ def test_a_pickled_dataset_is_not_another_one_that_was_packed_in_its_place(datas
         len(pickle.loads(data))
     with pytest.raises(sv.DatasetError, match="packed anew"):
         len(pickle.loads(pickle.dumps(pickle.loads(data))))
+
+
+def test_nothing_is_put_into_dev_shm_without_workers(dataset: Path) -> None:
+    """Containers may have none, or none that can be written."""
+    before = Path("/proc/self/maps").read_text().count("/dev/shm/torch")
+    ds = sv.ClipDataset(sv.Subset(dataset, keys=["vp9", "hevc_open"]), sampling=sv.Uniform(2))
+    next(iter(torch.utils.data.DataLoader(ds)))
+    assert Path("/proc/self/maps").read_text().count("/dev/shm/torch") == before
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda ds: pickle.loads(pickle.dumps(ds))])
+def test_workers_of_a_copy_see_its_epoch(dataset: Path, copied: Callable[[sv.ClipDataset], sv.ClipDataset]) -> None:
+    original = sv.ClipDataset(dataset, sampling=sv.Uniform(2), transform=AUGMENTED)
+    ds = copied(original)
+    options: Any = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+    batches = torch.utils.data.DataLoader(ds, batch_size=1, **options)
+    for epoch in (0, 3):
+        ds.set_epoch(epoch)
+        assert {int(batch["epoch"]) for batch in batches} == {epoch}
+    assert original.epoch == 0
 
 
 @pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, sv.GpuDataLoader])
