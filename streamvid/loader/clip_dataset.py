@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,11 +16,10 @@ import torch.utils.data
 
 from streamvid.arrays import Int64
 from streamvid.checks import boolean, integer, suggest_keywords
-from streamvid.dataset import tables
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.members import read_columns
 from streamvid.dataset.picked import Pick
-from streamvid.errors import DatasetError, InputError, VideoError
+from streamvid.errors import InputError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch, encoded_batch, read_slices
 from streamvid.fetch.plan_samples import Checksum, SamplePlan, pad_to_longest
 from streamvid.host import limits_named
@@ -27,6 +27,7 @@ from streamvid.loader.batch import column_values, mask_absent
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.item_errors import ItemErrors
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
+from streamvid.loader.reopened import Reopened
 from streamvid.loader.rescue import BAD_CLIP, Member, Rescuer
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
@@ -45,7 +46,7 @@ from streamvid.video.packet_selection import EncodedSlice
 _MOST_EPOCHS: Final = 1 << 62
 
 
-class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
+class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
     """A packed dataset, map-style: `ds[7]`, `ds["key"]`, `ds[At("key", frames=[0, 5])]`, or `ds.get`.
 
     An item is a dict with the names, dtypes and values of one clip in a StreamLoader's batch, without the batch
@@ -54,7 +55,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     instead, on a GPU if there is one.
 
     Picklable, and usable in workers by any start method. A pickle is small, because the rows are opened again where it
-    is loaded.
+    is used.
 
     Args:
         dataset: a folder, a URL, a `Dataset`, or a `Subset` of one without weights.
@@ -122,32 +123,25 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.dataset, self._skipped = samples.dataset, samples.pools.short
         self._subset = replace(subset, dataset=self.dataset.path)
         self._errors = ItemErrors(policy, samples.pools.excluded, samples.spec.seed)
-        # None if every clip gives one sample. In shared memory, so that spawned workers do not get a copy each.
+        # None if every clip gives one sample. A tensor, which PyTorch moves to shared memory where workers are spawned.
         ids = samples.pools.pools[0].sample_ids
         whole = np.array_equal(ids, np.arange(len(samples.dataset)))
-        self._sample_ids = None if whole else _shared(torch.from_numpy(np.ascontiguousarray(ids)))
-        # The epoch, and the argument of the last `set_epoch`. In shared memory, so that persistent workers see changes.
-        self._epoch = _shared(torch.tensor([0, -1], dtype=torch.int64))
+        self._sample_ids = None if whole else torch.from_numpy(np.ascontiguousarray(ids))
+        # The epoch, and the argument of the last `set_epoch`.
+        self._epoch = _seen_by_forks([0, -1])
         self._clip_transform = samples.clip_transform()
         self._renderer = SampleRenderer(self._clip_transform, isolate=isolate)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """The state with the dataset's path instead of its rows, which are opened again on unpickling. The rows of a
-        large dataset are then mapped from the user's cache folder, and shared by all processes of the machine."""
-        dataset = self.dataset
-        how = {"retry_for": dataset.reader.retry, "roots": dataset.roots, "revision": dataset.manifest.revision}
-        return {**self.__dict__, "dataset": (dataset.path, how, tables.digest(dataset.shards))}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        path, how, shards = state["dataset"]
-        self.__dict__.update(state, dataset=Dataset.open(path, **how))
-        if tables.digest(self.dataset.shards) != shards:  # row numbers that samplers yield would mean other clips
-            raise DatasetError(f"{self.dataset!r} was packed anew since the ClipDataset was made: make that anew, too")
+        self.__dict__.update(state)
+        epoch: Any = self._epoch  # PyTorch has no types for this
+        if not epoch.is_shared():  # it was copied, not sent to a worker
+            self._epoch = _seen_by_forks(self._epoch.tolist())
 
     def __copy__(self) -> ClipDataset:
         """A copy that shares the open dataset and the epoch."""
         other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
+        other.__dict__.update(self.__dict__, dataset=self.dataset)
         return other
 
     def __len__(self) -> int:
@@ -397,6 +391,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return sample
 
 
-def _shared(tensor: Any) -> Any:
-    """The tensor in shared memory; PyTorch has no types for that."""
-    return tensor.share_memory_()
+def _seen_by_forks(values: Sequence[int]) -> torch.Tensor:
+    """int64 [values], whose changes persistent workers see: forked ones by an anonymous mapping, which needs no
+    /dev/shm; spawned ones by shared memory, to which PyTorch moves the tensors that it sends to them."""
+    tensor = torch.frombuffer(mmap.mmap(-1, 8 * len(values)), dtype=torch.int64)
+    tensor[:] = torch.tensor(values)
+    return tensor

@@ -24,7 +24,6 @@ from streamvid.checks import boolean, integer, one_of, suggest_keywords
 from streamvid.decode.lost_gpu import GpuWatch
 from streamvid.errors import InputError, StreamvidError
 from streamvid.fetch.encoded_batch import EncodedBatch
-from streamvid.forks import in_children
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.clip_items import At, Item
@@ -36,7 +35,7 @@ from streamvid.loader.rescue import BAD_CLIP, Rescuer
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sampler_state import ResumableBatches, SamplerPosition, from_state, global_generator, to_state
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
-from streamvid.loader.torch_options import check_items, check_order, check_workers
+from streamvid.loader.torch_options import begin, check_items, check_order, check_workers
 from streamvid.plan.world import find_cores, find_device
 from streamvid.transform.render import make_renderer
 from streamvid.video.packet_selection import EncodedSlice
@@ -248,15 +247,15 @@ class GpuDataLoader(Refusals):
         return self._watch.over(self._position.follow(self._run()))
 
     def _run(self) -> Generator[Delivery[Batch, SamplerPosition], None, None]:
-        begin = self._position.next
-        number, made = begin.epoch_number, begin.batches
+        start = self._position.next
+        number, made = start.epoch_number, start.batches
         samplers, own = self._batches.state(), None
-        if begin.batches and begin.samplers:
+        if start.batches and start.samplers:
             # PyTorch's global generator is set back only while the epoch begins.
-            own = begin.samplers[-1]
+            own = start.samplers[-1]
             samplers[-1] = dict(own)
         # Before its first batch, too: by then the reader has drawn from the samplers' generators.
-        self._position.next = replace(begin, samplers=samplers)
+        self._position.next = replace(start, samplers=samplers)
         following = SamplerPosition(number + 1)
         order = self._batches.begin(number, made)
         self.dataset.set_epoch(number)
@@ -284,7 +283,7 @@ class GpuDataLoader(Refusals):
                 yield Delivery(batch, position, following, last)
         finally:
             rendered.close()
-        if begin.batches == made > 0:
+        if start.batches == made > 0:
             raise InputError(f"the state is behind {made} batches of an epoch, but the sampler gave no more than that")
 
     def _encoded(
@@ -301,8 +300,7 @@ class GpuDataLoader(Refusals):
             if not all(worker.is_alive() for worker in getattr(self._loader._iterator, "_workers", ())):
                 _shut_down(self._loader._iterator)  # PyTorch would wait in every epoch for a worker that was killed
                 self._loader._iterator = None
-            # If a forked child freed this iterator, its parent's workers would end.
-            iterator = in_children(iter(self._loader))
+            iterator = begin(self._loader)
             batches = _watched(iterator)
             first = list(islice(batches, 1))
         try:

@@ -1,13 +1,15 @@
-"""Checks the options that a `GpuDataLoader` passes to PyTorch's DataLoader, which would fail only in the first epoch,
-or take any text for True."""
+"""PyTorch's DataLoader in a `GpuDataLoader`: its options, checked where they are given, as PyTorch would fail in the
+first epoch or take any text for True; and the start of its workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from streamvid.checks import boolean, integer, is_real
-from streamvid.errors import InputError
+from streamvid.errors import InputError, StreamvidError
+from streamvid.forks import in_children
+from streamvid.host import limit_met
 
 
 def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: bool) -> None:
@@ -44,3 +46,20 @@ def check_items(items: Any, most: int) -> None:
         ) from None
     if not 1 <= count <= most:
         raise InputError(f"the batch sampler gave {count} clips; batch_size says 1 to {most}")
+
+
+def begin(loader: Iterable[Any]) -> Iterator[Any]:
+    """The iterator of a DataLoader, with its workers. Freed in a forked child, it would end those of its parent.
+
+    Raises:
+        StreamvidError: their locks and queues find no place in shared memory.
+    """
+    try:
+        return in_children(iter(loader))
+    except OSError as error:
+        if limit_met(error) is not None:
+            raise
+        raise StreamvidError(
+            f"DataLoader cannot start its workers ({error}): they need /dev/shm, writable and with room, in a "
+            "container by docker run --shm-size=8g; or give num_workers=0"
+        ) from error

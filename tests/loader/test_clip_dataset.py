@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import multiprocessing
 import os
 import pickle
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -336,7 +337,40 @@ def test_a_pickled_dataset_is_not_another_one_that_was_packed_in_its_place(datas
     shutil.rmtree(folder)
     sv.pack([tmp_path / "vp9.mp4"], folder, progress=False)
     with pytest.raises(sv.DatasetError, match="packed anew"):
-        pickle.loads(data)
+        len(pickle.loads(data))
+    with pytest.raises(sv.DatasetError, match="packed anew"):
+        len(pickle.loads(pickle.dumps(pickle.loads(data))))
+
+
+def test_nothing_is_put_into_dev_shm_without_workers(dataset: Path) -> None:
+    """Containers may have none, or none that can be written."""
+    before = Path("/proc/self/maps").read_text().count("/dev/shm/torch")
+    ds = sv.ClipDataset(sv.Subset(dataset, keys=["vp9", "hevc_open"]), sampling=sv.Uniform(2))
+    next(iter(torch.utils.data.DataLoader(ds)))
+    assert Path("/proc/self/maps").read_text().count("/dev/shm/torch") == before
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda ds: pickle.loads(pickle.dumps(ds))])
+def test_workers_of_a_copy_see_its_epoch(dataset: Path, copied: Callable[[sv.ClipDataset], sv.ClipDataset]) -> None:
+    original = sv.ClipDataset(dataset, sampling=sv.Uniform(2), transform=AUGMENTED)
+    ds = copied(original)
+    options: Any = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
+    batches = torch.utils.data.DataLoader(ds, batch_size=1, **options)
+    for epoch in (0, 3):
+        ds.set_epoch(epoch)
+        assert {int(batch["epoch"]) for batch in batches} == {epoch}
+    assert original.epoch == 0
+
+
+@pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, sv.GpuDataLoader])
+def test_spawned_workers_say_why_they_cannot_open_the_dataset(dataset: Path, tmp_path: Path, loader: Any) -> None:
+    folder = Path(shutil.copytree(dataset, tmp_path / "set"))
+    clips = sv.ClipDataset(folder, sampling=sv.Uniform(2), transform=AUGMENTED)
+    batches = loader(clips, batch_size=1, num_workers=1, multiprocessing_context="spawn")
+    shutil.rmtree(folder)
+    with pytest.raises(sv.DatasetError, match=r"no dataset at .*: there is no dataset\.json; check the path") as error:
+        next(iter(batches))
+    assert ("\n" in str(error.value)) == (loader is torch.utils.data.DataLoader)  # PyTorch adds the traceback
 
 
 def test_open_files_are_bounded(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:

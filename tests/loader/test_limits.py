@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
 import threading
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 import streamvid as sv
+from streamvid.loader.torch_options import begin
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support.clips import write
@@ -89,3 +92,13 @@ def test_no_further_thread_may_be_started(dataset: Path, kind: str, monkeypatch:
             with pytest.raises(sv.StreamvidError, match=r"no further thread .*`ulimit -u`.* num_threads"):
                 next(iter(loader))
         assert next(iter(loader))["valid"].all()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_workers_without_shared_memory(number: int) -> None:
+    class DataLoader:
+        def __iter__(self) -> Iterator[Any]:
+            raise OSError(number, os.strerror(number))  # what the semaphores of its queues say
+
+    with pytest.raises(sv.StreamvidError, match=r"cannot start its workers .*/dev/shm.*--shm-size"):
+        begin(DataLoader())

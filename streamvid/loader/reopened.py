@@ -1,0 +1,41 @@
+"""An object with a dataset that is small when it is pickled, and opens the dataset again where it arrives."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+from streamvid.dataset import tables
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import DatasetError
+
+
+class Reopened:
+    """Base of `ClipDataset`. A pickle has the dataset's path instead of its rows. Those of a large dataset are mapped
+    from the user's cache folder, and shared by all processes of the machine.
+
+    The dataset is opened when it is used first, not while the pickle is loaded: of an error there, in a worker that is
+    being spawned, PyTorch says no more than that the worker exited unexpectedly.
+    """
+
+    _elsewhere: tuple[str, dict[str, Any], str]
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The packed dataset.
+
+        Raises:
+            DatasetError: it cannot be opened in this process, or was packed anew since it was pickled.
+        """
+        path, how, shards = self._elsewhere
+        dataset = Dataset.open(path, **how)
+        if tables.digest(dataset.shards) != shards:  # the rows that samplers name would be other clips
+            raise DatasetError(f"{dataset!r} was packed anew since the ClipDataset was made: make that anew, too")
+        return dataset
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if (dataset := state.pop("dataset", None)) is not None:
+            how = {"retry_for": dataset.reader.retry, "roots": dataset.roots, "revision": dataset.manifest.revision}
+            state["_elsewhere"] = dataset.path, how, tables.digest(dataset.shards)
+        return state
