@@ -127,11 +127,13 @@ def _open_streams() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="streamvid", description="Video datasets for training, in WebDataset shards.")
     parser.add_argument("--version", action="version", version=f"streamvid {__version__}")
+    verbose = "log details on stderr"
+    parser.add_argument("--verbose", action="store_true", help=verbose)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (pack, info, clips, reshape, revising, verify, export):
         command.add_parser(commands)
     for subparser in commands.choices.values():
-        subparser.add_argument("--verbose", action="store_true", help="log details on stderr")
+        subparser.add_argument("--verbose", action="store_true", default=argparse.SUPPRESS, help=verbose)
     return parser
 
 

@@ -73,5 +73,7 @@ def _made(call: ast.Call, known: Mapping[str, Callable[..., object]], example: s
         raise InputError(f"{option} knows no {name[:100]!r}: {meant}")
     try:
         return known[name](*arguments, **keywords)
-    except (InputError, TypeError) as error:
-        raise InputError(f"{option}: {str(error).replace('__init__() ', '')}") from error
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from error
+    except TypeError as error:
+        raise InputError(f"{option}: {str(error).replace('.__init__()', '')}; write it as {example}") from error

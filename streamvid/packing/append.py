@@ -61,7 +61,7 @@ def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
     """
     path = join(destination, FILE_NAME)
     if not filesystem.exists(path):
-        raise InputError(f"there is no dataset at {redact(destination)} to add to: leave out --append")
+        raise InputError(f"there is no dataset at {redact(destination)} to add to: leave out --append or --update")
     data = filesystem.read_bytes(path)
     dataset = Dataset.open(destination, roots=roots)
     manifest = Manifest.from_json(data, path=redact(path))

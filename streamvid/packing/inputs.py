@@ -190,6 +190,8 @@ def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...], *, sequ
     if glob.has_magic(given) and (local or not ranged or not filesystem.exists(given)):
         return _globbed(given, shown, extensions)
     if local:
+        if os.path.exists(given):
+            raise InputError(f"{shown} is a pipe, a device or a socket: write what it holds to a file first")
         raise InputError(f"no such file or folder: {shown}")
     if is_list(given):
         return _listed(given, lists)

@@ -81,6 +81,8 @@ def read_list(path: str) -> ParsedList:
         raise InputError(str(error)) from error
     if other := other_content(data[:4096]):
         raise InputError(f"cannot read the list {shown}: {other}")
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise InputError(f"cannot read the list {shown}: it is UTF-16: save it as UTF-8")
     try:
         if path.lower().endswith(".csv"):
             check_csv(data)
@@ -92,6 +94,8 @@ def read_list(path: str) -> ParsedList:
         if path.lower().endswith(".csv"):
             _check_line_breaks(table, shown)
         names = table.schema.names
+        if len(names) == 1 and path.lower().endswith(".csv") and (mark := re.search("[;\t|]", names[0])):
+            raise InputError(f"{shown} has {mark[0]!r} between its columns: write commas there")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")

@@ -104,7 +104,9 @@ class JobRun:
         if self.workers is not None and self.engine == "ray":
             raise InputError("on Ray the cluster decides how many videos are packed at once: leave out the workers")
         if self.overwrite and self.append:
-            raise InputError("a dataset is either overwritten or added to: leave out --overwrite or --append")
+            raise InputError(
+                "a dataset is either overwritten or added to: leave out --overwrite, or --append or --update"
+            )
 
     def state(self) -> DestinationState:
         """What is at the destination. Raises InputError for a dataset that the job would destroy."""

@@ -17,6 +17,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+._\-]*:(//|:)")
 _LOCAL = re.compile(r"^(file|local):(//)?")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 _NO_BUCKET = re.compile(r"(s3|gs|gcs|az|abfs|oci|oss)://(/|$)")
+_NO_HOST = re.compile(r"(https?)://(/|$)")
 _USERINFO = re.compile(r"(://)[^/\s@]*(?:@[^/\s@]*)*@")
 _SECRET_PART = re.compile(
     r"([?&;,\s][^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*", re.IGNORECASE
@@ -43,6 +44,8 @@ def given_path(path: object, name: str) -> str:
         raise InputError(f"{name} {redact(text)}: a URL has two slashes; write {redact(text.replace(':/', '://', 1))}")
     if _NO_BUCKET.match(text):
         raise InputError(f"{name} {redact(text)} names no bucket: write {text.partition(':')[0]}://BUCKET/FOLDER")
+    if _NO_HOST.match(text):
+        raise InputError(f"{name} {redact(text)} names no host: write {text.partition(':')[0]}://HOST/PATH")
     return text
 
 

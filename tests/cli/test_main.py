@@ -89,6 +89,8 @@ def test_verify_and_its_exit_code(folder: Path, tmp_path: Path, capsys: pytest.C
         (["info", "nowhere"], "no dataset at nowhere"),
         (["verify", "nowhere"], "no dataset at nowhere"),
         (["pack", "nowhere", "out"], "no such file or folder: nowhere"),
+        (["pack", "/dev/null", "out"], "/dev/null is a pipe, a device or a socket"),
+        (["index", "in", "out", "--update"], "leave out --append or --update"),
         (["pack", "in", "ds"], "ds holds a dataset already"),
         (["pack", "in", "out", "--workers", "0"], "--workers 0"),
         (["pack", "in", "out", "--labels", "none.csv"], "none.csv"),
@@ -335,8 +337,8 @@ def test_verbose_is_the_librarys_own_log(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("streamvid.inspection.describe.describe", chatty)
-    for arguments, detail in ((["--verbose"], True), ([], False)):
-        assert main(["info", str(folder / "ds"), *arguments]) == 130
+    for arguments, detail in ((["info", "--verbose"], True), (["--verbose", "info"], True), (["info"], False)):
+        assert main([*arguments, str(folder / "ds")]) == 130
         shown = capsys.readouterr().err
         assert "AKIA" not in shown
         assert "a warning of botocore.auth" in shown

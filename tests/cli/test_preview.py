@@ -43,12 +43,16 @@ def test_it_writes_a_page(
         (["--sampling", "Window(16"], "write it as in Python"),
         (["--sampling", "Windw(16)"], "did you mean 'Window'?"),
         (["--sampling", "Window(frame=16)"], "Window has no argument 'frame'"),
-        (["--sampling", "Window()"], "--sampling: "),
+        (
+            ["--sampling", "Window()"],
+            "required positional argument: 'frames'; write it as --sampling 'Window(16, fps=8)'",
+        ),
         (["--sampling", "Window(-1)"], "--sampling: Window(frames)"),
         (["--transform", "Transform(crop=0)"], "--transform: Transform(crop)"),
         (["--where", "colour == 3"], "colour"),
         (["--clips", "-3"], "clips must be a whole number"),
         (["--out", "."], "no page of streamvid"),
+        (["--out", "~/page.html"], "only a shell replaces ~"),
     ],
 )
 def test_errors_are_one_sentence(

@@ -65,10 +65,13 @@ def test_a_surplus_label_is_an_error_and_a_missing_one_is_counted(tmp_path: Path
         ("n\n1\n", "has no column 'path' or 'video' or 'key'"),
         ("path,n\na,1\na.mp4,2\n", "names 'a.mp4' more than once"),
         ("path,source\na,1\n", "a column 'source', a name that packing itself uses"),
+        ("path;n\na;1\n", "has ';' between its columns: write commas there"),
+        ("path\tn\na\t1\n", r"has '\\t' between its columns"),
+        ("path,n\na,1\n".encode("utf-16"), "is UTF-16: save it as UTF-8"),
     ],
 )
-def test_metadata_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
-    (tmp_path / "l.csv").write_text(text)
+def test_metadata_that_cannot_be_used(tmp_path: Path, text: str | bytes, said: str) -> None:
+    (tmp_path / "l.csv").write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(InputError, match=said):
         attach_metadata(SOURCES, str(tmp_path / "l.csv"), MetadataLists())
 

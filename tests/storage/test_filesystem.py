@@ -107,6 +107,7 @@ def test_redact(url: str, redacted: str) -> None:
         ("~/x", r"dataset ~/x: only a shell replaces ~ by the home folder; write /.*/x"),
         ("s3:/bucket/x", "dataset s3:/bucket/x: a URL has two slashes; write s3://bucket/x"),
         ("s3://", "names no bucket: write s3://BUCKET/FOLDER"), ("gs:///x", "names no bucket"),
+        ("https:///x", "names no host: write https://HOST/PATH"),
     ],
 )  # fmt: skip
 def test_paths_that_mean_something_else_are_refused(given: object, said: str) -> None:

@@ -40,7 +40,7 @@ from streamvid.progress import Progress
 from streamvid.sampling.base import FrameSampler, Selection
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.retry import COMMAND_SECONDS
-from streamvid.storage.url import redact
+from streamvid.storage.url import given_path, redact
 from streamvid.text import format_bytes, format_count, format_duration
 from streamvid.transform.spec import Transform, Views, by_view
 from streamvid.video.index_blocks import AnyIndex
@@ -100,7 +100,7 @@ def preview(
     """
     integer(clips, "clips", least=0)
     integer(seed, "seed", least=0, most=None)
-    check_target(out := os.fspath(out))
+    check_target(out := given_path(out, "out"))
     if not isinstance(dataset, Dataset):
         dataset = Dataset.open(dataset, retry_for=COMMAND_SECONDS)
     samples = SampleSet.open(

@@ -21,6 +21,7 @@ from streamvid.inspection.preview.pictures import (
     scale_of,
     shown_positions,
 )
+from streamvid.storage.url import given_path
 from streamvid.text import displayable
 from streamvid.transform.spec import ONLY_VIEW, TAKEN, Layout, Transform, Views, by_view
 
@@ -57,8 +58,8 @@ class Shown:
             InputError: there is another file.
             DatasetError: it cannot be written.
         """
-        check_target(os.fspath(path))
-        write_page(os.fspath(path), page("streamvid batch", f"<main><h1>Batch</h1>{self._body()}</main>"))
+        check_target(path := given_path(path, "path"))
+        write_page(path, page("streamvid batch", f"<main><h1>Batch</h1>{self._body()}</main>"))
 
     def _body(self) -> str:
         strips = (f'<article class="clip">{strip_html(strip)}</article>' for strip in self.strips)
