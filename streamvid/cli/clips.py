@@ -70,7 +70,7 @@ def _json_lines(table: pa.Table) -> list[str]:
 
 
 def _tab_lines(table: pa.Table) -> list[str]:
-    """A line for each row, in which nothing that a terminal would execute, no tab and no line end is left of texts."""
+    """A line for each row. Control characters, tabs and line ends in texts are replaced."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,4 +1,4 @@
-"""`streamvid info` and `preview`: what is in a dataset, as text and as a web page."""
+"""`streamvid info` and `preview`: the content of a dataset, as text and as a web page."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def add_parser(commands: Commands) -> None:
     )  # fmt: skip
 
 
-# Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
+# Heavy modules are imported when the command runs, so that --help and wrong options are fast.
 
 
 def _info(arguments: argparse.Namespace) -> int:

@@ -36,8 +36,8 @@ class _Terminated(SystemExit):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong option in one sentence, without the usage, with what was probably meant. Subcommands get parsers
-    of the same class."""
+    """Reports a wrong option in one sentence, without the usage, and proposes the option that was probably meant.
+    Subcommands get parsers of the same class."""
 
     def error(self, message: str) -> NoReturn:
         option = re.match(r"unrecognized arguments: --([\w-]+)", message)
@@ -53,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Refuse unknown options here: argparse would leave those of a subcommand to the main parser."""
+        """Refuse unknown options here, because argparse would leave those of a subcommand to the main parser."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_streams()
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="streamvid: %(message)s", stream=sys.stderr, force=True)
-    # Of other libraries the warnings alone: their details are long, and botocore's hold what should not be logged.
+    # Only warnings of other libraries: their details are long, and botocore's contain secrets.
     for name, level in (
         ("streamvid", logging.DEBUG if arguments.verbose else logging.WARNING),
         ("streamvid.progress", logging.INFO),
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader closed the pipe. /dev/null in its place, or Python would fail to flush the rest on exit.
+        # The reader closed the pipe. Replace it by /dev/null, or Python would fail to flush the rest on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except StreamvidError as error:
@@ -110,14 +110,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Open the null device in the place of standard streams that are closed, as some daemons start programs: the next
-    file that is opened would get its number, and what libraries print would go there. What a terminal or file of
-    another encoding than UTF-8 cannot show is escaped."""
+    """Open the null device for standard streams that are closed, as in programs that some daemons start; otherwise the
+    next file that is opened would get such a number, and libraries would print into it. Also make streams escape
+    characters that their encoding lacks."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the least number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
         if mode == "w" and isinstance(stream := getattr(sys, name), io.TextIOWrapper):
@@ -148,14 +148,14 @@ def _stoppable() -> Iterator[None]:
     leaving = False
 
     def again(number: int) -> None:
-        # Not at once: the exception would be dropped by the same finaliser.
+        # Not immediately, because the same finaliser would drop the exception.
         time.sleep(_AGAIN_SECONDS)
         if not leaving:
             os.kill(os.getpid(), number)
 
     def watched(number: int) -> BaseException:
         error = _Interrupted() if number == signal.SIGINT else _Terminated(TERMINATED)
-        # Not threading.Thread: the interrupted code may hold the locks of `threading`.
+        # Not threading.Thread, because the interrupted code may hold locks of `threading`.
         weakref.finalize(error, _thread.start_new_thread, again, (number,)).atexit = False
         return error
 
@@ -167,7 +167,7 @@ def _stoppable() -> Iterator[None]:
         None if isinstance(dropped.exc_value, _Interrupted | _Terminated) else hook(dropped)
     )
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
-    # Not if the shell has made a background job ignore it.
+    # Not if the shell makes a background job ignore the signal.
     if callable(signal.getsignal(signal.SIGINT)):
         before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
     try:

@@ -60,7 +60,7 @@ class _Output(Console):
 
 def fail(text: str, code: int) -> int:
     """Print an error on stderr; returns the exit code."""
-    with contextlib.suppress(OSError):  # a full disk or a closed pipe behind stderr: the code still tells
+    with contextlib.suppress(OSError):  # stderr is a full disk or a closed pipe, but the exit code still tells
         print(f"streamvid: {printable(text)}", file=sys.stderr, flush=True)
     return code
 
@@ -86,7 +86,7 @@ _COMMON: Final = {
 
 
 def common(names: str) -> dict[str, str]:
-    """Arguments that several commands have, as of `add_options`."""
+    """Arguments that several commands have, in the form of `add_options`."""
     return dict(_COMMON[name] for name in names.split())
 
 
@@ -104,8 +104,8 @@ def add_command(
     description: str = "",
     needs: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Add a subcommand: what it does in few words, and for its own help at more length. Its arguments as of
-    `add_options`; `needs` are options that do nothing without another one, each with that."""
+    """Add a subcommand, with a short and a long description, and its arguments in the form of `add_options`. `needs`
+    maps options that do nothing without another option to that option."""
     command = commands.add_parser(name, help=what, description=description or f"{what[0].upper()}{what[1:]}.")
     command.set_defaults(run=run, needs=needs)
     add_options(command, options, details)
@@ -114,13 +114,14 @@ def add_command(
 def add_options(
     command: argparse._ActionsContainer, options: Options, details: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Add arguments, each as a usage line has it, with its help.
+    """Add arguments, each by its usage line and its help.
 
     ``--flag`` takes no value, ``--name VALUE`` one, ``--name VALUE=8`` has a default, ``--name VALUE...`` is
     repeatable, ``--name this|that`` is one of these words, and ``name VALUE`` is positional.
 
     Args:
-        options: help by usage; or arguments of which one is given, ``one of``, or one at most, ``at most one of``.
+        options: help by usage; or groups of exclusive arguments, under ``one of`` (one is required) or ``at most one
+            of``.
         details: further arguments of argparse's `add_argument`, by the name of the option.
     """
     for usage, text in options.items():
@@ -143,7 +144,7 @@ def add_options(
 
 
 def check_needs(arguments: argparse.Namespace, given: Sequence[str]) -> None:
-    """Raise InputError for an option in the command line that does nothing without another one, which is not there."""
+    """Raise InputError for an option in the command line that does nothing without another option, which is missing."""
     for option, other in getattr(arguments, "needs", {}).items():
         used = any(one.partition("=")[0] == option for one in given)
         if used and not getattr(arguments, other.lstrip("-").replace("-", "_")):
@@ -151,20 +152,20 @@ def check_needs(arguments: argparse.Namespace, given: Sequence[str]) -> None:
 
 
 def call(function: Callable[..., T], arguments: argparse.Namespace, **others: object) -> T:
-    """Call a function with the options that are named as its parameters, and others in the place of these."""
+    """Call a function with the options named like its parameters, some of them replaced by `others`."""
     names = inspect.signature(function).parameters
     return function(**{name: value for name, value in vars(arguments).items() if name in names} | others)
 
 
 def open_dataset(path: str, arguments: argparse.Namespace, revision: int | None = None) -> Dataset:
-    """Open a dataset as `--roots` and, if there is that option, a revision say."""
+    """Open a dataset with the options `--roots` and, if the command has it, `--revision`."""
     from streamvid.dataset.dataset import Dataset
 
     return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=revision)
 
 
 def print_some(lines: Sequence[str], indent: str = "") -> None:
-    """Print the first `SHOWN` lines, and how many there are more."""
+    """Print the first `SHOWN` lines, and the number of further ones."""
     out = console()
     for line in lines[:SHOWN]:
         out.print(indent + printable(line))

@@ -111,7 +111,7 @@ def parse_rate(text: str) -> Fraction:
     return _NTSC.get(rate, rate.limit_denominator(1001))
 
 
-# Heavy modules are imported when the command runs, so that --help and wrong options are answered at once.
+# Heavy modules are imported when the command runs, so that --help and wrong options are fast.
 
 
 def _pack(arguments: argparse.Namespace) -> int:

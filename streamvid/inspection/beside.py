@@ -1,5 +1,4 @@
-"""What lies beside the shards of a dataset: tables that must hold what dataset.json says, and files that readers
-ignore."""
+"""Checks the files beside a dataset's shards: tables against dataset.json, and files that readers ignore."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def notes(path: str, manifest: Manifest) -> Iterator[str]:
     known = {entry.name for one in (manifest, *kept_manifests(path)) for entry in one.shards}
     try:
         files = filesystem.list_files(folder) if manifest.shards else []
-    except DatasetError:  # storage without listing, such as HTTP, or no folder, which is reported as a problem
+    except DatasetError:  # the storage cannot list, such as HTTP; a missing folder is reported as a problem
         files = []
     matches = (_SHARD_FILE.fullmatch(file.rpartition("/")[2]) for file in files)
     strays = sorted({match.group(1) for match in matches if match} - known)
@@ -52,13 +51,13 @@ def notes(path: str, manifest: Manifest) -> Iterator[str]:
 
 
 def named(shards: Sequence[str]) -> str:
-    """Some shards in words."""
+    """The names of some shards, for messages."""
     more = f" and {len(shards) - _NAMED:,} more" if len(shards) > _NAMED else ""
     return f"shard{'s' if len(shards) > 1 else ''} {', '.join(shards[:_NAMED])}{more}"
 
 
 def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
-    """The problems of the tables beside shards, in words. Shards that cannot be read are left to other checks.
+    """The problems of the tables, in words. Shards that cannot be read are left to other checks.
 
     Args:
         path: folder or URL of the dataset.
@@ -91,8 +90,8 @@ def check_tables(path: str, manifest: Manifest) -> Iterator[str]:
 
 
 def forgotten_by_shard(path: str, manifest: Manifest) -> list[tuple[int, ...]]:
-    """For each shard the forgotten clips, by their numbers in it; none where the table is damaged, as `check_tables`
-    says then."""
+    """For each shard the forgotten clips, by their numbers in it; none if the table is damaged, which `check_tables`
+    reports."""
     try:
         return by_shard(manifest, read_forgotten(path, manifest, Retry()))
     except StreamvidError:
@@ -100,7 +99,7 @@ def forgotten_by_shard(path: str, manifest: Manifest) -> list[tuple[int, ...]]:
 
 
 def _check_others(path: str, manifest: Manifest) -> Iterator[str]:
-    """Findings about the table of forgotten clips and the overlays."""
+    """The problems of the table of forgotten clips and of the overlays, in words."""
     with tempfile.TemporaryDirectory(prefix="streamvid-verify-") as folder:
         try:
             read_forgotten(path, manifest, Retry())
@@ -114,7 +113,7 @@ def _check_others(path: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _content(table: pa.Table) -> bytes:
-    """Equal of equal tables, also where numbers are NaN."""
+    """A value that is equal for equal tables, also if numbers are NaN."""
     stream = io.BytesIO()
     pq.write_table(table.combine_chunks(), stream)
     return stream.getvalue()

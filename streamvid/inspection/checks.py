@@ -1,5 +1,5 @@
-"""The checks of `verify`. Each yields the problems that it finds, in words; none raises for a damaged file. Of clips
-outside of shards every packet is read as a loader reads it."""
+"""The checks of `verify`. Each yields the problems that it finds, in words; none raises for a damaged file. Every
+packet of a clip in place is read as a loader reads it."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _ROWS_AT_ONCE: Final = 1024
 
 
 def sampled(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]]:
-    """The share of all clips, rounded up, at random; for each shard their numbers in it, rising. The same for the same
-    seed."""
+    """A random sample of all clips, of the given share, rounded up: for each shard the clips' numbers in it, ascending.
+    A function of the seed."""
     count = math.ceil(manifest.clips * share)
     return by_shard(
         manifest, np.sort(np.random.default_rng(seed).choice(manifest.clips, count, replace=False, shuffle=False))
@@ -62,7 +62,7 @@ def sampled(manifest: Manifest, share: float, seed: int) -> list[tuple[int, ...]
 
 
 def by_shard(manifest: Manifest, chosen: Int64) -> list[tuple[int, ...]]:
-    """Row numbers of a dataset, rising, as those of clips in each shard."""
+    """Ascending row numbers of a dataset → for each shard the clips' numbers in it."""
     ends = np.cumsum([entry.clips for entry in manifest.shards])
     parts = np.split(chosen, np.searchsorted(chosen, ends[:-1])) if len(ends) else []
     return [
@@ -139,18 +139,18 @@ def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Finding]:
     """Compare the typed metadata columns with the JSON in the column `meta`.
 
     Args:
-        clips: the same as a ClipTable.
+        clips: the same rows as a ClipTable.
     """
     typed = table.select([name for name in table.column_names if name.startswith(FIELD_PREFIX)])
     if not typed.num_columns:
         return
     dates = {field.name for field in typed.schema if pa.types.is_temporal(field.type)}
-    damaged: set[str] = set()  # columns that are reported already
+    damaged: set[str] = set()  # columns that have been reported already
     batches = typed.to_batches(max_chunksize=_ROWS_AT_ONCE)
     for row, stored in enumerate(stored for batch in batches for stored in batch.to_pylist()):
         try:
             meta = {FIELD_PREFIX + name: value for name, value in json.loads(clips.meta[row]).items()}
-            # An empty date of a CSV is null in its column, and empty text in the JSON.
+            # An empty date of a CSV file is null in its column, and "" in the JSON.
             meta |= {name: None for name in dates if meta.get(name) == ""}
             names = (stored | meta).keys() - damaged
             wrong = sorted(name for name in names if not _agrees(stored.get(name), meta.get(name)))
@@ -163,7 +163,7 @@ def check_fields(table: pa.Table, clips: ClipTable) -> Iterator[Finding]:
 
 
 def _agrees(stored: Any, value: Any) -> bool:
-    """Whether a value of a Parquet column, as a Python object, is the one that the JSON has."""
+    """Whether a value of a Parquet column, as a Python object, equals the value in the JSON."""
     if stored is None or value is None:
         return stored is value
     if isinstance(stored, list):
@@ -175,19 +175,20 @@ def _agrees(stored: Any, value: Any) -> bool:
     if isinstance(stored, float) and not math.isfinite(stored):
         return bool(value == json_value(stored))
     if isinstance(stored, float) and type(value) is int:
-        value = float(value)  # a column of whole numbers in one list, and of others in another
+        value = float(value)  # a column that has whole numbers in one list, and fractions in another
     return isinstance(stored, bool) == isinstance(value, bool) and bool(stored == value)
 
 
 def check_packets_file(clips: ClipTable, size: int) -> list[int]:
-    """The rows whose frame index is not where the one before ends, or at the end where the file ends."""
+    """The rows whose frame index does not begin where the previous one ends, and the last row if its index does not end
+    with the file."""
     ends = np.cumsum(clips.index_size, dtype=np.int64)
     rows = np.flatnonzero(clips.index_offset != ends - clips.index_size).tolist()
     return rows or ([len(clips) - 1] if len(clips) and ends[-1] != size else [])
 
 
 def check_index(stored: bytes, clips: ClipTable, row: int) -> tuple[FrameIndex | None, list[str]]:
-    """A clip's frame index, None if it is damaged, and what is wrong with it."""
+    """A clip's frame index, None if it is damaged; and what is wrong with it, "" if nothing."""
     try:
         index = parse_index(np.frombuffer(stored, dtype=np.uint8), clips, row)
     except ValueError as error:
@@ -229,7 +230,7 @@ def check_clip(
     yield from _check_json(files["json"], clips, row)
     if hashlib.sha256(files["mp4"]).hexdigest() != sha256:
         yield "the SHA-256 of its mp4 is not the one in the parquet"
-        return  # all other problems follow from that
+        return  # all other problems would follow from that
     try:
         if sample_description(files["mp4"]) != clips.stsds[clips.stsd_id[row]]:
             yield "the sample description in its mp4 is not the one in the parquet"
@@ -252,7 +253,8 @@ def _check_json(data: bytes, clips: ClipTable, row: int) -> Iterator[str]:
 
 
 def _check_packets(data: bytes, clips: ClipTable, row: int, index: FrameIndex, *, decode: bool) -> Iterator[str]:
-    """Compare the packets that FFmpeg finds with the index; without the edit list, which the index has applied."""
+    """Compare the packets that FFmpeg's demuxer finds with the index. FFmpeg ignores the edit list, which the index has
+    already applied."""
     with closing(av.open(io.BytesIO(data), "r", format="mp4", options={"ignore_editlist": "1"})) as container:
         if len(container.streams) != 1 or not container.streams.video:
             yield f"its mp4 has {len(container.streams)} tracks instead of one video track"
@@ -297,18 +299,18 @@ def source_of_shard(
     """The clips of one shard, as a loader reads them.
 
     Args:
-        roots: the dataset's, resolved.
-        bounds: out of which files must not lead.
+        roots: the dataset's roots, resolved.
+        bounds: folders and hosts in which files must lie.
     """
     files = ShardFiles(path, entry, None, roots, bounds)
     return ClipSource(path, clips, Columns(clips, None, meta=MetaColumns), None, [files], Retry(COMMAND_SECONDS))
 
 
 def check_place(source: ClipSource, row: int, index: FrameIndex, *, decode: bool) -> tuple[list[str], FrameIndex]:
-    """Read every packet of a clip, with all that a loader checks, and decode every frame if asked for.
+    """Read every packet of a clip with all checks of a loader, and decode every frame if `decode`.
 
     Returns:
-        what is wrong, and the index with the checksums of the packets that were read.
+        the problems, and the index with the checksums of the packets that were read.
     """
     frames = np.arange(len(index.visible))
     crcs = index.crc32c.copy()

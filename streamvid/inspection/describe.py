@@ -51,7 +51,7 @@ class GpuNote:
     """Clips that a GPU decodes slowly or not at all.
 
     Attributes:
-        what: which clips, such as a codec and a size.
+        what: the clips in words, such as a codec and a size.
         why: the reason.
         clips: number of clips.
     """
@@ -80,9 +80,9 @@ class Info:
 
     Attributes:
         name, path: from dataset.json; path or URL.
-        revision: which it is.
-        change: what made it, if a command that changes datasets did.
-        forgotten: number of clips that are never delivered.
+        revision: number of the revision.
+        change: the change that made it; None if the dataset was never changed.
+        forgotten: number of forgotten clips.
         clips, frames, shards: totals; frames are displayed ones.
         seconds: total duration.
         bytes: of all tars.
@@ -93,8 +93,8 @@ class Info:
         rotated: number of clips with a display rotation.
         decoder_configurations: number of different combinations of size, codec, pixel format and parameter sets.
         fps: mean frames per second of each clip.
-        duration: seconds of each clip.
-        durations: histogram of these.
+        duration: duration of each clip in seconds.
+        durations: histogram of the durations.
         gop: mean packets per random access point of each clip.
         hidden: share of non-displayed packets, from 0 to 1.
         columns: names and types of the metadata columns.
@@ -197,7 +197,7 @@ def _value_counts(column: Categories) -> Counts:
 
 
 def frame_sizes(clips: ClipTable, rows: Int64 | None = None) -> Counts:
-    """Clips, all or some rows of them, by their width and height before rotation."""
+    """Numbers of clips, of all or some rows, by width and height before rotation."""
     chosen = slice(None) if rows is None else rows
     width, height = clips.width[chosen], clips.height[chosen]
     first, which = unique_rows(width, height)

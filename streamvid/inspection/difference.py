@@ -1,4 +1,4 @@
-"""What one dataset has that another one has not, or has otherwise, clip by clip."""
+"""Compares two datasets clip by clip."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ _AT_ONCE: Final = 1024
 
 @dataclass(frozen=True)
 class Difference:
-    """How a dataset differs from another one.
+    """The differences between two datasets.
 
     Attributes:
-        added: keys that the second alone has, in its order.
-        removed: keys that the first alone has, in its order.
-        changed: keys of both, in the order of the first, each with the columns that differ; `VIDEO` for its bytes.
-        same: number of clips that are the same in both.
-        unknown: keys of clips whose videos have no checksums to be compared by, or not of the same kind. If nothing
-            else of them differs, they count as the same.
+        added: keys that only the second has, in its order.
+        removed: keys that only the first has, in its order.
+        changed: keys that both have, in the order of the first, each with the columns that differ; `VIDEO` for its
+            bytes.
+        same: number of clips that are equal in both.
+        unknown: keys of clips whose videos have no checksums of the same kind to compare. If nothing else differs, they
+            count as equal.
     """
 
     added: tuple[str, ...]
@@ -43,7 +44,7 @@ class Difference:
     unknown: tuple[str, ...]
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether there is any difference."""
         return bool(self.added or self.removed or self.changed)
 
 
@@ -51,11 +52,11 @@ class Difference:
 def diff(first: Dataset | str | os.PathLike[str], second: Dataset | str | os.PathLike[str]) -> Difference:
     """Compare two datasets, or two revisions of one, by their keys.
 
-    Videos are compared by SHA-256, and where that is not known, or not the same, by times, sizes and CRC-32C of their
-    packets: what is around these does not count. No video is read. Forgotten clips count as clips that are not there.
+    Videos are compared by SHA-256, and, if that is unknown or different, by times, sizes and CRC-32C of their packets,
+    regardless of the container. No video is read. Forgotten clips count as missing.
 
     Raises:
-        DatasetError: one of them or its storage cannot be read.
+        DatasetError: a dataset or its storage cannot be read.
     """
     one, two = (data if isinstance(data, Dataset) else Dataset.open(data) for data in (first, second))
     rows = [delivered(one), delivered(two)]
@@ -84,7 +85,7 @@ def diff(first: Dataset | str | os.PathLike[str], second: Dataset | str | os.Pat
 
 
 def _columns(one: Dataset, two: Dataset, pairs: tuple[Int64, Int64]) -> Iterator[tuple[str, Bool]]:
-    """Each column but the key, and which clips of both it differs in."""
+    """Each column except the key, with the common clips in which it differs."""
     classes = one.classes is not None or two.classes is not None
     left_out = {"key", *(("label",) if classes else ())}
     for name in dict.fromkeys((*one.columns.names, *two.columns.names)):
@@ -93,13 +94,13 @@ def _columns(one: Dataset, two: Dataset, pairs: tuple[Int64, Int64]) -> Iterator
 
 
 def _values(data: Dataset, name: str, rows: Int64) -> pa.Array:
-    if name == "class" and data.classes is None:  # numbers, where the other dataset has names
+    if name == "class" and data.classes is None:  # the other dataset has class names, and this one numbers
         name = "label"
     return data.columns.get(name).take(pa.array(rows)) if name in data.columns.names else pa.nulls(len(rows))
 
 
 def _differ(a: pa.Array, b: pa.Array) -> Bool:
-    """bool [values]: where two columns differ. Both missing, and both NaN, are the same."""
+    """bool [values]: where two columns differ. Two missing values are equal, and so are two NaNs."""
     missing = [np.asarray(pc.is_null(column)) for column in (a, b)]
     differs: Bool = missing[0] != missing[1]
     there = ~missing[0] & ~missing[1]
@@ -131,7 +132,7 @@ def _lists_differ(a: pa.Array, b: pa.Array) -> Bool:
 
 
 def _videos(one: Dataset, two: Dataset, pairs: tuple[Int64, Int64]) -> tuple[Bool, Bool]:
-    """bool [pairs] each: which clips of both have another video, and of which it cannot be told."""
+    """bool [pairs] each: which common clips have different videos, and for which that is unknown."""
     differs, unknown = np.zeros((2, len(pairs[0])), dtype=bool)
     shards = [data.clips.shard[rows] for data, rows in zip((one, two), pairs, strict=True)]
     numbers = {tuple(entry.checksums.items()): number for number, entry in enumerate(two.shards)}
@@ -142,7 +143,7 @@ def _videos(one: Dataset, two: Dataset, pairs: tuple[Int64, Int64]) -> tuple[Boo
     sums = [data.checksums(rows[open_]) for data, rows in zip((one, two), pairs, strict=True)]
     known = np.array([bool(a and b) for a, b in zip(*sums, strict=True)], dtype=bool)
     equal = known & np.array([a == b for a, b in zip(*sums, strict=True)], dtype=bool)
-    # Other bytes may be another container around the same packets.
+    # Different bytes may be the same packets in another container.
     others, differ = open_[~equal], known[~equal]
     for first in range(0, len(others), _AT_ONCE):
         some = others[first : first + _AT_ONCE]
@@ -154,7 +155,7 @@ def _videos(one: Dataset, two: Dataset, pairs: tuple[Int64, Int64]) -> tuple[Boo
 
 
 def _by_packets(one: Dataset, two: Dataset, first: Int64, second: Int64) -> list[bool | None]:
-    """Whether clips have the same video, by their frame indexes; None: they do not tell it."""
+    """Whether clips have the same video, by their frame indexes; None if these have no checksums."""
     verdicts: list[bool | None] = []
     indexes = [data.indexes(rows.tolist()) for data, rows in ((one, first), (two, second))]
     for a, b, p, q in zip(first.tolist(), second.tolist(), *indexes, strict=True):

@@ -1,4 +1,4 @@
-"""What this machine has of what a training run needs, and what to do about the rest: `streamvid doctor`."""
+"""`streamvid doctor`: checks this machine for everything that a training run needs, and proposes remedies."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class Finding:
     """A row of the table.
 
     Attributes:
-        what: was looked at.
-        found: there.
-        state: "ok"; "note": a run goes without it, slower or with less; "problem": a run fails or is far slower.
-        remedy: what to do; empty if nothing.
+        what: the part of the machine that was examined.
+        found: what was found.
+        state: "ok"; "note": a run works, but slower or with fewer features; "problem": a run fails or is far slower.
+        remedy: what to do; "" if nothing.
     """
 
     what: str
@@ -80,11 +80,11 @@ class Finding:
 def examine(
     dataset: str | None = None, *, cache_dir: str | os.PathLike[str] | None = None, roots: Sequence[str] = ()
 ) -> Iterator[Finding]:
-    """Look at this machine; findings come as they are made.
+    """Examine this machine; yields each finding as soon as it is made.
 
     Args:
-        dataset: folder or URL of a dataset that is to be read as well, with the credentials that a run would have.
-        cache_dir, roots: as of `StreamLoader`.
+        dataset: folder or URL of a dataset to read as well, with the credentials that a run would have.
+        cache_dir, roots: as in `StreamLoader`.
     """
     cache = user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir"))
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
@@ -104,12 +104,12 @@ def examine(
             yield from check()
         except StreamvidError as error:
             yield Finding(what, "cannot be used", "problem", str(error))
-        except Exception as error:  # whatever is broken here: the other findings are wanted all the more
+        except Exception as error:  # any exception, because the other findings matter even more if something is broken
             yield Finding(what, f"cannot be examined: {type(error).__name__}: {error}"[:300], "problem")
 
 
 def _finding(what: str, found: str, good: bool, otherwise: State, remedy: str) -> Finding:
-    """What was found, with a state and a remedy unless it is good."""
+    """A finding; with a state and a remedy if something is wrong."""
     return Finding(what, found) if good else Finding(what, found, otherwise, remedy)
 
 
@@ -173,7 +173,8 @@ def _gpu() -> Iterator[Finding]:
         yield Finding(f"GPU {number}", f"{torch.cuda.get_device_name(number)}, {memory}")
     capabilities = os.environ.get("NVIDIA_DRIVER_CAPABILITIES")
     if capabilities is not None:
-        # What the container runtime was told to bring of the driver. Some bring all, whatever it says.
+        # The parts of the driver that the container runtime was told to mount. Some runtimes mount all of it in any
+        # case.
         yield Finding("driver capabilities", capabilities)
     try:
         load_nvdec()
@@ -187,7 +188,7 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _sessions() -> Iterator[Finding]:
-    """What NVDEC decodes, and whether decode sessions open."""
+    """The codecs that NVDEC decodes, and whether decode sessions can be opened."""
     if missing := missing_packages():
         slower = "without it DALI decodes in its place, 3 to 48 times slower"
         yield Finding("decode sessions", f"{', '.join(missing)} not installed", "problem",
@@ -216,7 +217,7 @@ def _codec(codec: str, caps: Caps) -> Finding:
 
 
 def _driver_version() -> str | None:
-    """The NVIDIA driver's version, by its management library; None without a driver."""
+    """The NVIDIA driver's version, from its management library; None without a driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         version = ctypes.create_string_buffer(96)
@@ -247,7 +248,7 @@ def _open_files() -> Iterator[Finding]:
 
 
 def _cache_disk(folder: Path) -> Iterator[Finding]:
-    """The disk that shards of remote datasets are kept on."""
+    """The disk of the cache for shards of remote datasets."""
     existing = folder
     while not existing.exists():
         existing = existing.parent
@@ -270,7 +271,7 @@ def _dataset(path: str, roots: Sequence[str]) -> Iterator[Finding]:
     manifest = read_manifest(dataset_path(path), retry_for=_ONCE)
     opened = time.perf_counter() - started
     yield Finding("dataset", f"{redact(path)}: {manifest.clips:,} clips, opened in {1000 * opened:.0f} ms")
-    if manifest.roots:  # clips in place, perhaps all of them
+    if manifest.roots:  # clips in place, possibly all of them
         source = Dataset.open(path, retry_for=_ONCE.seconds, roots=roots)
         row = int(np.argmax(source.clips.mp4_size))
         reader, what, url = source.reader, "its files", source.location(row)

@@ -1,4 +1,4 @@
-"""Clips of a dataset that hold the same video, by the checksums that are there."""
+"""Finds clips of a dataset with the same video, by stored checksums."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _AT_ONCE: Final = 1024
 
 @dataclass(frozen=True)
 class Duplicates:
-    """The clips that several rows of a dataset hold.
+    """Clips that are in several rows of a dataset.
 
     Attributes:
-        groups: the keys of each such clip, in the order of rows.
-        clips: how many could go: all but the first of each group.
-        bytes: of their MP4s.
-        unchecked: clips that look alike by the sizes and times of their packets, and have no checksums to tell.
+        groups: for each such clip its keys, in the order of rows.
+        clips: number of redundant clips: all but the first of each group.
+        bytes: size of their MP4s.
+        unchecked: number of clips whose packets have equal sizes and times, but no checksums.
     """
 
     groups: tuple[tuple[str, ...], ...]
@@ -40,11 +40,11 @@ class Duplicates:
 
 @suggest_keywords
 def duplicates(dataset: Dataset | str | os.PathLike[str]) -> Duplicates:
-    """Find clips of the same bytes.
+    """Find clips with the same bytes.
 
-    The rows tell which may be: those of equal checksum and size of the frame index, which has a CRC-32C per packet.
-    These alone are looked at: packed clips are the same if their SHA-256 are, others if their indexes and sample
-    descriptions are. A video that was packed out of two containers is in two files, and not found.
+    Candidates are rows with equal checksum and size of the frame index, which has a CRC-32C per packet. Of these,
+    packed clips are the same if their SHA-256 are equal, others if their indexes and sample descriptions are. A video
+    that was packed from two different containers is not found.
 
     Raises:
         DatasetError: the dataset or its storage cannot be read.
@@ -81,7 +81,7 @@ def description(dataset: Dataset, row: int) -> bytes:
 
 
 def _contents(dataset: Dataset, rows: Int64) -> Sequence[tuple[tuple[str, ...], bool]]:
-    """For each clip an identity of its video, and whether that covers all bytes (SHA-256, or CRC-32C of packets)."""
+    """For each clip an identity of its video, and whether that covers all bytes, by SHA-256 or CRC-32C of packets."""
     sums = dataset.checksums(rows)
     others = [row for row, known in zip(rows.tolist(), sums, strict=True) if not known]
     indexes = dict(zip(others, dataset.indexes(others), strict=True))

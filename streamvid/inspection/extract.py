@@ -1,5 +1,5 @@
-"""Clips out of a dataset again: an MP4 each that any player reads, or the image's file, and its metadata as JSON beside
-it."""
+"""Extracts clips of a dataset: each as an MP4 that any player reads, or the image's file, with its metadata in a JSON
+file."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Extracted:
 
     Attributes:
         folder: where the files are.
-        clips, bytes: written, and the size of their MP4s and images.
-        there: clips whose files were there already.
-        bad: keys of clips that are damaged, and what is wrong with each; they have no files.
-        elapsed: seconds.
+        clips, bytes: number of clips written, and size of their MP4s and images.
+        there: number of clips whose files existed already.
+        bad: keys of damaged clips, and what is wrong with each; they have no files.
+        elapsed: duration of the call in seconds.
     """
 
     folder: str
@@ -69,22 +69,22 @@ def extract(
     workers: int | None = None,
     progress: bool = True,
 ) -> Extracted:
-    """Write clips as files, ``<key>.mp4`` and ``<key>.json``; images as what they were, such as ``<key>.jpg``. A call
-    that was killed goes on when it is made again.
+    """Write clips as files, ``<key>.mp4`` and ``<key>.json``; images in their own format, such as ``<key>.jpg``. If a
+    killed call is repeated, it resumes.
 
-    The MP4 of a packed clip is the one in the shard; of a clip in place one is made of its packets. Keys that differ in
-    upper and lower case alone get digits, as some file systems take them for one.
+    The MP4 of a packed clip is that in the shard; for a clip in place, it is made of its packets. Keys that differ only
+    in case get digits, because some file systems ignore case.
 
     Args:
         dataset: a path or URL, or a dataset.
-        folder: a local one; made if there is none.
-        where, keys: which clips, as of `streamvid.Subset`; default: all.
+        folder: a local folder; made if it is missing.
+        where, keys: select clips as in `streamvid.Subset`; default: all.
         overwrite: replace files of these names.
-        workers: clips that are read at the same time.
+        workers: number of clips that are read at the same time.
         progress: show a progress bar if stderr is a terminal.
 
     Raises:
-        InputError: a file of this name holds something else; a condition or key that cannot be.
+        InputError: a file of such a name has other content, or a condition or key is invalid.
         DatasetError: the dataset or its storage cannot be read, or a file cannot be written.
     """
     started = time.monotonic()
@@ -124,7 +124,7 @@ def extract(
 
 @contextmanager
 def _ending(pool: ThreadPoolExecutor) -> Iterator[None]:
-    """Do not wait for what a pool has not begun when the block ends with an error."""
+    """A context that cancels the calls which a pool has not begun if its body ends with an error."""
     try:
         yield
     except BaseException:
@@ -133,7 +133,8 @@ def _ending(pool: ThreadPoolExecutor) -> Iterator[None]:
 
 
 def _shared_names(dataset: Dataset) -> frozenset[str]:
-    """Keys, in lower case, that differ from another one in case alone: a function of the dataset, not of the choice."""
+    """Keys, in lower case, that differ from another key only in case. A function of the whole dataset, not of the
+    selected clips."""
     lower = pc.utf8_lower(dataset.clips.key.array)
     if pc.count_distinct(lower).as_py() == len(lower):
         return frozenset()
@@ -160,7 +161,7 @@ def _write(
     """Write a clip's files, the MP4 or the image last.
 
     Returns:
-        its size; None if both were there; or what is wrong with the clip.
+        the size of the MP4 or image; None if both files existed; or what is wrong with the clip.
     """
     key = dataset.key(row)
     name = longer_keys(key)[0] if key.lower() in shared else key
@@ -187,7 +188,7 @@ def _write(
 
 
 def _holds(path: Path, content: Iterable[memoryview | bytes]) -> bool:
-    """Whether a file has just this content."""
+    """Whether a file has exactly this content."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:

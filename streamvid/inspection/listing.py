@@ -37,10 +37,10 @@ def list_clips(
         where, keys: which clips, as of `streamvid.Subset`; default: all.
         columns: names of columns (docs/selecting.md), or `SIZE`; default: key, size, length, frames, rate, resolution,
             codec, and class or label if any clip has one.
-        limit: the most clips.
+        limit: most clips in the result.
 
     Raises:
-        InputError: there is no such column or key, or a condition that cannot be.
+        InputError: there is no such column or key, or a condition is invalid.
         DatasetError: the dataset cannot be opened.
     """
     if limit is not None:

@@ -34,7 +34,7 @@ class SamplingCost:
         clips: number of clips.
         frames: distinct frames delivered.
         packets: packets decoded for them.
-        bytes: bytes read for them from a local disk, with small gaps that are read rather than skipped.
+        bytes: bytes read for them from a local disk, including small gaps that are read rather than skipped.
         reads: byte ranges read.
         whole_packets, whole_bytes: packets and bytes of whole clips.
     """
@@ -55,14 +55,15 @@ class SamplingCost:
 
 @dataclass(frozen=True)
 class EpochCost:
-    """What an epoch over all clips asks of a bucket, by one node with a cache that holds it, in a random order.
+    """The requests and bytes that one node fetches from a bucket in an epoch over all clips, in random order, with a
+    cache that is large enough.
 
     Attributes:
-        samples: in the epoch.
-        ranges: of byte ranges.
-        shards: of whole shards.
-        cheaper: which of both ``fetch="auto"`` takes, if the cache holds all shards.
-        money: of `ranges` and of `shards`, at the prices given; None without.
+        samples: number of samples in the epoch.
+        ranges: cost of byte ranges.
+        shards: cost of whole shards.
+        cheaper: the one that ``fetch="auto"`` chooses if the cache is large enough for all shards.
+        money: price of `ranges` and of `shards`; None without prices.
     """
 
     samples: int
@@ -75,13 +76,13 @@ class EpochCost:
 def epoch_cost(
     dataset: Dataset, sampling: FrameSampler, *, prices: tuple[float, float] | None = None, at_once: int = AT_ONCE
 ) -> EpochCost:
-    """Predict what a `StreamLoader` asks for, from the frame indexes of some clips. A local dataset is taken as if it
-    were in a bucket.
+    """Predict the requests of a `StreamLoader` from the frame indexes of some clips. A local dataset is treated as if
+    it were in a bucket.
 
     Args:
         dataset: at least one clip.
-        prices: of a gigabyte (10**9 bytes) and of a thousand requests.
-        at_once: samples that are read together, as those of a batch are.
+        prices: price of a gigabyte (10**9 bytes), and of a thousand requests.
+        at_once: number of samples that are read together, as a batch.
 
     Raises:
         DatasetError: an index cannot be read.
@@ -92,7 +93,7 @@ def epoch_cost(
     spec = SampleSpec(sampling, seed=0, num_random=0)
     ranges = cost_of_ranges(dataset, ids, spec, samples=len(ids), chunks=_CHUNKS, at_once=at_once)
     shards = cost_of_shards(dataset, ids, samples=len(ids))
-    # As `choose_fetch`: whole shards are there in the next epoch, too.
+    # As in `choose_fetch`: whole shards stay in the cache for the next epoch.
     whole = shards.weight / 2 <= ranges.weight and all(entry.has_tar for entry in dataset.shards)
     cheaper: Literal["ranges", "shards"] = "shards" if whole else "ranges"
     money = None
@@ -106,12 +107,12 @@ def epoch_cost(
 
 
 def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = CLIPS, seed: int = 0) -> SamplingCost:
-    """The mean cost of a frame sampler. Reads nothing but their frame indexes.
+    """The mean cost of a frame sampler, computed from the frame indexes of some clips.
 
     Args:
         dataset: at least one clip.
-        clips: the most clips to sample.
-        seed: of the choice of clips, and of the sampler.
+        clips: most clips to sample.
+        seed: seed of the choice of clips, and of the sampler.
 
     Raises:
         DatasetError: a shard cannot be read, or an index is damaged.

@@ -1,5 +1,5 @@
-"""Checksums that the frame indexes of a dataset lack, as its clips were never read: `verify`, which reads them, adds
-them as a revision of the dataset."""
+"""Adds checksums that frame indexes lack because their clips were never read. `verify`, which reads the clips,
+publishes them as a revision of the dataset."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def fill_shard(files: Mapping[str, Path], clips: ClipTable, found: Mapping[int, 
     """Write the .packets and Parquet files of a shard again, as `new.packets` and `new.parquet` in a new folder.
 
     Args:
-        files: of the shard as it is.
-        found: the frame indexes that have changed, by row: their checksums alone.
-        folder: a local one.
+        files: the shard's current files.
+        found: by row, the frame indexes with new checksums; nothing else in them has changed.
+        folder: a local folder.
     """
     packets = bytearray(files["packets"].read_bytes())
     table = read_parquet(str(files["parquet"]))
@@ -46,14 +46,14 @@ def fill_shard(files: Mapping[str, Path], clips: ClipTable, found: Mapping[int, 
 
 
 def publish_shards(path: str, manifest: Manifest, work: Path, clips: int) -> str:
-    """Publish shards that were written again, with new names; the old ones stay for whoever reads them.
+    """Publish rewritten shards with new names. The old shards stay, for current readers.
 
     Args:
-        work: a folder, in which that of a shard's name has its new files.
-        clips: in how many clips checksums were added.
+        work: a folder with a subfolder of new files for each shard, by its name.
+        clips: number of clips to which checksums were added.
 
     Returns:
-        what became of it, in words.
+        the result in words.
     """
     try:
         with changing(path) as base, RewrittenShards(base) as new:

@@ -57,8 +57,8 @@ class Problem:
     """A deviation from docs/format.md.
 
     Attributes:
-        shard: its name; "" for a problem of the whole dataset.
-        clip: its key; "" for a problem of the whole shard.
+        shard: the shard's name; "" for a problem of the whole dataset.
+        clip: the clip's key; "" for a problem of the whole shard.
         what: the problem, in words.
     """
 
@@ -72,13 +72,12 @@ class VerifyReport:
     """The result of `verify`.
 
     Attributes:
-        path: of the dataset.
-        manifest: its dataset.json.
-        checked: number of clips whose files were checked; the structure of all shards is, too.
+        path: folder or URL of the dataset. manifest: its dataset.json.
+        checked: number of clips whose files were checked. The structure of all shards is checked in any case.
         decoded: whether every frame of these clips was decoded.
-        problems: in the order of shards and clips.
+        problems: the problems, in the order of shards and clips.
         notes: observations that are not problems.
-        elapsed: seconds.
+        elapsed: duration of the call in seconds.
     """
 
     path: str
@@ -101,14 +100,14 @@ class ShardTask:
 
     Attributes:
         path: of the dataset.
-        entry: of the shard.
-        rows: the sampled clips; None: all clips and the whole tar.
-        decode: whether to decode them.
-        threads: clips that are checked at the same time.
-        roots, bounds: where clips outside of shards lie; see `streamvid.dataset.shard_files.ShardFiles`.
-        fill: a folder for shards' files with the checksums that they lack; "": they are not added.
-        work: a folder for temporary files, which outlives a killed worker; None: the system's.
-        unread: clips that are not read in place, nor decoded.
+        entry: the shard's entry in dataset.json.
+        rows: numbers of the sampled clips; None: all clips and the whole tar.
+        decode: whether to decode the clips.
+        threads: number of clips that are checked at the same time.
+        roots, bounds: locations of clips in place; see `streamvid.dataset.shard_files.ShardFiles`.
+        fill: a folder for the shards' new files with missing checksums added; "": none are added.
+        work: a folder for temporary files, which outlives a killed worker; None: the system's temporary folder.
+        unread: clips in place that are neither read nor decoded.
     """
 
     path: str
@@ -128,11 +127,11 @@ class CheckedShard:
     """The result of checking a shard.
 
     Attributes:
-        problems: of the shard and its clips.
-        keys: of its clips; empty if they cannot be read.
+        problems: problems of the shard and its clips.
+        keys: keys of its clips; empty if they cannot be read.
         seconds: total duration of its clips.
         foreign: whether the checksums of both idx and Parquet differ from those in dataset.json.
-        filled: clips of which checksums of packets were missing; the shard's new files have them.
+        filled: number of clips whose missing checksums of packets are in the shard's new files.
     """
 
     problems: list[Problem]
@@ -159,15 +158,15 @@ def verify(
 
     Args:
         path: folder or URL; shards of a remote dataset are fetched to the temporary folder while they are checked.
-        decode: decode every frame of every clip as a loader does, and say which it could not give.
+        decode: decode every frame of every clip as a loader does, and report the frames that fail.
         sample: share of clips to check, above 0 and up to 1, drawn at random. The idx and Parquet files of all shards
-            are then checked completely, but of the tars nothing but the drawn clips is read.
-        seed: of the sample.
-        quarantine: check the clips that a file of a run's quarantine names, or all files of the folder, and decode
-            them; of shards without such, nothing is checked.
-        workers: number of processes, by default one per core; each checks a shard at a time.
+            are then checked completely, but only the drawn clips are read from tars.
+        seed: seed of the sample.
+        quarantine: check and decode only the clips that a run's quarantine names: one of its files, or the folder.
+            Shards without such clips are not checked.
+        workers: number of processes, each of which checks a shard at a time; default: one per core.
         progress: show a progress bar if stderr is a terminal.
-        roots, revision: as of `Dataset.open`.
+        roots, revision: as in `Dataset.open`.
 
     Raises:
         DatasetError: dataset.json is missing or damaged.
@@ -188,7 +187,7 @@ def verify(
     bounds = Bounds.of(path, resolved, allowed)
     cores = workers or usable_cores()
     count = min(cores, max(1, len(manifest.shards)))
-    threads = max(1, cores // count)  # with fewer shards than cores, several clips of a shard are checked at a time
+    threads = max(1, cores // count)  # with fewer shards than cores, check several clips of a shard at a time
     drawn = None if sample is None else sampled(manifest, sample, seed)
     shards: Sequence[int] = range(len(manifest.shards))
     if quarantine is not None:
@@ -292,12 +291,12 @@ def check_shard(task: ShardTask) -> CheckedShard:
 def _check_row(
     task: ShardTask, files: dict[str, Path], clips: ClipTable, checksums: list[str], source: ClipSource | None, row: int
 ) -> tuple[list[str], FrameIndex | None]:
-    """What is wrong with a clip; and its index, if that has checksums now that it lacked."""
+    """The problems of a clip; and its index, if checksums were added to it."""
     found: list[str] = []
     index = filled = None
     decode = task.decode and row not in task.unread
     if not clips.mp4_size[row] or (source is not None and row in task.unread):
-        return [], None  # purged, or of a file that may have been replaced
+        return [], None  # purged, or in a file that may have been replaced
     if "packets" in files:
         stored = _read_local(files["packets"], int(clips.index_offset[row]), int(clips.index_size[row]))
         index, found = check_index(stored, clips, row)
@@ -314,7 +313,7 @@ def _check_row(
 
 
 def _reader(task: ShardTask, files: dict[str, Path], clips: ClipTable, row: int) -> Read:
-    """A reader of the local tar, or of one clip's files and headers, which it fetches from a remote tar at once."""
+    """A reader of the local tar; for a remote tar, of one clip's files and headers, which are fetched together."""
     if "tar" in files:
         return partial(_read_local, files["tar"])
     url = join(task.path, task.entry.file("tar"))
@@ -354,7 +353,7 @@ def _local_files(task: ShardTask) -> Iterator[dict[str, Path]]:
 
 
 def _size(files: dict[str, Path], task: ShardTask, extension: str) -> int | None:
-    """Bytes of a file of the shard; None if it is missing."""
+    """Size of a file of the shard in bytes; None if it is missing."""
     if extension in files:
         return files[extension].stat().st_size
     source = join(task.path, task.entry.file(extension))
@@ -364,7 +363,7 @@ def _size(files: dict[str, Path], task: ShardTask, extension: str) -> int | None
 
 
 def _check_files(files: dict[str, Path], task: ShardTask) -> dict[str, str]:
-    """Problems of size and checksum, by extension. The checksum of a tar that is only sampled is not computed."""
+    """Problems of size and checksum, by extension. The checksum of a sampled tar is not computed."""
     entry = task.entry
     wrong: dict[str, str] = {}
     for extension, checksum in entry.checksums.items():
@@ -384,7 +383,7 @@ def _check_files(files: dict[str, Path], task: ShardTask) -> dict[str, str]:
 def _open_rows(
     files: dict[str, Path], entry: ShardEntry, report: Callable[..., None]
 ) -> tuple[ClipTable, list[str]] | None:
-    """The rows of the shard, and the SHA-256 of its clips; None where they cannot be read."""
+    """The rows of the shard, and the SHA-256 of its clips; None if they cannot be read."""
     if "parquet" not in files:
         return None
     source = os.fspath(files["parquet"])

@@ -1,4 +1,4 @@
-"""Appending to a dataset: which videos, keys, classes and shard names it has already."""
+"""Appending to a dataset: the videos, keys, classes and shard names that it already has."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ from streamvid.storage.url import join, redact
 
 @dataclass(frozen=True)
 class BaseDataset:
-    """A dataset that is appended to.
+    """A dataset to which videos are appended.
 
     Attributes:
         manifest: its dataset.json.
-        sha256: of that file.
-        sources: the names of all videos in it.
-        keys: of all clips, case-folded and sorted.
+        sha256: SHA-256 of dataset.json.
+        sources: the names of all its videos.
+        keys: the keys of all clips, case-folded and sorted.
         labelled: whether any clip has a label.
         rejected: the rows of rejected.parquet.
-        places: of each video that stays where it is, by name: its clips that are not forgotten, as shard and row, and
-            its version.
-        next_number: the lowest shard number that no revision of it has used.
+        places: for each video in place, by name: its clips that are not forgotten, as shard and row, and its version.
+        next_number: the lowest shard number that no revision of the dataset has used.
         forgotten: the table of forgotten clips, see `streamvid.dataset.forgotten`.
     """
 
@@ -53,11 +52,11 @@ class BaseDataset:
 
 
 def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
-    """Open the dataset at a destination to append to it; `roots` as of `Dataset.open`.
+    """Open the dataset at a destination to append to it; `roots` as in `Dataset.open`.
 
     Raises:
-        InputError: there is none.
-        DatasetError: it is damaged.
+        InputError: there is no dataset.
+        DatasetError: the dataset is damaged.
     """
     path = join(destination, FILE_NAME)
     if not filesystem.exists(path):
@@ -92,7 +91,7 @@ def _places(dataset: Dataset) -> dict[str, tuple[tuple[tuple[str, int], ...], Fi
 
 
 def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[str, tuple[tuple[str, int], ...]]:
-    """The videos that the dataset has in another version, and its clips of each, as shard and row."""
+    """The sources that the dataset has in another version, with its clips of each, as shard and row."""
     changed = {}
     for source in sources:
         clips, version = base.places.get(source.name, ((), None))
@@ -103,11 +102,10 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
 
 
 def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Collection[str] = ()) -> list[SourceVideo]:
-    """The sources whose names the dataset does not have, and those that have changed, with unused keys. A purged video
-    does not come back.
+    """The sources that are new to the dataset, by name, or have changed, with unused keys; without purged videos.
 
-    A source gets a longer key, with digits of its name's SHA-256, if its usual key is used or is a prefix of used
-    keys: the keys of clips cut from it begin so.
+    A source gets a longer key, with digits of its name's SHA-256, if its usual key is used, or is a prefix of used
+    keys, since the keys of clips cut from it begin with it.
 
     Raises:
         InputError: all keys that a source may have are used.
@@ -143,7 +141,7 @@ def extend_classes(new: tuple[str, ...] | None, base: BaseDataset, *, labelled: 
     """The dataset's class names with the new ones appended, so that existing class numbers keep their meaning.
 
     Args:
-        new: class names of the new videos; None if their labels are numbers or they have none.
+        new: class names of the new videos; None if their labels are numbers, or they have no labels.
         labelled: whether any of the new videos has a label.
 
     Raises:

@@ -97,10 +97,10 @@ class DestinationState:
 
 
 def read_state(destination: str) -> DestinationState:
-    """Find out what a destination holds.
+    """Find out the state of a destination.
 
     Raises:
-        InputError: it is a file, or holds shards or a dataset.json that streamvid did not write.
+        InputError: the destination is a file, or has shards or a dataset.json that streamvid did not write.
     """
     shown = redact(destination)
     if is_local(destination) and os.path.isfile(local_path(destination)):
@@ -121,11 +121,11 @@ def read_state(destination: str) -> DestinationState:
 
 
 def check_not_swapped(paths: Iterable[str], destination: str) -> None:
-    """Refuse shards of another dataset as sources, and a folder of other videos as the destination: then arguments
-    are in the wrong order, or one is missing.
+    """Refuse shards of a dataset as sources, and a folder of videos as the destination, because then arguments are
+    probably swapped, or one is missing.
 
     Args:
-        paths: of the videos, or of the tars that they lie in.
+        paths: paths of the videos, or of the tars that contain them.
 
     Raises:
         InputError: as above.
@@ -157,20 +157,20 @@ def _holds_dataset(folder: str) -> bool:
 def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | None = None) -> bool:
     """Claim the destination for a pack.
 
-    Unless it is appended to, there is no dataset at the destination from here on until `publish`. Files of an
+    From now on until `publish`, there is no dataset at the destination, unless it is appended to. Files of an
     overwritten dataset or an abandoned pack are removed; files that no pack writes stay.
 
     Args:
         destination: folder or object-store prefix.
         overwrite: whether a dataset, or an unfinished one of another pack, may be removed.
-        base: SHA-256 of the dataset.json that is appended to.
+        base: SHA-256 of the dataset.json of the dataset that is appended to.
 
     Returns:
-        Whether an earlier run of the same pack began here, and is resumed.
+        Whether an earlier run of the same pack is resumed.
 
     Raises:
         FinishedElsewhereError: another process has just finished the same pack.
-        InputError: another pack has claimed it, or there is a dataset and `overwrite` is False.
+        InputError: another pack has claimed the destination, or it has a dataset and `overwrite` is False.
     """
     shown = redact(destination)
     state = read_state(destination)
@@ -200,7 +200,7 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
     if not resumed:
         _clear(destination, everything=not append)
     elif state.manifest is not None and not append:
-        filesystem.remove_file(join(destination, FILE_NAME))  # killed before it did so
+        filesystem.remove_file(join(destination, FILE_NAME))  # that pack was killed before it removed them
     return resumed
 
 
@@ -217,7 +217,8 @@ def work_folder(destination: str) -> Iterator[Path]:
 
 @contextmanager
 def disk_errors_named(destination: str, *, then: str) -> Iterator[None]:
-    """Name the destination in an OSError that names no file, as Arrow's do not, and of a full disk what to do."""
+    """A context that adds the destination to an OSError without a file name, as Arrow's, and a remedy if the disk is
+    full."""
     try:
         yield
     except OSError as error:
@@ -230,7 +231,7 @@ def disk_errors_named(destination: str, *, then: str) -> Iterator[None]:
 
 
 def remove_temporaries(destination: str) -> None:
-    """Remove the temporary files of killed processes at a local destination, where no process may be packing."""
+    """Remove the temporary files of killed processes at a local destination. No process may be packing there."""
     if not is_local(destination):
         return
     root = Path(local_path(destination))
@@ -260,11 +261,11 @@ def publish(
         rejected: the rows of rejected.parquet; without any there is no such file.
         report: the content of pack-report.json besides the fingerprint.
         tables: further files that dataset.json names, by name.
-        base: SHA-256 of the dataset.json that is appended to.
+        base: SHA-256 of the dataset.json of the dataset that is appended to.
 
     Raises:
-        FinishedElsewhereError: as from `Journal.check`.
-        InputError: as from there, or shards are missing or of another size.
+        FinishedElsewhereError: as in `Journal.check`.
+        InputError: as in `Journal.check`, or shards are missing or have another size.
     """
     Journal(destination, fingerprint).check()
     named = {f"{shard.name}.{extension}" for shard in manifest.shards for extension in shard.checksums}
@@ -275,7 +276,7 @@ def publish(
         raise InputError(f"another pack has removed or replaced shards at {shown}: run this again when it has ended")
     before = filesystem.read_bytes(join(destination, FILE_NAME)) if base is not None else b""
     data = with_etags(destination, manifest, there).to_json()
-    if before == data:  # a call before this one came as far
+    if before == data:  # an earlier call came this far
         remove_progress(destination, fingerprint)
         return
     if base is not None and hashlib.sha256(before).hexdigest() != base:
@@ -302,7 +303,7 @@ def abandon(destination: str, fingerprint: str, rejected: Sequence[Rejected]) ->
     """End a pack without any clip: only rejected.parquet remains.
 
     Raises:
-        FinishedElsewhereError, InputError: as from `Journal.check`.
+        FinishedElsewhereError, InputError: as in `Journal.check`.
     """
     Journal(destination, fingerprint).check()
     _write_rejected(destination, rejected)
@@ -325,14 +326,14 @@ def base_name(path: str) -> str:
 
 
 def given_name(name: object, default: str) -> str:
-    """The name of a dataset as given; `default` for None. Raises InputError if it is none."""
+    """The name of a dataset as given; `default` for None. Raises InputError if it is no possible name."""
     if name is not None and not (isinstance(name, str) and name.strip() and is_utf8(name)):
         raise InputError(f"name must be UTF-8 text that is not empty; it is {name!r}; leave it out for the folder's")
     return default if name is None else name
 
 
 def read_rejected(destination: str) -> list[Rejected]:
-    """The rows of rejected.parquet; none if it is missing or unreadable, as it only informs."""
+    """The rows of rejected.parquet; empty if it is missing or unreadable, because it is only informative."""
     data = read_if_there(join(destination, REJECTED_FILE))
     try:
         if data is None:
@@ -368,14 +369,14 @@ def _clear(destination: str, *, everything: bool) -> None:
 
 
 def shard_files(destination: str) -> list[str]:
-    """The files of shards that are there."""
+    """The shards' files at the destination."""
     folder = join(destination, SHARD_FOLDER)
     names = sorted(filesystem.list_details(folder))
     return [join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]
 
 
 def consolidated_files(destination: str) -> list[str]:
-    """The consolidated tables that are there."""
+    """The files of consolidated tables at the destination."""
     folder = join(destination, TABLE_FOLDER)
     names = sorted(filesystem.list_details(folder))
     return [join(folder, name) for name in names if re.fullmatch(r"[0-9a-f]{64}\.parquet", name)]

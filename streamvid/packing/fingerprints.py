@@ -48,8 +48,8 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
 
     Args:
         paths: local paths or URLs. A remote folder with many of the sources is listed once.
-        hosts: as of `streamvid.storage.filesystem.details`; then a file that gives none of that has a mark that begins
-            with `NO_MARK` and says why.
+        hosts: as in `streamvid.storage.filesystem.details`; with it, a file of unknown size or version has a mark that
+            begins with `NO_MARK`, followed by the reason.
 
     Raises:
         StreamvidError: a storage does not answer, or denies access.
@@ -75,7 +75,7 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
         for i in folders[folder]:
             details = files.get(paths[i].rstrip("/").rpartition("/")[2])
             if details is None or details.is_folder:
-                single.append(i)  # a folder, or a name that the listing spells differently: one request for it
+                single.append(i)  # a folder, or a name that the listing spells differently, needs a request of its own
             else:
                 found[i] = details
     for i, one in zip(single, map_in_threads(partial(_remote, hosts), [paths[i] for i in single]), strict=True):
@@ -92,7 +92,7 @@ def _local(path: str) -> Details:
             return _together([(name, one.st_size, str(one.st_mtime_ns)) for name, one in files])
         return Details(found.st_size, str(found.st_mtime_ns), False)
     except OSError:
-        return MISSING  # reading it will fail as well, with the reason
+        return MISSING  # reading the file will fail as well, with the reason
     except ValueError as error:
         raise InputError(f"{path!r} cannot be the path of a video: {error}") from error
 
@@ -101,7 +101,7 @@ def _remote(hosts: Collection[str] | None, path: str) -> Details:
     try:
         details = filesystem.details(path, hosts=hosts)
     except DatasetError as error:
-        # A web server that does not answer is one of many in a table; a bucket that does not is the place itself.
+        # A web server that does not answer is one of many in a list; a bucket that does not is the whole input.
         if hosts is None or (isinstance(error, StorageUnavailable) and has_ranges(path)):
             raise
         return Details(0, NO_MARK + str(error).rstrip("."), False)
@@ -114,7 +114,8 @@ def _remote(hosts: Collection[str] | None, path: str) -> Details:
 
 
 def _together(files: Sequence[tuple[str, int, str]]) -> Details:
-    """For a folder: the names, sizes and marks of its files, sorted by name."""
+    """The details of a folder of images: the sum of its files' sizes, and a mark of their names, sizes and marks,
+    sorted by name."""
     content = hashlib.sha256(repr(files).encode("utf-8", "replace"))
     return Details(sum(size for _, size, _ in files), content.hexdigest(), True)
 
@@ -142,7 +143,8 @@ def sources_digest(sources: Iterable[SourceVideo], metadata: Metadata) -> str:
     """SHA-256 of the sources of a pack, in hexadecimal.
 
     Args:
-        sources: in order, with class numbers as labels. Their paths do not count: moved videos are the same videos.
+        sources: the sources in order, with class numbers as labels. Their paths do not count: moved videos are the same
+            videos.
         metadata: the rows of the sources and their cuts.
     """
     content = hashlib.sha256()
@@ -156,9 +158,9 @@ def fingerprint(content: str, *, settings: Mapping[str, object], versions: Mappi
 
     Args:
         content: the digest of the sources.
-        settings: everything else that the bytes depend on.
-        versions: of the libraries, see `versions`.
-        base: SHA-256 of the dataset.json that is appended to; "" for a new dataset.
+        settings: all other settings that the bytes depend on.
+        versions: versions of the libraries, see `versions`.
+        base: SHA-256 of the dataset.json of the dataset that is appended to; "" for a new dataset.
     """
     others = [hashlib.sha256(json.dumps(to_json(part)).encode()).hexdigest() for part in (settings, versions, base)]
     return "-".join([content, *(digest[:16] for digest in others)])
@@ -189,7 +191,7 @@ def differing_parts(first: str, second: str) -> str:
 
 
 def to_json(value: object) -> Json:
-    """A value as JSON holds it, equal for equal values: dataclasses become objects.
+    """A value as JSON, equal for equal values; dataclasses become objects.
 
     Raises:
         TypeError: values of this type have no form that is the same in every process.

@@ -1,4 +1,4 @@
-"""Frame ranges of clips: cut times, lengths and scene changes → frame numbers.
+"""The frame spans of clips: cut times, lengths and scene changes → frame numbers.
 
 A frame belongs to a cut if ``start <= t < end``, where t is its presentation time in seconds after the first frame.
 Times are compared as fractions, so adjacent cuts neither lose a frame nor share one. `ROUNDING` allows for lists with
@@ -44,7 +44,7 @@ class FrameSpan:
 
     Attributes:
         first, end: frame numbers, half open, first < end.
-        cut: its row of the cut list, if it comes from one.
+        cut: the row of the cut list that it is from; None without a cut list.
     """
 
     first: int
@@ -77,7 +77,7 @@ def fixed_spans(clip: StoredClip, rule: FixedLength) -> list[FrameSpan]:
         starts = list(range(0, frames, int(length)))
         short = frames % int(length) != 0
     else:
-        # The number of each frame's clip, by the rule of `frame_at`.
+        # For each frame the number of its clip, by the rule of `frame_at`.
         times = (seconds_at(clip, pts) + ROUNDING for pts in clip.index.frame_pts.tolist())
         number = [time // length for time in times]
         starts = [n for n in range(frames) if n == 0 or number[n] != number[n - 1]]
@@ -106,7 +106,7 @@ def scene_spans(clip: StoredClip, begins: Sequence[int]) -> list[FrameSpan]:
 def cut_spans(clip: StoredClip, cuts: Sequence[Cut]) -> list[FrameSpan | RejectedCut]:
     """Clips of a cut list: rejected cuts, then spans in order of their starts.
 
-    Ends after the end of the video are moved there, as durations are often rounded up.
+    Ends behind the end of the video are moved to it, because durations are often rounded up.
     """
     made = [_cut_span(clip, cut) for cut in cuts]
     return sorted(made, key=lambda one: (0, 0) if isinstance(one, RejectedCut) else (one.first + 1, one.end))
@@ -149,10 +149,10 @@ def span_columns(clip: StoredClip, span: FrameSpan) -> dict[str, float | int]:
 def source_spans(
     source: SourceVideo, whole: StoredClip, options: PackOptions
 ) -> tuple[list[FrameSpan], list[RejectedCut]]:
-    """The frames of each clip, and the listed cuts that hold none.
+    """The frame span of each clip, and the listed cuts without a frame.
 
     Raises:
-        VideoError: there is no clip, or there are more than `_MAX_CLIPS`.
+        VideoError: there would be no clip, or more than `_MAX_CLIPS`.
     """
     rejected: list[RejectedCut] = []
     match options.cutting:
@@ -203,10 +203,10 @@ def scene_versions(options: PackOptions) -> dict[str, str]:
 
 
 def scene_starts(clip: StoredClip, rule: Scenes) -> list[int]:
-    """Numbers of the frames at which a new scene begins, ascending, without frame 0.
+    """Numbers of the frames that begin a new scene, ascending, without frame 0.
 
     Args:
-        clip: the whole video, in a file.
+        clip: the whole video, whose MP4 is in a file.
 
     Raises:
         FFmpegError: the video does not decode.

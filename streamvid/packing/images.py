@@ -58,9 +58,10 @@ def is_sequence(path: str) -> bool:
 
 
 def find_sequence(names: Sequence[str]) -> list[str]:
-    """The images of a folder in order of their numbers (`img2.jpg` before `img10.jpg`); empty if it is no sequence.
+    """The images of a folder in the order of their numbers (`img2.jpg` before `img10.jpg`); empty if they are no
+    sequence.
 
-    A sequence has at least two images of one format whose names differ in the number at the end alone, and no other
+    A sequence has at least two images of one format whose names differ only in the number at the end, and no other
     files except hidden ones and `TIMES_FILES`. Numbers may be missing.
 
     Args:
@@ -84,11 +85,11 @@ def find_sequence(names: Sequence[str]) -> list[str]:
 def check_rate(paths: Iterable[str], fps: Fraction | None) -> None:
     """Check before packing that image sequences have timestamps.
 
-    Of remote folders only the first is listed; others without timestamps fail when they are packed, as do listed
-    folders of something else.
+    Only the first remote folder is looked into; others without timestamps fail when they are packed, as do listed
+    folders that are no image sequences.
 
     Raises:
-        InputError: there is neither a rate nor a file of timestamps.
+        InputError: there is no rate, and a folder has no file of timestamps.
     """
     if fps is not None:
         return
@@ -113,7 +114,7 @@ def sequence_video(
         options: how images other than JPEGs are encoded.
 
     Returns:
-        The file, and whether it was encoded: JPEGs are copied byte for byte, a packet each.
+        The file, and whether it was encoded; JPEGs are copied byte for byte, a packet each.
 
     Raises:
         VideoError: an image cannot be read, or differs in size or format from the first; the message names it.
@@ -150,7 +151,7 @@ def sequence_video(
 
 
 def _files(folder: str) -> dict[str, str]:
-    """Name → path of the files in a folder, without its subfolders."""
+    """The files in a folder, without subfolders, as name → path."""
     if is_local(folder):
         try:
             with os.scandir(local_path(folder)) as entries:
@@ -161,7 +162,7 @@ def _files(folder: str) -> dict[str, str]:
 
 
 def _times(files: dict[str, str], count: int, fps: Fraction | None, folder: str) -> tuple[Fraction, list[int], int]:
-    """(seconds per tick, presentation time of each image in ticks, end of the last one in ticks)."""
+    """Seconds per tick, presentation time of each image in ticks, and end of the last image in ticks."""
     by_name = {name.lower(): path for name, path in files.items()}
     for name in TIMES_FILES:
         if name in by_name:
@@ -265,7 +266,7 @@ def _decoded(names: Sequence[str], images: Iterator[bytes], decoder: str) -> Ite
 
 
 def _decode(data: bytes, decoder: str, name: str) -> VideoFrame:
-    """Decode an image file, which must hold one picture."""
+    """Decode an image file, which must have exactly one picture."""
     context = bare_context(decoder)
     try:
         frames = [*context.decode(padded_packet(data)), *context.decode(None)]

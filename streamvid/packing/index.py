@@ -1,6 +1,6 @@
-"""Indexes videos where they lie: a dataset of rows and frame indexes that name files which stay where they are.
+"""Indexes videos in place: makes a dataset of rows and frame indexes, whose rows name the video files.
 
-It is a pack that writes no videos: the same sources, lists, groups, journal and reports.
+It is a pack that writes no videos, with the same sources, lists, groups, journal and reports.
 """
 
 from __future__ import annotations
@@ -46,25 +46,26 @@ def index(
     retry_for: float = 600.0,
     progress: bool = True,
 ) -> PackReport:
-    """Make a dataset of videos that stay where they are. docs/in_place.md says what can be indexed.
+    """Make a dataset of videos in place, without copying them. docs/in_place.md says which videos can be indexed.
 
-    A call that was killed resumes where it was when it is made again.
+    If a killed call is repeated, it resumes.
 
     Args:
-        places: folders, files, globs and lists of videos or of tars that hold them; LeRobot datasets; or one of these.
+        places: folders, files, globs and lists of videos, or of tars that contain videos; LeRobot datasets; or one of
+            these.
         destination: a folder or an object-store prefix for the dataset.
-        fast: take what is known of an MP4 or MOV from its tables, with a few reads; all other files, and those of which
-            tables do not tell enough, are looked at in full.
-        camera: of LeRobot datasets, one or several; default: all.
-        roots: folders and URLs to which links, and lists of others, may lead besides the places.
-        update: look at what is new or changed since the dataset at the destination was made, and add it.
-        copy_others: pack what cannot be read where it lies.
-        images, labels, metadata, cuts, name, workers, engine, address, overwrite, retry_for, progress: as of
+        fast: index MP4 and MOV by their tables, with a few reads each. All other files, and files whose tables are not
+            sufficient, are read in full.
+        camera: one or several cameras of LeRobot datasets; default: all.
+        roots: folders and URLs, besides the places, to which links and lists may lead.
+        update: add videos that are new or have changed since the dataset at the destination was made.
+        copy_others: pack videos that cannot be read in place.
+        images, labels, metadata, cuts, name, workers, engine, address, overwrite, retry_for, progress: as in
             `streamvid.pack`.
-        cutting, decode: as of `streamvid.PackOptions`.
+        cutting, decode: as in `streamvid.PackOptions`.
 
     Raises:
-        InputError: as from `streamvid.pack`.
+        InputError: as in `streamvid.pack`.
     """
     to = given_path(destination, "destination")
     if isinstance(cutting, Scenes):
@@ -100,7 +101,7 @@ def index(
         grant(to, [*spec.job.roots, *told])
         return report
     if not overwrite and state.report is not None and _after(state.report) == fingerprint:
-        return was_there(spec, run)  # and what it could not read where it lies was packed
+        return was_there(spec, run)  # and the videos that it could not index were packed
     plain, added = PackOptions(cutting=cutting, decode=decode), replace(run, overwrite=False)
     try:
         report = run_job(spec, run)
@@ -125,6 +126,6 @@ def index(
 
 
 def _after(report: Mapping[str, object]) -> object:
-    """The fingerprint of the job that a dataset's last one went on with."""
+    """The fingerprint of the job that a dataset's last job continued."""
     options = report.get("options")
     return options.get("after") if isinstance(options, dict) else None

@@ -1,6 +1,6 @@
-"""Source discovery: files, folders, globs and lists → one ordered list of videos with names and keys.
+"""Finds sources: files, folders, globs and lists → one ordered list of videos with names and keys.
 
-Only lists are opened, no video.
+It opens lists, but no videos.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ class SourceVideo:
     """One video to pack.
 
     Attributes:
-        path: local path or URL known to fsspec; ends in '/' for a folder of images.
-        name: its path below the input folder, with '/'. Unique.
-        key: its name in the dataset: ``[A-Za-z0-9_-]{1,80}``, unique also if case is ignored.
-        label: class name or number; None if it has no label.
-        rows: numbers of its rows in lists, which are its metadata; see `streamvid.packing.metadata`.
+        path: local path, or URL that fsspec knows; ends in '/' for a folder of images.
+        name: path below the input folder, with '/'. Unique.
+        key: name in the dataset: ``[A-Za-z0-9_-]{1,80}``, unique also if case is ignored.
+        label: class name or number; None for no label.
+        rows: numbers of its rows in lists, which have its metadata; see `streamvid.packing.metadata`.
         cuts: its rows in the cut list, in order; None without a cut list.
         size: bytes; 0 if unknown.
-        mark: of the version of its content, see `streamvid.storage.filesystem.Details`.
-        part: offset and size in bytes, if it is a part of the file at `path`.
-        file_bytes: of the file at `path`, where it is a part of that.
-        root, file: the file at `path` as a dataset names it, where it stays there: a folder or URL, and the path below.
-        hosts: to which its URL may redirect, besides its own, where it stays there.
-        problem: why it cannot be used, if that is known before it is read; "" if not.
-        needed: without it there is no dataset: nothing is rejected.
+        mark: mark of the file's version, see `streamvid.storage.filesystem.Details`.
+        part: offset and size in bytes, if the video is a part of the file at `path`; else None.
+        file_bytes: size in bytes of the file at `path`, if the video is a part of it.
+        root, file: for a video in place, the names of the file at `path` in the dataset: a root, and the path below it.
+        hosts: for a video in place, the hosts to which its URL may redirect, besides its own.
+        problem: why it cannot be used, if that is known before it is read; else "".
+        needed: whether the job fails, instead of rejecting the video, if it cannot be used.
     """
 
     path: str
@@ -79,7 +79,7 @@ class SourceVideo:
 
     @property
     def videos(self) -> int:
-        """How many it counts for."""
+        """Number of videos that it counts as."""
         return 1
 
 
@@ -88,18 +88,18 @@ def find_sources(
 ) -> list[SourceVideo]:
     """Find all videos of the inputs, in natural order of their names (`clip2` before `clip10`).
 
-    Images are such where they are named or listed, or an input holds no videos. Likewise what lies in tars.
+    Images are sources if they are named or listed, or if an input has no videos; and so are members of tars.
 
     Args:
         inputs: files, folders (searched recursively), globs, or lists (.csv, .jsonl, .parquet with a column `path` or
             `video`; relative paths are relative to the list), local or on an object store. A video that is given more
             than once is packed once.
-        lists: takes the other columns of the lists.
-        places: find episodes of LeRobot datasets, and tars beside videos, too; and tell where files lie.
-        images: every image of the inputs is one, beside videos and in folders of numbered images, too.
+        lists: collects the other columns of the lists.
+        places: for `index`: also find episodes of LeRobot datasets, and tars beside videos, and set `root` and `file`.
+        images: whether every image of the inputs is a source, also beside videos and in folders of numbered images.
 
     Raises:
-        InputError: an input does not exist or holds no video, or a list cannot be used.
+        InputError: an input does not exist or has no video, or a list cannot be used.
     """
     if not inputs:
         raise InputError("nothing to pack: name files, folders, globs or lists of videos")
@@ -120,7 +120,7 @@ def find_sources(
     chosen = list(found.values())
     names = _names(chosen)
     natural = natsort_keygen()
-    # "a1" and "a01" are equal in natural order: the name breaks the tie, so that the order of inputs does not matter.
+    # "a1" and "a01" are equal in natural order; the name breaks the tie, so that the order of inputs does not matter.
     order = sorted(range(len(chosen)), key=lambda i: (natural(names[i]), names[i]))
     short = [chosen[i].name or names[i] for i in order]
     again = set(duplicates([posixpath.splitext(name)[0].casefold() for name in short]))
@@ -139,7 +139,7 @@ def find_sources(
 
 
 def _find_all(given: str, lists: MetadataLists, places: Places | None, images: bool) -> list[Found]:
-    """What an input holds, what lies in its tars included."""
+    """All videos of an input, including those in its tars."""
     if places is not None and is_lerobot(given):
         return [*map(places.check, find_episodes(given, places.cameras, lists))]
     if places is not None and places.cameras:
@@ -163,7 +163,7 @@ def _columns(video: Found, lists: MetadataLists) -> tuple[int | str | None, ...]
 
 
 def _names(videos: list[Found]) -> list[str]:
-    """Paths below the roots. Where two are equal, components of the roots are prepended until they differ."""
+    """Names: paths below the roots. If two are equal, components of the roots are prepended until they differ."""
     depths = [video.depth for video in videos]
     while True:
         names = ["/".join(video.parts[depth:]) for video, depth in zip(videos, depths, strict=True)]
@@ -186,7 +186,7 @@ def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...], *, sequ
     ranged = has_ranges(given)
     address = given if ranged else urlsplit(given).path  # without a query
     if not ranged and address.lower().endswith(_NAMED) and not glob.has_magic(address):
-        return [_single(given)]  # a web server would be asked for all of it, to look for links in it
+        return [_single(given)]  # fsspec would read a whole file from a web server to look for links in it
     if glob.has_magic(given) and (local or not ranged or not filesystem.exists(given)):
         return _globbed(given, shown, extensions)
     if local:
@@ -207,7 +207,7 @@ def _single(path: str) -> Found:
 
 
 def _walk(folder: str) -> list[str]:
-    """All files below a folder. Symbolic links are followed; each folder is visited once, so link cycles end."""
+    """All files below a folder. Follows symbolic links, but visits each folder once, so that cycles end."""
     files: list[str] = []
     seen: set[tuple[int, int]] = set()
 
@@ -220,7 +220,7 @@ def _walk(folder: str) -> list[str]:
             folders.clear()
             continue
         seen.add((stat.st_dev, stat.st_ino))
-        folders.sort()  # of two links to one folder the first by name is followed, on any file system
+        folders.sort()  # sorted, so that of two links to one folder the same one is followed on any file system
         files += [os.path.join(parent, name) for name in names]
     return files
 
@@ -248,7 +248,7 @@ def _below(
 
 
 def _others(files: Sequence[str]) -> list[str]:
-    """What is taken of an input without videos: its images, or its tars if it has none."""
+    """The sources of an input without videos: its images, or its tars if it has no images."""
     for extensions in (IMAGE_EXTENSIONS, TAR_EXTENSIONS):
         if others := [path for path in files if path.lower().endswith(extensions)]:
             return others
@@ -256,7 +256,8 @@ def _others(files: Sequence[str]) -> list[str]:
 
 
 def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tuple[str, ...]]) -> list[Found]:
-    """Folders of images, their paths ending in '/'; `taken` are folders with videos, which are none."""
+    """Folders that are image sequences, as paths that end in '/'. `taken` are folders with videos, which are no
+    sequences."""
     folders: dict[str, list[str]] = defaultdict(list)
     for path in files:
         parent, _, name = path.rpartition("/")
@@ -265,13 +266,14 @@ def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tup
     for parent, names in folders.items():
         parts = path_parts(parent + "/")
         if parts not in taken and find_sequence(names):
-            # If the input folder itself is one, its name is the folder's, as for a file that is given by name.
+            # If the input folder itself is a sequence, its name is that of the folder, as for a file that is given by
+            # name.
             found.append(Found(parent + "/", parts, min(len(root), len(parts) - 1)))
     return found
 
 
 def _tell_left_out(files: Sequence[str], shown: str) -> None:
-    """Log how many files of an input are taken for no videos."""
+    """Log the number of files in an input that do not count as videos."""
     images = any(path.lower().endswith(IMAGE_EXTENSIONS) for path in files)
     if files:
         log.warning(
@@ -283,7 +285,7 @@ def _tell_left_out(files: Sequence[str], shown: str) -> None:
 
 
 def _counted(files: Sequence[str], before: str = ": ") -> str:
-    """The number of files by extension, the most frequent first, behind `before`; empty without files."""
+    """The number of files by extension, most frequent first, after the text `before`; "" without files."""
     counted = Counter(posixpath.splitext(redact(path))[1].lower() or "without one" for path in files)
     counts = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
     words = [f"{count:,} {extension}" for extension, count in counts[:_EXTENSIONS_SHOWN]]
@@ -328,13 +330,13 @@ def _listed(path: str, lists: MetadataLists) -> list[Found]:
         raise InputError(
             f"{shown} is remote and names {next(filter(is_local, videos))[:200]!r}: it cannot name local files"
         )
-    # Folders of images end in '/': local ones are recognised, remote ones must be listed so.
+    # Folders of images end in '/': local ones are recognised, remote ones must be listed with it.
     videos = [v.rstrip("/") + "/" if is_local(v) and os.path.isdir(local_path(v)) else v for v in videos]
     parts = [path_parts(video) for video in videos]
     above = path_parts(folder)
     root = len(above)
     if any(p[:root] != above for p in parts):
-        # Not all are below the list's folder: names are relative to their lowest common folder.
+        # If not all are below the list's folder, names are relative to their lowest common folder.
         levels = zip(*(p[:-1] for p in parts), strict=False)
         root = sum(1 for _ in itertools.takewhile(lambda level: len(set(level)) == 1, levels))
     labels = raw_labels(table, shown) if "label" in table.schema.names else [None] * len(cells)

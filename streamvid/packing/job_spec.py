@@ -1,5 +1,5 @@
-"""The specification of a pack, complete before any video is read: sources with keys, labels and columns, the groups
-that they are packed in, and the fingerprint of it all."""
+"""The specification of a pack, complete before any video is read: sources with keys, labels and columns, their groups,
+and the fingerprint of all of that."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _INDEXED: Final = 4 << 20
 
 @dataclass(frozen=True)
 class PackJob:
-    """What all groups of a pack have in common. Ray sends it to other machines.
+    """The settings that all groups of a pack share. Ray sends them to other machines.
 
     Attributes:
-        fingerprint: of everything that the dataset's bytes depend on.
-        shard_size: the most bytes of a tar, unless a single clip is larger.
+        fingerprint: fingerprint of everything that the dataset's bytes depend on.
+        shard_size: most bytes of a tar, unless a single clip is larger.
         options: how every video is cut and transcoded.
-        versions: of the libraries; a machine with others must not take part.
-        roots: of the dataset, where videos stay where they are.
-        retry: for how long a destination that does not answer is asked again.
+        versions: versions of the libraries; a machine with others must not take part.
+        roots: the dataset's roots, for videos in place.
+        retry: for how long requests are repeated while the destination does not answer.
     """
 
     fingerprint: str
@@ -55,12 +55,12 @@ class PackJob:
 
 @dataclass(frozen=True)
 class GroupTask:
-    """A group that is not packed yet, or the rest of one.
+    """A group that is not packed yet, or the rest of a group.
 
     Attributes:
         group: the group.
-        cursor: where packing it begins or resumes.
-        sources: from `cursor.source` on; labels are class numbers.
+        cursor: the position in the group at which packing begins or resumes.
+        sources: its sources from `cursor.source` on; labels are class numbers.
         metadata: the rows of these sources and their cuts.
     """
 
@@ -75,17 +75,17 @@ class JobSpec:
     """A pack before it begins.
 
     Attributes:
-        job: what all groups have in common.
-        sources: in order, with class numbers as labels.
+        job: the settings that all groups share.
+        sources: the sources in order, with class numbers as labels.
         metadata: the rows of all sources and cuts.
         groups: the partition of the sources.
-        name, classes: for dataset.json.
-        base: the dataset that is appended to.
-        skipped: how many sources the base has already.
-        unlabelled: how many sources have no label; 0 if none has one.
-        settings: options for pack-report.json.
+        name, classes: fields of dataset.json.
+        base: the dataset that is appended to; None for a new one.
+        skipped: number of sources that the base has already.
+        unlabelled: number of sources without a label; 0 if no source has one.
+        settings: the options, for pack-report.json.
         joins: how the rows of each label or metadata list matched the sources.
-        forget: shard and row of the base's clips whose videos have changed.
+        forget: clips of the base whose videos have changed, as shard and row.
     """
 
     job: PackJob
@@ -128,13 +128,13 @@ def plan_job(
     after: str = "",
     images: bool = False,
 ) -> JobSpec:
-    """Find the sources and determine everything that the dataset's bytes depend on. Reads lists, but no video.
+    """Find the sources, and determine everything that the dataset's bytes depend on. Reads lists, but no videos.
 
     Args:
-        places: as of `streamvid.packing.inputs.find_sources`.
-        after: fingerprint of the job that this one goes on with.
-        images: as of `streamvid.packing.inputs.find_sources`.
-        inputs, destination, labels, metadata, cuts, shard_size, name, options: as of `streamvid.packing.pack.pack`.
+        places: as in `streamvid.packing.inputs.find_sources`.
+        after: fingerprint of the job that this one continues.
+        images: as in `streamvid.packing.inputs.find_sources`.
+        inputs, destination, labels, metadata, cuts, shard_size, name, options: as in `streamvid.packing.pack.pack`.
 
     Raises:
         InputError: an input or list cannot be used.

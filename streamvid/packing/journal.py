@@ -52,12 +52,12 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Notice:
-    """Something about videos that were packed, such as that their audio was left out.
+    """A remark about packed videos, such as that their audio was left out.
 
     Attributes:
-        text: what.
-        videos: how many.
-        first: the name of the first.
+        text: the remark.
+        videos: number of videos that it is about.
+        first: name of the first video.
     """
 
     text: str
@@ -66,7 +66,7 @@ class Notice:
 
 
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
-    """One notice for each text, in the order in which they first come."""
+    """Merge notices with equal texts, in the order of first occurrence."""
     found: dict[str, Notice] = {}
     for one in notices:
         before = found.get(one.text)
@@ -76,15 +76,15 @@ def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
 
 @dataclass(frozen=True)
 class Record:
-    """A finished shard.
+    """The record of a finished shard.
 
     Attributes:
-        number: of the shard.
-        entry: the shard's entry for dataset.json; None if a group ends without a clip.
+        number: number of the shard.
+        entry: the shard's entry for dataset.json; None for the end of a group without a clip.
         seconds: total duration of its clips.
         rejected: the videos rejected since the group's previous record.
         next: (source, clip) with which the group's next shard begins; None after its last.
-        notices: about the videos whose first clip is in the shard.
+        notices: remarks about the videos whose first clip is in the shard.
     """
 
     number: int
@@ -107,12 +107,12 @@ def totals(records: Iterable[Record]) -> tuple[int, int, int]:
 
 
 def unfinished_text(fingerprint: str) -> bytes:
-    """The content of unfinished.txt, by which all processes of a pack recognise it."""
+    """The content of unfinished.txt, by which all processes of a pack recognise that it is theirs."""
     return _UNFINISHED_TEXT.format(fingerprint).encode()
 
 
 def read_claim(destination: str) -> str | None:
-    """The fingerprint in unfinished.txt; "" if the file has none; None without that file."""
+    """The fingerprint in unfinished.txt; "" if the file has none; None if there is no such file."""
     data = read_if_there(join(destination, UNFINISHED_FILE))
     if data is None:
         return None
@@ -121,7 +121,7 @@ def read_claim(destination: str) -> str | None:
 
 
 def read_if_there(path: str) -> bytes | None:
-    """Read a file that other processes may write or remove at any moment; None if there is none.
+    """Read a file that other processes may write or remove at any moment; None if it does not exist.
 
     Raises:
         StreamvidError: it cannot be read.
@@ -134,7 +134,7 @@ def read_if_there(path: str) -> bytes | None:
         except (DatasetError, FileNotFoundError):
             if not filesystem.exists(path):
                 return None
-            if attempt == _ATTEMPTS:  # it exists, and was not just being written: it cannot be read
+            if attempt == _ATTEMPTS:  # it exists and was not just being written, so it cannot be read
                 raise
     raise AssertionError
 
@@ -144,7 +144,7 @@ class Journal:
 
     Args:
         destination: a folder or an object-store prefix.
-        retry: for how long a storage that does not answer is asked again.
+        retry: for how long requests are repeated while the storage does not answer.
     """
 
     def __init__(self, destination: str, fingerprint: str, *, retry: Retry | None = None) -> None:
@@ -177,7 +177,7 @@ class Journal:
         asked(self._destination, lambda: filesystem.write_bytes(self._path(record.number), data), self._retry)
 
     def upload(self, number: int, kind: str) -> Upload:
-        """A file of a shard as an upload in parts, which a pack that is killed leaves to the next one."""
+        """Begin or continue the multipart upload of a shard's file; a killed pack leaves it to the next one."""
         name = f"{number:08d}.{kind}"
         path = join(self._destination, PROGRESS_FOLDER, name + UPLOAD)
         url = join(self._destination, SHARD_FOLDER, name)
@@ -197,7 +197,8 @@ class Journal:
         return {record.number: record for record in map_in_threads(read, names) if record is not None}
 
     def read_group(self, group: Group, cursor: GroupCursor) -> tuple[list[Record], GroupCursor | None]:
-        """The records of a group from a cursor on, and where packing resumes after them; None if it is finished."""
+        """The records of a group from a cursor on, and the cursor at which packing resumes; None if the group is
+        finished."""
         found: dict[int, Record] = {}
         for number in range(group.first + cursor.part, group.first + group.names):
             record = self._read(number, lambda file: filesystem.details(join(self._destination, file)))
@@ -220,7 +221,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class _UploadFile:
-    """A file in `progress/` with the id of an upload: only uploads that have one are gone on with, or aborted."""
+    """A file in `progress/` with the id of an upload. Only uploads with such a file can be continued or aborted."""
 
     journal: Journal
     path: str
@@ -238,7 +239,8 @@ class _UploadFile:
 
 
 def upload_id(data: bytes, fingerprint: str = "") -> str:
-    """The id in the content of such a file, of this pack if one is given; "" if there is none."""
+    """The upload id in the content of such a file; "" if there is none, or if it is of another pack than
+    `fingerprint`."""
     try:
         document = json.loads(data)
         known = document["fingerprint"] == fingerprint or not fingerprint
@@ -248,7 +250,7 @@ def upload_id(data: bytes, fingerprint: str = "") -> str:
 
 
 def is_complete(entry: ShardEntry, details: Callable[[str], Details | None]) -> bool:
-    """Whether all files of a shard are there, as large as its entry says; `details` tells it of a file."""
+    """Whether all files of a shard exist, in the sizes of its entry, according to `details`."""
     there = {extension: details(entry.file(extension)) for extension in entry.checksums}
     return all(one is not None and one.size == entry.sizes.get(name, one.size) for name, one in there.items())
 
@@ -256,11 +258,12 @@ def is_complete(entry: ShardEntry, details: Callable[[str], Details | None]) -> 
 def finished_records(
     group: Group, records: Mapping[int, Record], cursor: GroupCursor | None = None
 ) -> tuple[list[Record], GroupCursor | None]:
-    """The unbroken run of a group's records, and where packing resumes after it; None if the group is finished.
+    """The consecutive records of a group, and the cursor at which packing resumes after them; None if the group is
+    finished.
 
     Args:
-        records: by shard number.
-        cursor: where the run begins; by default the group's start.
+        records: records by shard number.
+        cursor: the cursor of the first record; default: the group's start.
     """
     found: list[Record] = []
     cursor = cursor or GroupCursor(group.start, 0, 0)

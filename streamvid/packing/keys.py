@@ -22,7 +22,7 @@ def make_keys(names: Sequence[str]) -> list[str]:
 
     A key is the name without its extension if that matches ``[A-Za-z0-9_-]{1,80}``. Otherwise other characters become
     '_', the text is shortened, and '-' and eight digits of the name's SHA-256 are appended. Names whose keys would be
-    equal, ignoring case, all get the digits: so a key depends on other names only where they collide.
+    equal, ignoring case, all get the digits, so that a key depends on other names only if they collide.
 
     Args:
         names: distinct relative paths.

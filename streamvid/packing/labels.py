@@ -1,4 +1,4 @@
-"""Labels and metadata: joins the rows of lists with the sources, and makes class numbers of text labels."""
+"""Labels and metadata: joins the rows of lists with the sources, and converts text labels to class numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def class_names(labels: Collection[int | str | None]) -> tuple[str, ...] | None:
     """The names of the classes in alphabetical order: label *i* means ``names[i]``. None if labels are class numbers.
 
     Args:
-        labels: all labels of a pack, also None.
+        labels: all labels of a pack, including None.
 
     Raises:
         InputError: some labels are numbers and others text.
@@ -47,12 +47,12 @@ def class_names(labels: Collection[int | str | None]) -> tuple[str, ...] | None:
 
 
 def label_by_folder(sources: Sequence[SourceVideo]) -> list[SourceVideo]:
-    """Add the folder that each video lies in, directly below the input, as its class: torchvision's `ImageFolder`.
+    """Use the folder directly below the input that contains a video as its class, as torchvision's `ImageFolder` does.
 
-    Videos that have a label, as of a `.cls` in a tar, keep it; those in no folder get none.
+    Videos that have a label, as from a `.cls` member of a tar, keep it; videos in no folder get no label.
 
     Raises:
-        InputError: none lies in a folder.
+        InputError: no video lies in a folder.
     """
     folders = [source.name.rpartition("/")[0].partition("/")[0] for source in sources]
     if not any(folders):
@@ -68,10 +68,10 @@ class Join:
     """How the rows of a list matched the videos.
 
     Attributes:
-        path: of the list, without credentials.
+        path: path of the list, without credentials.
         rows: number of rows.
         joined: number of videos with a row.
-        missing: number of videos without one; `missing_names` are the first of them.
+        missing: number of videos without a row; `missing_names` are the first of them.
         surplus: number of rows that match no video; `surplus_names` are the first of them, as in the list.
     """
 
@@ -101,7 +101,7 @@ class Join:
 def attach_labels(sources: Sequence[SourceVideo], path: str, lists: MetadataLists) -> tuple[list[SourceVideo], Join]:
     """Add the labels and other columns of a list to the sources.
 
-    A row that matches no video is an error: the label was meant for some clip, which would silently go without.
+    A row that matches no video is an error, because the clip for which the label was meant would silently get none.
 
     Args:
         path: a .csv, .jsonl or .parquet with a column `path` (or `video`: a path below the input folder, the path that
@@ -136,11 +136,11 @@ def attach_labels(sources: Sequence[SourceVideo], path: str, lists: MetadataList
 def attach_metadata(sources: Sequence[SourceVideo], path: str, lists: MetadataLists) -> tuple[list[SourceVideo], Join]:
     """Add the columns of a list to the sources.
 
-    Rows that match no video are counted: such lists often describe more videos than are packed. A list without any
-    matching row is an error.
+    Rows that match no video are counted, because such lists often describe more videos than are packed. A list without
+    any matching row is an error.
 
     Args:
-        path: as of `attach_labels`, but without a column `label`.
+        path: as in `attach_labels`, but without a column `label`.
 
     Returns:
         The sources, in the same order, and how the rows matched them.
@@ -170,7 +170,7 @@ def _join(
     *,
     labels: Sequence[int | str | None] | None = None,
 ) -> tuple[list[SourceVideo], Join]:
-    """The sources with their rows, and the `labels` of these if given; and how the rows matched."""
+    """The sources with the numbers of their rows, and with the rows' `labels` if given; and how the rows matched."""
     shown = redact(path)
     column, cells = video_column(rows.table, ("path", "video", "key"), shown)
     joined = list(sources)
@@ -204,13 +204,13 @@ def _examples(names: Sequence[str]) -> str:
 
 
 def match_videos(sources: Sequence[SourceVideo], column: str, cells: Sequence[str], path: str) -> Int64:
-    """The source that each row of a list means: its index, or -1.
+    """For each row of a list, the index of the source that it means, or -1.
 
     Args:
-        column: the list's column that names videos: "key", or one of paths.
+        column: the list's column that names videos: "key", or a column of paths.
 
     Raises:
-        InputError: a cell may mean several videos.
+        InputError: a cell matches several videos.
     """
     shown = redact(path)
     find = _Finder(sources, posixpath.dirname(path))
@@ -226,8 +226,8 @@ def match_videos(sources: Sequence[SourceVideo], column: str, cells: Sequence[st
 
 
 class _Finder:
-    """Looks sources up by key or path. A lookup table is built when it is first used: most lists name all videos in
-    the same way."""
+    """Looks sources up by key or path. Lookup tables are built on first use, as most lists name all videos in the same
+    way."""
 
     def __init__(self, sources: Sequence[SourceVideo], folder: str) -> None:
         self._sources = sources
@@ -245,13 +245,13 @@ class _Finder:
         return []
 
     def called(self, spelling: str, wanted: str) -> list[int]:
-        """The sources that one of `_SPELLINGS` makes this text of."""
+        """The sources for which one of `_SPELLINGS` gives this text."""
         table = self._tables.get(spelling)
         if table is None:
             table = self._tables[spelling] = {}
             for i, name in enumerate(map(_SPELLINGS[spelling], self._sources)):
                 known = table.setdefault(name, i)
-                # Nearly all names are unique: a list for each would take most of the memory.
+                # Nearly all names are unique, and a list for each would take most of the memory.
                 if isinstance(known, list):
                     known.append(i)
                 elif known != i:

@@ -1,4 +1,4 @@
-"""LeRobot datasets, version 3: many episodes in one video file, each a clip by its span.
+"""LeRobot datasets, version 3: a video file has many episodes, each of which becomes a clip.
 
 `meta/info.json` has the features, of which those of dtype "video" are cameras, and the pattern of the videos' paths.
 `meta/episodes/*/*.parquet` has a row for each episode: its number, length in frames and tasks, and for each camera the
@@ -50,11 +50,11 @@ def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> l
 
     Args:
         place: folder or URL of the dataset.
-        cameras: whose videos; without any: of all.
-        lists: takes the columns `task`, `episode` and `camera`.
+        cameras: the cameras whose videos are found; empty: all.
+        lists: collects the columns `task`, `episode` and `camera`.
 
     Raises:
-        InputError: it is of another version, has no such camera, or cannot be read.
+        InputError: the dataset has another version, or no such camera, or cannot be read.
     """
     place = local_path(place) if is_local(place) else place
     shown = redact(place)
@@ -113,7 +113,8 @@ def _filled(found: re.Match[str], camera: str, numbers: Mapping[str, int]) -> st
 
 
 def _cut(start: float, end: float, frames: int, rate: float) -> Cut:
-    """An episode's span. A frame belongs to it if its time is nearer to the span's first instant than half a frame."""
+    """The cut of an episode. Half a frame is subtracted from its span, so that rounded times of frames fall on the
+    right side."""
     half = 0.5 / rate
     if not (math.isfinite(start) and math.isfinite(end)):
         raise ValueError(f"a span from {start} to {end}")

@@ -41,9 +41,9 @@ class ParsedList:
     """Rows of a list.
 
     Attributes:
-        table: its columns. Those that name videos are text, as are dates and times of a CSV or JSONL, which JSON stores
-            as they were written. Other types are inferred.
-        typed: the same, for Parquet: dates and times as such.
+        table: the columns. Columns that name videos are text, and so are dates and times of a CSV or JSONL file, which
+            JSON keeps as written. Other types are inferred.
+        typed: the columns for Parquet, in which dates and times have their own types.
     """
 
     table: pa.Table
@@ -54,7 +54,7 @@ class ParsedList:
         return ParsedList(self.table.take(rows), self.typed.take(rows))
 
     def column_as(self, name: str, kind: pa.DataType) -> list[pa.Array]:
-        """A column in chunks, in the type that it has in all shards of the pack; nulls if there is none."""
+        """A column in chunks, in its type for all shards of the pack; nulls if the list has no such column."""
         if name not in self.table.schema.names:
             return [pa.nulls(self.table.num_rows, kind)]
         column = (self.table if is_text(kind) else self.typed)[name]
@@ -90,7 +90,7 @@ def read_list(path: str) -> ParsedList:
         elif path.lower().endswith(".jsonl"):
             check_json_lines(data)
         table = _parse(path.lower(), data, [])
-        table.validate(full=True)  # text that is not UTF-8
+        table.validate(full=True)  # raised for text that is not UTF-8
         if path.lower().endswith(".csv"):
             _check_line_breaks(table, shown)
         names = table.schema.names
@@ -99,7 +99,7 @@ def read_list(path: str) -> ParsedList:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
-        # "2024-01-01" is inferred to be a date, which JSON has no type for: such columns are read again, as text.
+        # "2024-01-01" is inferred as a date, for which JSON has no type, so such columns are read again as text.
         text = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
         inferred = table
         table = typed = _usable(table)
@@ -120,10 +120,11 @@ def read_list(path: str) -> ParsedList:
 
 
 def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple[str, StringColumn]:
-    """The column that names videos, the first of `choices` that the table has: its name, and its cells, none empty.
+    """The column that names videos, the first of `choices` that the table has: its name, and its cells, none of them
+    empty.
 
     Raises:
-        InputError: there is none, it is not text, or a cell of it is empty.
+        InputError: there is no such column, it is not text, or one of its cells is empty.
     """
     name = next((name for name in choices if name in table.schema.names), None)
     if name is None:
@@ -141,10 +142,10 @@ def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple
 
 
 def json_rows(table: pa.Table, shown: str) -> pa.Array:
-    """Each row as a JSON object, large_string [rows], keys in column order; values as of `json_value`.
+    """Each row as a JSON object, large_string [rows], keys in column order; values as in `json_value`.
 
     Raises:
-        InputError: a column has a name of `RESERVED_COLUMNS`, or values that JSON lacks, such as binary.
+        InputError: a column has a name of `RESERVED_COLUMNS`, or values for which JSON has no form, such as binary.
     """
     for name in RESERVED_COLUMNS:
         if name in table.schema.names:
@@ -168,7 +169,7 @@ def label_column(table: pa.Table, shown: str) -> pa.Array:
     """The column `label`: int64 or large_string, null for empty cells.
 
     Raises:
-        InputError: it has another type, or a number out of range.
+        InputError: the column has another type, or a number out of range.
     """
     column = table["label"].combine_chunks()
     if pa.types.is_dictionary(column.type):
@@ -177,7 +178,7 @@ def label_column(table: pa.Table, shown: str) -> pa.Array:
     if pa.types.is_boolean(kind):
         column = column.cast(pa.large_string())
     elif pa.types.is_floating(kind):
-        # Integers with empty cells, which pandas writes as floats with NaN.
+        # pandas writes integers with empty cells as floats with NaN.
         whole = pc.if_else(pc.is_finite(column), column, None)
         try:
             column = whole.cast(pa.int64())
@@ -195,7 +196,7 @@ def label_column(table: pa.Table, shown: str) -> pa.Array:
 
 
 def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
-    """The column `label`: all integers or all text, None for empty cells; errors as of `label_column`."""
+    """The column `label`: all integers or all text, None for empty cells; errors as in `label_column`."""
     return list(label_column(table, shown).to_pylist())
 
 
@@ -208,8 +209,8 @@ def _usable(table: pa.Table) -> pa.Table:
 
 
 def _check_quotes(data: bytes, shown: str) -> None:
-    """Refuse a CSV with a cell that a quotation mark opens, and none closes, or one before the cell's end, such as the
-    one that opens a later cell: pyarrow takes the rows between for text of the cell (RFC 4180, section 2).
+    """Refuse a CSV file with a quoted cell that is not closed, or closed before its end, as by the quotation mark that
+    opens a later cell: pyarrow reads the rows in between as text of the cell (RFC 4180, section 2).
 
     Raises:
         InputError: it is one.
@@ -241,7 +242,7 @@ def _check_line_breaks(table: pa.Table, shown: str) -> None:
 
 
 def _parse(path: str, data: bytes, text: list[str]) -> pa.Table:
-    """The columns of a list; if `text` is given, these alone, as text."""
+    """The columns of a list; if `text` is given, only these columns, as text."""
     if path.endswith(".csv"):
         return pa.csv.read_csv(
             arrow_reader(data),

@@ -1,4 +1,4 @@
-"""The metadata of a pack: rows of its lists, in Arrow from the list to the shard.
+"""The metadata of a pack: the rows of its lists, which stay in Arrow from the list to the shard.
 
 `MetadataLists` collects the lists as they are read. `Metadata` holds their rows as one table, a column per name, beside
 the JSON of each row. Sources and cuts refer to rows by number. A group's task carries the rows of its own videos, and
@@ -26,13 +26,13 @@ from streamvid.packing.typed_columns import column_type, dump_json, large_type, 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Rows of a pack's lists.
+    """Some or all rows of a pack's lists.
 
     Attributes:
         number: int64 [rows], ascending: the rows' numbers, counted over all lists of the pack.
         texts: large_string [rows], each row's columns as a JSON object.
-        table: their columns, null where a row's list has no such column.
-        own: columns that packing itself adds: where a clip was cut out.
+        table: the rows' columns, null if a row's list has no such column.
+        own: columns that packing adds itself: the position of a clip in its video.
         starts: int64 [lists], the number of each list's first row.
         has: bool [lists, columns], whether a list has a column.
     """
@@ -50,13 +50,14 @@ class Metadata:
         return pa.schema([*self.own, *((field.name, column_type(field.type)) for field in self.table.schema)])
 
     def part(self, rows: Iterable[int]) -> Metadata:
-        """Some of the rows, under the same numbers."""
+        """Some of the rows, with the same numbers."""
         number = np.unique(np.fromiter(rows, dtype=np.int64))
         taken = pa.array(np.searchsorted(self.number, number))
         return replace(self, number=number, texts=self.texts.take(taken), table=self.table.take(taken))
 
     def json(self, rows: Sequence[int], own: Mapping[str, float | int] | None = None) -> str:
-        """The columns of one clip as a JSON object: of its rows, in which later ones take precedence, and its `own`."""
+        """The columns of one clip as a JSON object: those of its rows, of which later ones take precedence, and its
+        `own`."""
         texts: list[str] = [self.texts[int(at)].as_py() for at in np.searchsorted(self.number, rows)]
         if len(texts) == 1 and not own:
             return texts[0]
@@ -69,7 +70,7 @@ class Metadata:
         """The columns of clips for Parquet, named with `FIELD_PREFIX`; null where a clip has no value.
 
         Args:
-            clips: the rows and own columns of each, as of `json`.
+            clips: the rows and own columns of each clip, as in `json`.
         """
         columns = [pa.array([own.get(field.name) for _, own in clips], type=field.type) for field in self.own]
         padded = np.full((len(clips), max((len(rows) for rows, _ in clips), default=0) + 1), -1, dtype=np.int64)
@@ -96,10 +97,11 @@ class MetadataLists:
         self._lists: list[ParsedList] = []
 
     def add(self, rows: ParsedList, consumed: tuple[str, ...], shown: str) -> int:
-        """Add rows of a list, without the columns `consumed`; returns the number of the first, the others follow.
+        """Add the rows of a list, without the columns `consumed`. Returns the number of the first row; those of the
+        others follow.
 
         Raises:
-            InputError: as from `streamvid.packing.lists.json_rows`.
+            InputError: as in `streamvid.packing.lists.json_rows`.
         """
         there = list({*consumed} & {*rows.table.schema.names})
         rows = ParsedList(rows.table.drop_columns(there), rows.typed.drop_columns(there))
@@ -114,7 +116,7 @@ class MetadataLists:
         return str(self._texts[number][row - self._starts[number]].as_py())
 
     def finish(self, own: pa.Schema) -> Metadata:
-        """All rows.
+        """The metadata of all rows.
 
         Raises:
             InputError: a list has a column of the same name as one of `own`.

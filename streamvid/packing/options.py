@@ -31,7 +31,7 @@ class FixedLength:
         tail: for a last clip shorter than `length`: "keep" it, "drop" it, or "merge" it into the previous clip.
 
     Raises:
-        InputError: another unit or tail.
+        InputError: `unit` or `tail` has another value, or `length` is not possible.
     """
 
     length: float
@@ -97,7 +97,7 @@ class PackOptions:
         in_place: index videos in place, an MP4 or MOV by its "tables", or by looking at all "packets"; None: pack them.
 
     Raises:
-        InputError: an option that cannot be.
+        InputError: an option is invalid.
     """
 
     compatible_with: Purpose = "gpu"
@@ -159,11 +159,11 @@ class PreparedClip:
 
 @dataclass(frozen=True)
 class RejectedCut:
-    """A cut of a video that gives no clip, while other cuts of the video may: a row of a cut list without frames in the
-    video, or a damaged part.
+    """A cut that gives no clip, although other cuts of the video may: a row of a cut list without frames in the video,
+    or with damaged frames.
 
     Attributes:
-        reason: for messages, with the cut's position.
+        reason: the reason in words, with the cut's position.
     """
 
     reason: str

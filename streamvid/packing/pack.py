@@ -72,14 +72,14 @@ ENGINES: Final[tuple[Engine, ...]] = ("local", "ray")
 
 @dataclass(frozen=True)
 class JobRun:
-    """Where and how a job runs.
+    """The destination of a job, and how it runs.
 
     Attributes:
-        destination, overwrite, append, workers, engine, address, retry_for, progress: as of `pack`.
-        started: when it was asked for, in seconds of the monotonic clock.
+        destination, overwrite, append, workers, engine, address, retry_for, progress: as in `pack`.
+        started: time of the call, in seconds of the monotonic clock.
 
     Raises:
-        InputError: options that cannot be, or do not go together.
+        InputError: options are invalid, or contradict each other.
     """
 
     destination: str
@@ -109,7 +109,7 @@ class JobRun:
             )
 
     def state(self) -> DestinationState:
-        """What is at the destination. Raises InputError for a dataset that the job would destroy."""
+        """The state of the destination. Raises InputError if the job would destroy a dataset."""
         state = read_state(self.destination)
         if (
             state.manifest is not None
@@ -140,28 +140,29 @@ def pack(
     retry_for: float = 600.0,
     progress: bool = True,
 ) -> PackReport:
-    """Pack videos into a dataset. The same inputs and options give the same bytes for any workers, engine or machine.
+    """Pack videos into a dataset. The same inputs and options give the same bytes with any workers, engine or machine.
 
-    A call that was killed resumes where it was when it is made again.
+    If a killed call is repeated, it resumes.
 
     Args:
         inputs: files, folders, globs and lists, or one of these; see `streamvid.packing.inputs.find_sources`.
         destination: a folder or an object-store prefix.
-        labels: a list of labels, see `streamvid.packing.labels.attach_labels`; or "folders": the folder that a video
-            lies in, directly below the input, is its class.
+        labels: a list of labels, see `streamvid.packing.labels.attach_labels`; or "folders": the class of a video is
+            the folder directly below the input that contains it.
         metadata: lists of further columns, or one of these; see `streamvid.packing.labels.attach_metadata`.
         cuts: a list of clips to cut out of the videos, see `streamvid.packing.cut_list.attach_cuts`.
-        shard_size: the most bytes of tar in a shard, unless a single clip is larger.
+        shard_size: most bytes of a shard's tar, unless a single clip is larger.
         name: the dataset's name; by default the last component of the destination.
         workers: number of processes that read videos, by default one per core. For the local engine.
         engine: "local": processes on this machine; "ray": tasks on a Ray cluster.
-        address: of the Ray cluster; by default that in RAY_ADDRESS, or a cluster on this machine.
+        address: address of the Ray cluster; by default that in RAY_ADDRESS, or a cluster on this machine.
         overwrite: replace a dataset at the destination, or the unfinished one of another pack.
         append: add the videos that the dataset at the destination does not have.
-        images: every image is a clip, beside videos and in folders of numbered images, too. Images that are named, or
-            that lie where there are no videos, are clips in any case.
+        images: make every image a clip, also beside videos and in folders of numbered images. Images that are named, or
+            inputs without videos, become clips in any case.
         options: how videos are cut and transcoded.
-        retry_for: seconds for which a remote destination that does not answer is asked again, once packing has begun.
+        retry_for: seconds for which requests are repeated while a remote destination does not answer, once packing has
+            begun.
         progress: show a progress bar if stderr is a terminal.
 
     Raises:
@@ -191,10 +192,10 @@ def pack(
 
 
 def run_job(spec: JobSpec, run: JobRun) -> PackReport:
-    """Do what a specification says, or what is left of it.
+    """Run a job, or the rest of it.
 
     Raises:
-        InputError: as of `pack`.
+        InputError: as in `pack`.
         OSError: the machine or the storage fails.
     """
     if not spec.sources:
@@ -212,7 +213,7 @@ def run_job(spec: JobSpec, run: JobRun) -> PackReport:
             return _finish(spec, run, records, resumed_clips)
         except FinishedElsewhereError:
             if read_claim(destination) in (None, fingerprint):
-                remove_progress(destination, fingerprint)  # left by a killed run, or written after another published
+                remove_progress(destination, fingerprint)  # left by a killed run, or written after publishing
             return was_there(spec, run)
 
 
@@ -254,7 +255,8 @@ def _pack_groups(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record
 
 
 def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips: int) -> PackReport:
-    """Publish the dataset of these shards. Without any clip: raise InputError, or keep the dataset appended to."""
+    """Publish the dataset of these shards. Without any clip, raise InputError, or keep the dataset that was to be
+    appended to."""
     added = tuple(record.entry for record in records if record.entry is not None)
     rejected = tuple(one for record in records for one in record.rejected)
     notices = merged(one for record in records for one in record.notices)
@@ -262,7 +264,7 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
         log.warning("%s: %s, the first of them %s", one.text, format_count(one.videos, "video"), one.first)
     base, destination = spec.base, run.destination
     listed: Sequence[Rejected] = rejected
-    if base is not None:  # its rejected.parquet keeps the videos that were not tried again
+    if base is not None:  # its rejected.parquet keeps rejected videos that were not tried again
         tried = {source.name for source in spec.sources}
         listed = [*(one for one in base.rejected if one.source not in tried), *rejected]
     fingerprint = spec.job.fingerprint
@@ -322,13 +324,13 @@ def _report(spec: JobSpec, run: JobRun, manifest: Manifest, rejected: tuple[Reje
 
 
 def was_there(spec: JobSpec, run: JobRun) -> PackReport:
-    """The report if the same pack has been finished before."""
+    """The report of a pack that had been finished before."""
     manifest, rejected = read_manifest(run.destination), tuple(read_rejected(run.destination))
     return replace(_report(spec, run, manifest, rejected), was_there=True)
 
 
 def _nothing_to_append(spec: JobSpec, run: JobRun) -> PackReport:
-    """The report if the dataset has all videos that were to be appended."""
+    """The report of a pack whose dataset already has all videos that were to be appended."""
     assert spec.base is not None
     state = read_state(run.destination)
     if state.claimed_by is not None and state.claimed_by == state.packed_by:

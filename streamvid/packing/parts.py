@@ -1,5 +1,5 @@
-"""Which part of a split each clip is in, and the order of shuffled clips: functions of texts and a seed, so that they
-are the same in whatever order, shards and revision the clips are.
+"""The part of a split for each clip, and the order of shuffled clips. Both are functions of texts and a seed,
+independent of the clips' order, shards and revision.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST: Final = 1000
 
 
 def digests(texts: Iterable[str], seed: int) -> UInt64:
-    """uint64 [texts]: of each text and the seed, the first 8 bytes of a BLAKE2b digest, little-endian."""
+    """uint64 [texts]: the first 8 bytes, little-endian, of a BLAKE2b digest of each text and the seed."""
     start = hashlib.blake2b(f"{seed}\n".encode(), digest_size=8)
     found = []
     for text in texts:
@@ -43,21 +43,22 @@ def digests(texts: Iterable[str], seed: int) -> UInt64:
 
 
 def order_of(dataset: ClipSource, rows: Int64, seed: int) -> Int64:
-    """int64 [rows]: the numbers of these rows in a shuffled order, which depends on keys and seed alone."""
+    """int64 [rows]: these rows in a shuffled order, which depends only on keys and seed."""
     keys = dataset.columns.get("key").take(pa.array(rows))
     return np.lexsort((pc.rank(keys).to_numpy(), digests(keys.to_pylist(), seed))).astype(np.int64)
 
 
 def parts_by_share(dataset: ClipSource, rows: Int64, shares: Shares, *, seed: int, group: str) -> dict[str, Int64]:
-    """The rows of each part.
+    """The rows of each part, by shares.
 
     Args:
-        rows: int64 [clips], those that are split.
-        seed: other seeds give other parts.
-        group: a column; clips with one value of it are in one part, those without a value each by its key.
+        rows: int64 [clips], the rows to split.
+        seed: another seed gives other parts.
+        group: a column; clips with the same value are in the same part, and clips without a value are divided by their
+            keys.
 
     Raises:
-        InputError: shares that cannot be, no such column, or a part that would be empty.
+        InputError: shares are invalid, there is no such column, or a part would be empty.
     """
     exact = {_checked_name(name): _share(name, share) for name, share in shares.items()}
     if not exact or sum(exact.values()) > 1:
@@ -83,10 +84,11 @@ def parts_by_share(dataset: ClipSource, rows: Int64, shares: Shares, *, seed: in
 def parts_by_keys(
     dataset: ClipSource, rows: Int64, keys: Mapping[str, Sequence[str] | str | os.PathLike[str]]
 ) -> dict[str, Int64]:
-    """The same by lists of keys, or files of them.
+    """The rows of each part, by lists of keys or files of them.
 
     Raises:
-        InputError: a key is in no clip, in a forgotten one, or in two parts, a file cannot be read, a part is empty.
+        InputError: a key is that of no clip or of a forgotten one, or is in two parts; a file cannot be read; a part is
+            empty.
     """
     parts: dict[str, Int64] = {}
     taken = np.full(len(dataset), -1, dtype=np.int64)
@@ -107,11 +109,11 @@ def parts_by_keys(
 
 
 def parts_by_column(dataset: ClipSource, rows: Int64, column: str) -> dict[str, Int64]:
-    """The same by the values of a column, in their order. A part is named as its value; what a name cannot have becomes
-    ``_``, with digits of the value's SHA-256 behind.
+    """The rows of each part, one for each value of a column, in the order of the values, which name the parts.
+    Characters that a name cannot have become ``_``, and digits of the value's SHA-256 are appended.
 
     Raises:
-        InputError: there is no such column, it holds lists, has no values, or has too many.
+        InputError: there is no such column, or it has lists, no values or too many values.
     """
     values = dataset.columns.get(column).take(pa.array(rows))
     if pa.types.is_nested(values.type):

@@ -1,5 +1,5 @@
-"""Where the files of clips in place may lie: videos found below the user's paths, the roots of a dataset, and the links
-and addresses that are not followed without permission."""
+"""The files of clips in place: videos found below the user's paths, the roots of a dataset, and the links and URLs that
+are not followed without permission."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Found:
         path: local path or URL; ends in '/' for a folder of images.
         parts: components of its absolute path, and then of its name within the file at `path` if it is a part of it.
         depth: number of components that belong to the root.
-        label: from a list; None: none.
+        label: label from a list; None: none.
         rows: numbers of its rows in lists.
         part: offset and size in bytes, if it is a part of the file at `path`.
-        mark: version mark of the file; "" if it was not looked at.
-        cuts: the clips in it, if they are known.
-        name: its key is made of this name; "": of its path.
+        mark: version mark of the file; "" if it was not requested.
+        cuts: its clips, if they are known.
+        name: the name from which its key is made; "": from its path.
         problem: why it cannot be used; "" if no problem is known.
     """
 
@@ -49,10 +49,10 @@ class Found:
 
 
 def path_parts(path: str) -> tuple[str, ...]:
-    """The components of the absolute path: equal for all spellings of a path. They become names, which are stored and
-    shown: secrets of a URL are none of them."""
+    """The components of the absolute path, equal for all spellings of a path. They become names, which are stored and
+    shown, so secrets of a URL are left out."""
     if is_local(path):
-        # File names on disk may not be UTF-8; text in JSON and Parquet is.
+        # File names on disk may not be UTF-8, but text in JSON and Parquet must be.
         shown = os.path.abspath(local_path(path)).encode("utf-8", "backslashreplace").decode()
         return tuple(shown.split("/")[1:])
     protocol, _, rest = redact(path).partition("://")
@@ -66,13 +66,13 @@ _DOTS: Final = re.compile(r"(\A|/)\.\.?(/|\Z)")
 
 @dataclass(frozen=True)
 class Places:
-    """Where to look for files that stay where they are.
+    """The folders and URLs of files that are indexed in place.
 
     Attributes:
-        given: what the user indexes.
-        told: further roots, to which links and lists may lead.
-        cameras: of LeRobot datasets; without any: all.
-        destination: of the dataset, whose own shards are no place.
+        given: the user's inputs.
+        told: further roots to which links and lists may lead.
+        cameras: cameras of LeRobot datasets; empty: all.
+        destination: the dataset's destination, whose own shards are not indexed.
     """
 
     given: tuple[str, ...]
@@ -81,18 +81,18 @@ class Places:
     destination: str = ""
 
     def is_own(self, video: Found) -> bool:
-        """Whether it is one of the dataset's own shards, where that lies in a place."""
+        """Whether a file is one of the dataset's own shards, if the destination lies within the inputs."""
         own = (*path_parts(self.destination), SHARD_FOLDER) if self.destination else ("",)
         return video.parts[: len(own)] == own
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Of the URLs among them: where redirects may lead."""
+        """The hosts of the URLs among them, to which redirects may lead."""
         urls = (urlsplit(one).hostname for one in (*self.given, *self.told) if not is_local(one))
         return tuple(dict.fromkeys(host for host in urls if host))
 
     def check(self, video: Found) -> Found:
-        """The video, with a problem if it leads where nobody has told to go, or cannot be named."""
+        """The video, with a `problem` if it leads outside of the given places, or has an impossible name."""
         problem = video.problem or self._problem(video)
         return replace(video, problem=problem) if problem else video
 
@@ -117,7 +117,7 @@ class Places:
 
 
 def place_of(video: Found) -> tuple[str, str]:
-    """The root of a video, a folder or URL, and the path of its file below that."""
+    """The root of a video, a folder or URL, and the path of its file below the root."""
     local = is_local(video.path)
     path = os.path.abspath(local_path(video.path)) if local else video.path
     least = 1 if local else 2  # a URL's protocol and host
@@ -127,7 +127,7 @@ def place_of(video: Found) -> tuple[str, str]:
 
 
 def check_destination(paths: Iterable[str], destination: str) -> None:
-    """Refuse a remote dataset that would name local files. Raises InputError."""
+    """Raise InputError if a remote dataset would name local files."""
     local = None if is_local(destination) else next(filter(is_local, paths), None)
     if local is not None:
         raise InputError(
@@ -138,17 +138,17 @@ def check_destination(paths: Iterable[str], destination: str) -> None:
 
 @cache
 def is_private(host: str) -> bool:
-    """Whether a host has an address outside of the public internet: private, loopback, link-local or reserved."""
+    """Whether a host has an address that is not public: private, loopback, link-local or reserved."""
     try:
         found = {str(one[4][0]).partition("%")[0] for one in socket.getaddrinfo(host, None)}
     except OSError:
-        return False  # whoever reads it meets the same
+        return False  # reading the file will fail as well
     return any(not ipaddress.ip_address(address).is_global for address in found)
 
 
 def root_name(root: str, destination: str) -> str:
-    """A root as dataset.json has it: relative if it is the dataset's folder or lies below that, so that both can be
-    moved together."""
+    """The name of a root in dataset.json: relative if it is the dataset's folder or below it, so that both can be moved
+    together."""
     base = os.path.abspath(local_path(destination)) if is_local(destination) else destination.rstrip("/")
     if root == base:
         return ""

@@ -1,7 +1,7 @@
 """Remuxing and transcoding of sources and clips.
 
-Every video is remuxed first: only the parsed bitstream tells whether a decoder is compatible with it. Clips that are
-not compatible with the decoders asked for are then transcoded.
+Every video is remuxed first, because only the parsed bitstream shows which decoders are compatible with it. Clips that
+are incompatible with the wanted decoders are then transcoded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def remux_or_build(
     path: str, video: Path, folder: Path, options: PackOptions, *, cut_only: bool
 ) -> tuple[StoredClip, bool]:
-    """Remux a source. Image sequences, and codecs that shards do not store, are made into a video first.
+    """Remux a source. Image sequences, and videos in codecs that shards do not store, are encoded first.
 
     Args:
         path: the source's path or URL, ending in '/' if it is a folder of images.
@@ -47,7 +47,7 @@ def remux_or_build(
     """
     from streamvid.video.transcode import TranscodeOptions, transcode
 
-    if not is_sequence(path) and not options.track:  # a file that is ingested has one video track
+    if not is_sequence(path) and not options.track:  # an ingested file has one video track
         clip = try_ingest(video, cut_only=cut_only)
         if clip is not None:
             return clip, False
@@ -82,8 +82,8 @@ def transcode_if_needed(
     Args:
         clip: a remuxed clip, in a temporary file or not written yet.
         folder: for the encoded file; created if needed.
-        options: the decoders it must be compatible with, or how to transcode all clips.
-        reencode: encode it in any case, by default in its own codec.
+        options: the decoders with which the clip must be compatible, or how to transcode all clips.
+        reencode: encode the clip in any case, by default in its own codec.
         keyframes: seconds at which the encoder must place key frames.
 
     Returns:
@@ -104,7 +104,7 @@ def transcode_if_needed(
     clip.mp4.unlink()
     stored = store_clip(encoded, folder)
     encoded.unlink()
-    # The duration of the last frame: an MP4 with reordered frames does not store it.
+    # An MP4 with reordered frames does not store the duration of the last frame.
     ticks = Fraction(*clip.time_base) * clip.duration / Fraction(*stored.time_base)
     return replace(stored, left_out=clip.left_out, duration=max(round(ticks), int(stored.index.frame_pts[-1]) + 1))
 

@@ -1,5 +1,5 @@
-"""The clips of one source: fetched, remuxed, cut and transcoded; or where it lies, what packing would store of it but
-its bytes. Runs in worker processes, which start fast as few modules are imported."""
+"""Makes the clips of one source: fetches, remuxes, cuts and transcodes it; or, in place, derives everything that
+packing would store except the bytes. Runs in worker processes, which start fast because few modules are imported."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
         folder: for temporary files; created if one is needed, and removed by the caller.
 
     Returns:
-        The clips in order of their starts, at least one, after the listed cuts that hold no frame of the video, and
-        those that are damaged.
+        At least one clip, in the order of their starts; before them the rejected cuts: listed cuts without a frame of
+        the video, and damaged ones.
 
     Raises:
-        VideoError: the video cannot be stored; others may.
+        VideoError: the video cannot be stored, but others may.
         OSError, StreamvidError: the machine or the storage fails; other videos would fail as well.
     """
     try:
         if source.problem:
             raise VideoError(source.problem)
-        if source.needed:  # imported here, as it takes a while
+        if source.needed:  # imported here, because it takes a while
             from streamvid.packing.stored_clips import ClipRun, prepare_clips
 
             assert isinstance(source, ClipRun)
@@ -113,7 +113,8 @@ def process_sources(
     work: Sequence[tuple[SourceVideo, Path]],
     options: PackOptions,
 ) -> list[Outcome]:
-    """Process several sources side by side, each with its folder; errors as of `process_source`, which `process` is."""
+    """Process several sources concurrently, each with its folder, by `process`, such as `process_source`; errors as
+    there."""
 
     def outcome(one: tuple[SourceVideo, Path]) -> Outcome:
         try:
@@ -168,14 +169,15 @@ def _reencode_with_key_frames(
 ) -> tuple[StoredClip, PackOptions]:
     """Encode a video once, with key frames where clips begin and end.
 
-    For a video with so few key frames that, cut by copying, every clip would store and decode a large part of it.
+    This is for a video with so few key frames that, cut by copying, every clip would store and decode a large part of
+    it.
 
     Returns:
         The encoded video, and the options for its clips. Both as given if frames are dropped to reach `max_fps`: the
         encoded frames are then not those that the spans number.
 
     Raises:
-        VideoError: the options do not allow to encode it.
+        VideoError: the options do not allow encoding it.
     """
     if options.transcode is None and not options.exact_cuts:
         raise VideoError(
@@ -196,7 +198,7 @@ def _reencode_with_key_frames(
 
 
 def _check_size(clip: StoredClip) -> StoredClip:
-    """The clip itself. Raises VideoError if it is too large for a tar."""
+    """Return the clip. Raises VideoError if it is too large for a tar."""
     size = clip.mp4_bytes
     if size > MAX_FILE_BYTES:
         raise VideoError(f"it is {size / 2**30:.1f} GiB large, and a tar holds files below 8 GiB: cut it (--clip)")
@@ -204,10 +206,10 @@ def _check_size(clip: StoredClip) -> StoredClip:
 
 
 def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
-    """Find the clips of a source where it lies; otherwise as `process_source`.
+    """Find the clips of a source in place; otherwise as `process_source`.
 
     Raises:
-        VideoError: it cannot be read where it lies, or was changed meanwhile.
+        VideoError: the source cannot be read in place, or was changed meanwhile.
     """
     if is_sequence(source.path):
         raise VideoError(
@@ -233,7 +235,7 @@ def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> lis
 def _clips(
     source: SourceVideo, whole: StoredClip, options: PackOptions, *, readable: bool
 ) -> list[PreparedClip | RejectedCut]:
-    """The clips of a source; `readable` if the file with its packets is a local one, to be decoded."""
+    """The clips of a source. `readable`: the file with its packets is local, so that frames can be decoded."""
     if source.cuts is None and options.cutting is None:
         clips: list[PreparedClip | RejectedCut] = [PreparedClip(whole, "", source.rows, {}, source.label)]
         damage = _find_damage(whole, options.decode) if readable else None
@@ -260,12 +262,12 @@ def _check_unchanged(source: SourceVideo) -> None:
 
 @cache
 def _full_look() -> threading.Lock:
-    """Held while a file is looked at in full: copies of many would fill the disk."""
+    """A lock that is held while a file is read in full, because copies of many files would fill the disk."""
     return threading.Lock()
 
 
 def _by_tables(source: SourceVideo) -> StoredClip | None:
-    """The clip by a file's tables; None if it must be looked at in full."""
+    """The clip from a file's tables; None if the file must be read in full."""
     try:
         with of_this_file():
             file = source_bytes(source)
@@ -284,7 +286,7 @@ def prepare_cut(
     options: PackOptions,
     look: bool,
 ) -> PreparedClip | RejectedCut:
-    """One clip of a source that is cut, or why it is none; `look` at its frames."""
+    """Make one clip of a source that is cut, or its rejection; `look` decodes its frames."""
     if look and (damage := _find_damage(clip, options.decode)):
         return RejectedCut(f"the clip of the frames {span.first} to {span.end - 1} is damaged: {damage}")
     rows, label = source.rows, source.label
@@ -300,11 +302,11 @@ def _image_source(
     """The clip of an image, which is neither cut nor transcoded.
 
     Args:
-        source, options: as of `process_source`.
-        file, data, signature: as of `streamvid.packing.source_file.read_image`.
+        source, options: as in `process_source`.
+        file, data, signature: as in `streamvid.packing.source_file.read_image`.
 
     Raises:
-        VideoError: it is damaged, of a kind that is not read, or has cuts.
+        VideoError: the image is damaged or of an unsupported kind, or the source has cuts.
     """
     if source.cuts is not None:
         raise VideoError("it is an image, of which nothing can be cut: leave it out of the cuts")
@@ -318,10 +320,10 @@ def _image_source(
 
 
 def _find_damage(clip: StoredClip, level: DecodeLevel) -> Damage | None:
-    """Decode the frames of a clip that an option of packing asks for.
+    """Decode the frames of a clip that the option `decode` names.
 
     Returns:
-        all the damage of the clip if one of them is damaged; else None.
+        All damage of the clip if one of these frames is damaged; else None.
     """
     count = len(clip.index.visible)
     if level == "none":
@@ -334,5 +336,5 @@ def _find_damage(clip: StoredClip, level: DecodeLevel) -> Damage | None:
         centre = np.arange(max(0, middle), min(count, middle + _WINDOW + 1))
         frames = np.union1d(np.arange(min(count, _WINDOW)), centre)
     found = find_damage(clip.index, frames, clip.slice)
-    # All that is damaged is listed, whatever was looked for.
+    # List all damaged frames, not only those among the decoded ones.
     return found and find_damage(clip.index, np.arange(count), clip.slice)

@@ -25,14 +25,14 @@ class PackReport:
         destination: path or URL of the dataset.
         manifest: the content of dataset.json.
         rejected: the rejected videos, in the order of the sources.
-        unlabelled: number of videos without a label; 0 if none has one.
-        elapsed: seconds.
+        unlabelled: number of videos without a label; 0 if no video has one.
+        elapsed: duration of the call in seconds.
         videos: number of sources, without those skipped.
-        skipped: number of sources that the dataset had before they were to be appended.
-        clips, bytes: added to the dataset; bytes of tar.
+        skipped: number of sources that the dataset to append to already had.
+        clips, bytes: number of clips added to the dataset, and bytes of their tars.
         resumed: number of these clips that an earlier run of the same pack had written.
-        was_there: whether the same pack had been finished before, and nothing was written.
-        notices: what is to be known of videos that were packed, such as that audio was left out.
+        was_there: whether the same pack had been finished before, so that nothing was written.
+        notices: remarks about packed videos, such as that audio was left out.
         joins: how the rows of each list of labels or metadata matched the videos.
     """
 
@@ -60,7 +60,8 @@ def report_document(
     seconds: float,
     revision: int,
 ) -> dict[str, Json]:
-    """The content of pack-report.json besides the fingerprint. Without times: the same pack gives the same report.
+    """The content of pack-report.json besides the fingerprint. It has no times, so that the same pack gives the same
+    report.
 
     Args:
         seconds: total duration of the clips in the shards.
@@ -80,7 +81,7 @@ def report_document(
         "reasons": [{"reason": reason, "videos": count} for reason, count in reasons[:_REASONS]],
         "other_reasons": sum(count for _, count in reasons[_REASONS:]),
         "notices": [{"notice": one.text, "videos": one.videos, "first": one.first} for one in notices],
-        # Without the folder: the same list in another folder makes the same dataset.
+        # Without the folder, because the same list in another folder makes the same dataset.
         "lists": [
             {
                 "name": join.path.rpartition("/")[2],

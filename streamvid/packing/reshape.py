@@ -1,4 +1,4 @@
-"""Other datasets out of those that there are: several as one, one in parts, or one in other shards."""
+"""Makes new datasets from existing ones: merges several, splits one into parts, or writes one into other shards."""
 
 from __future__ import annotations
 
@@ -47,24 +47,23 @@ def merge(
 ) -> PackReport:
     """Make one dataset of several, the clips of the first one first.
 
-    Class names are united in the order of the alphabet; a clip has no value in columns that its dataset lacks.
-    Forgotten clips are left out. A call that was killed goes on when it is made again.
+    Class names are united in alphabetical order; a clip has no value in columns that its dataset lacks. Forgotten clips
+    are left out. If a killed call is repeated, it resumes.
 
     Args:
         datasets: paths, URLs or datasets.
         destination: a folder or an object-store prefix.
-        prefix: put the name of its dataset before each key, so that datasets may have keys in common.
-        copy: copy the videos into shards; else they stay where they are, and the new dataset reads them there.
-        shard_size: if they are copied, the most bytes of tar in a shard, unless a single clip is larger.
+        prefix: put the dataset's name in front of each key, so that datasets may have keys in common.
+        copy: copy the videos into shards; if False, they stay in place, and the new dataset reads them there.
+        shard_size: with `copy`, most bytes of a shard's tar, unless a single clip is larger.
         name: the dataset's name; by default the last component of the destination.
         workers: number of processes, by default one per core.
         overwrite: replace a dataset at the destination.
         progress: show a progress bar if stderr is a terminal.
 
     Raises:
-        InputError: two clips have the same key, columns of one name have types that do not go together, or one of the
-            options cannot be.
-        DatasetError: one of the datasets, or a clip, cannot be read.
+        InputError: two clips have the same key, columns of one name have incompatible types, or an option is invalid.
+        DatasetError: a dataset or a clip cannot be read.
     """
     integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
     run = JobRun(given_path(destination, "destination"), overwrite, workers=workers, progress=progress)
@@ -96,28 +95,28 @@ def split(
     overwrite: bool = False,
     progress: bool = True,
 ) -> dict[str, PackReport]:
-    """Make several datasets of one, in folders below the destination that are named as the parts; clips that are in no
-    part, and forgotten ones, are left out. A call that was killed goes on when it is made again.
+    """Make several datasets of one, in folders below the destination with the parts' names. Clips in no part, and
+    forgotten clips, are left out. If a killed call is repeated, it resumes.
 
-    By share, the part of a clip is a function of its group and the seed alone: it stays what it is if clips are added
-    or forgotten, and in whatever order and shards they are. So parts have about the shares that are asked for.
+    With `shares`, the part of a clip depends only on its group and the seed, not on other clips, their order or shards:
+    it stays the same when clips are added or forgotten. So parts have their shares only approximately.
 
     Args:
         dataset: a path, URL or dataset.
         destination: a folder or an object-store prefix.
-        shares: of each part by name, such as ``{"train": 0.9, "test": 0.1}``; together at most 1.
-        keys: of each part by name, a list or the path or URL of a file of them, as of `streamvid.Subset`.
-        column: a part for each value of a column; clips without a value are in none.
-        seed: of a split by share.
-        group: by share, a column of which clips with one value come into one part; "key" for none. By default the
-            clips of a video stay together, so that what is learnt of one is not tested with another.
-        copy, shard_size, workers, overwrite, progress: as of `merge`.
+        shares: the share of each part by name, such as ``{"train": 0.9, "test": 0.1}``; together at most 1.
+        keys: the keys of each part by name: a list, or the path or URL of a file of them, as in `streamvid.Subset`.
+        column: a column, for each of whose values there is a part; clips without a value are in no part.
+        seed: seed of a split by shares.
+        group: with `shares`, a column: clips with the same value come into the same part; "key": no groups. By default
+            the clips of a video stay together, so that no video is in both training and test data.
+        copy, shard_size, workers, overwrite, progress: as in `merge`.
 
     Returns:
-        the report of each part, by name.
+        The report of each part, by name.
 
     Raises:
-        InputError: an option cannot be, a key is in no clip or in two parts, a part would be empty.
+        InputError: an option is invalid, a key is that of no clip or in two parts, or a part would be empty.
         DatasetError: the dataset, or a clip, cannot be read.
     """
     integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
@@ -174,19 +173,19 @@ def reshard(
     progress: bool = True,
 ) -> PackReport:
     """Copy a dataset into shards of another size, or a dataset of videos in place into shards. The MP4s of packed clips
-    are the same, byte by byte; forgotten clips are left out. A call that was killed goes on when it is made again.
+    are copied byte for byte; forgotten clips are left out. If a killed call is repeated, it resumes.
 
     Args:
         dataset: a path, URL or dataset.
         destination: a folder or an object-store prefix.
         shard_size: the most bytes of tar in a shard, unless a single clip is larger.
-        shuffle: put the clips into another order, a function of their keys and the seed.
-        seed: of that order.
-        name: the dataset's name; by default the one that it has.
-        workers, overwrite, progress: as of `merge`.
+        shuffle: put the clips into a random order, a function of their keys and the seed.
+        seed: seed of that order.
+        name: the new dataset's name; by default that of `dataset`.
+        workers, overwrite, progress: as in `merge`.
 
     Raises:
-        InputError: an option cannot be.
+        InputError: an option is invalid.
         DatasetError: the dataset, or a clip, cannot be read.
     """
     integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
@@ -206,7 +205,7 @@ def _opened(dataset: Given) -> Dataset:
 
 
 def _delivered(source: ClipSource) -> Int64:
-    """int64 [clips]: the rows that are not forgotten."""
+    """int64 [clips]: the rows without forgotten clips."""
     rows = delivered(source)
     if not len(rows):
         raise InputError(f"all clips of {redact(source.path)} are forgotten: there is nothing to make a dataset of")
@@ -214,15 +213,15 @@ def _delivered(source: ClipSource) -> Int64:
 
 
 def _merged_keys(source: ConcatDataset, rows: Int64, *, prefix: bool) -> list[str]:
-    """The keys of the clips in a dataset of all parts.
+    """The keys of the clips in the merged dataset.
 
     Raises:
-        InputError: two would be equal.
+        InputError: two keys would be equal.
     """
     of = source.part_of(rows)
     if not prefix:
         keys: list[str] = source.columns.get("key").take(pa.array(rows)).to_pylist()
-        # A key that two parts have has the part's name before it; one may be of a forgotten clip.
+        # A key that two parts have is prefixed by the part's name, even if one of the clips is forgotten.
         plain = [key.rpartition("/")[2] for key in keys]
         found = duplicates(plain)
         if found:

@@ -1,5 +1,4 @@
-"""Changes of a dataset that exists: it is opened for one, and shards that are written anew are published by another
-revision."""
+"""Changes an existing dataset: opens it for a change, and publishes rewritten shards as a new revision."""
 
 from __future__ import annotations
 
@@ -36,11 +35,11 @@ from streamvid.storage.url import AnyPath, is_local, join, redact
 
 @contextmanager
 def opened_to_change(dataset: AnyPath, roots: Sequence[AnyPath]) -> Iterator[tuple[Base, Dataset]]:
-    """Open a dataset, which no other process on this machine changes until the end of the block.
+    """A context with an open dataset, which no other process on this machine changes meanwhile.
 
     Raises:
-        InputError: another process changes it, or has changed it meanwhile.
-        DatasetError: it is damaged.
+        InputError: another process is changing the dataset, or has changed it meanwhile.
+        DatasetError: the dataset is damaged.
         OSError: the disk is full.
     """
     with changing(dataset) as base, disk_errors_named(base.path, then="the dataset is as it was"):
@@ -52,12 +51,13 @@ def opened_to_change(dataset: AnyPath, roots: Sequence[AnyPath]) -> Iterator[tup
 
 
 def remove_leftovers(base: Base) -> None:
-    """Remove what killed changes left of a local dataset that is locked; elsewhere it may be another writer's."""
+    """Remove files that killed changes left in a local dataset, which is locked; elsewhere they may be another
+    writer's."""
     if not is_local(base.path) or os.path.islink(join(base.path, SHARD_FOLDER)):
         return
     remove_temporaries(base.path)
     kept, newest = kept_manifests(base.path), base.manifest
-    # A kept dataset.json that cannot be read names files that nobody knows of.
+    # A kept dataset.json that cannot be parsed may name any of the files.
     if {one.revision for one in kept}.issuperset(range(newest.oldest, newest.revision)):
         named, root = named_files([newest, *kept]), join(base.path, "")
         files = [root + name for name in table_files(base.path)] + consolidated_files(base.path)
@@ -69,7 +69,7 @@ def remove_leftovers(base: Base) -> None:
 
 
 def named_files(manifests: Sequence[Manifest]) -> set[str]:
-    """The names of the shards, and of the tables' files, that any of the manifests names."""
+    """The names of all shards and tables' files in the manifests."""
     named = {overlay.file for one in manifests for overlay in one.overlays}
     named |= {one.forgotten.file for one in manifests if one.forgotten is not None}
     named |= {file for one in manifests for table in one.tables for file in table.files}
@@ -82,7 +82,7 @@ def forgotten_clips(base: Base) -> pa.Table:
 
 
 class RewrittenShards:
-    """Shards of a dataset that are written anew. A context manager: if the block fails, their files are removed."""
+    """The rewritten shards of a dataset. A context manager: if its body fails, their files are removed."""
 
     def __init__(self, base: Base) -> None:
         self._base, self._written = base, list[str]()
@@ -90,13 +90,13 @@ class RewrittenShards:
         self._made: dict[str, ShardEntry] = {}
 
     def number(self) -> int:
-        """The number of the next one."""
+        """The number for the next rewritten shard."""
         number = next(self._numbers)
         self._written += [f"{SHARD_FOLDER}/{number:08d}.{extension}" for extension in SHARD_EXTENSIONS]
         return number
 
     def put(self, name: str, entry: ShardEntry) -> None:
-        """Put a shard, whose files are there, in the place of the one of that name."""
+        """Replace the shard of a name by one whose files are written."""
         self._made[name] = entry
 
     def publish(
@@ -106,14 +106,15 @@ class RewrittenShards:
         forgotten: pa.Table | None = None,
         tables: Mapping[str, bytes | Path] | None = None,
     ) -> Manifest:
-        """Publish a revision with the new shards, tables of them, and their names in that of forgotten clips.
+        """Publish a revision with the new shards, their consolidated tables, and their names in the table of forgotten
+        clips.
 
         Args:
             forgotten: the table of forgotten clips, if it has changed.
-            tables: further files, as of `streamvid.dataset.revisions.publish_revision`, whose errors it raises.
+            tables: further files, as in `streamvid.dataset.revisions.publish_revision`, whose errors this raises.
 
         Returns:
-            the manifest with all of that.
+            The new manifest.
         """
         base = self._base
         manifest = replace(manifest, shards=tuple(self._made.get(entry.name, entry) for entry in base.manifest.shards))
@@ -140,6 +141,6 @@ class RewrittenShards:
         if kind is None:
             return
         with contextlib.suppress(Exception):
-            # Not if it was interrupted just after it was published.
+            # Keep the files if the interrupt came just after publishing.
             if filesystem.read_bytes(join(self._base.path, FILE_NAME)) == self._base.document:
                 map_in_threads(filesystem.remove_file, [join(self._base.path, file) for file in self._written])

@@ -49,16 +49,16 @@ _RUN_BYTES: Final = 64 << 20
 
 
 class Rewrite:
-    """Which clips make up a dataset, and how.
+    """The clips of a new dataset, and how they are stored.
 
     Args:
-        source: the dataset that they are of, or several concatenated.
-        rows: int64 [clips], in the order in which they are written.
-        keys: theirs in the new dataset; default: those that they have.
+        source: the dataset of the clips, or several concatenated.
+        rows: int64 [clips], their rows, in the order in which they are written.
+        keys: their keys in the new dataset; default: unchanged.
 
     Attributes:
-        starts: int64 [runs + 1], where in `rows` each run of clips begins that a worker takes at once.
-        roots: where videos stay, paths and URLs.
+        starts: int64 [runs + 1], the index in `rows` at which each run of clips begins; a run is one task for a worker.
+        roots: folders and URLs of clips in place.
 
     Raises:
         InputError: a metadata column cannot be stored.
@@ -75,7 +75,7 @@ class Rewrite:
             name for part in self.parts for overlay in part.manifest.overlays for name, _ in overlay.columns
         }
         if copy and source.clips.files is not None and MEMBERS in self._columns:
-            # Where files lie beside a clip in the tar of others, which is left behind.
+            # The column with members of an indexed tar, to which the new dataset does not refer.
             left = pa.array(source.clips.files.root >= 0)
             self._columns[MEMBERS] = pc.if_else(left, None, self._columns[MEMBERS])
             self._changed.add(MEMBERS)
@@ -109,14 +109,14 @@ class Rewrite:
 
     @property
     def parts(self) -> Sequence[Dataset]:
-        """The datasets that the clips are of."""
+        """The datasets of the clips."""
         if isinstance(self.source, ConcatDataset):
             return self.source.datasets
         assert isinstance(self.source, Dataset)
         return (self.source,)
 
     def digest(self) -> str:
-        """SHA-256 of all that decides the content of the new dataset's clips."""
+        """SHA-256 of everything that determines the content of the new dataset's clips."""
         digest = hashlib.sha256(self.rows.tobytes())
         digest.update("\n".join(self.keys.to_pylist()).encode())
         for part in self.parts:
@@ -181,7 +181,7 @@ class Rewrite:
         )
 
     def _place(self, row: int, sha256: str) -> Place:
-        """The columns that say where a clip stays."""
+        """The columns with the location of a clip in place."""
         source, clips, s = self.source, self._clips, int(self._clips.shard[row])
         files, version = source.shard_files[s], source.version(row)
         root: str = files.dataset
@@ -197,7 +197,8 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class RewriteSpec(JobSpec):
-    """A rewrite before it begins; its sources are runs of clips, which get their rows when their group does."""
+    """The specification of a rewrite. Its sources are runs of clips, whose rows are looked up when their group is
+    packed."""
 
     rewrite: Rewrite = field(kw_only=True)
 
@@ -221,7 +222,7 @@ def plan_rewrite(
         name: the dataset's name; by default the last component of the destination.
 
     Raises:
-        InputError: the destination is where clips of it come from, or cannot name their files.
+        InputError: the destination contains source clips, or a dataset there cannot name their files.
     """
     _check_destination(rewrite, destination)
     sizes = [int(size) for size in np.add.reduceat(rewrite.sizes, rewrite.starts[:-1])]
@@ -248,7 +249,7 @@ def plan_rewrite(
 
 
 def run_rewrite(spec: RewriteSpec, run: JobRun) -> PackReport:
-    """Write the dataset, or what is left of it; arguments and errors as of `streamvid.packing.pack.run_job`."""
+    """Write the dataset, or the rest of it; arguments and errors as in `streamvid.packing.pack.run_job`."""
     report = run_job(spec, run)
     if spec.rewrite.roots:
         grant(run.destination, spec.rewrite.roots)
@@ -256,7 +257,7 @@ def run_rewrite(spec: RewriteSpec, run: JobRun) -> PackReport:
 
 
 def run_of(start: int, size: int) -> dict[str, Any]:
-    """What a run of clips has in common with other sources."""
+    """The fields of `SourceVideo` that a run of clips has."""
     return {"path": "", "name": f"the clips from {start} on", "key": "", "size": size, "needed": True}
 
 
@@ -287,7 +288,7 @@ def _check_destination(rewrite: Rewrite, destination: str) -> None:
 
 
 def _stored_columns(source: ClipSource) -> dict[str, pa.Array]:
-    """The metadata columns in the types that they have on disk."""
+    """The metadata columns in their types on disk."""
     meta = source.columns.meta
     for error in meta.errors.values():
         raise InputError(f"this cannot be one dataset: {error}")

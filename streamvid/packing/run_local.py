@@ -94,7 +94,7 @@ class _GroupWriter:
         first = next((clip for clip, prepared in enumerate(outcome) if isinstance(prepared, PreparedClip)), None)
         for clip, prepared in enumerate(outcome):
             if number == start.source and clip < start.clip:
-                continue  # in a finished shard
+                continue  # the clip is in a finished shard
             if isinstance(prepared, RejectedCut):
                 log.info("rejected a clip of %s: %s", source.name, prepared.reason)
                 self._rejected.append(Rejected(source.name, prepared.reason))
@@ -142,7 +142,7 @@ class _GroupWriter:
 
 
 def _counts(outcome: Outcome, resumed: int) -> tuple[int, int, int]:
-    """Number of clips, their bytes, and number of rejected cuts or videos, but for those of finished shards."""
+    """Number of clips, their bytes, and number of rejected cuts or videos, without those of finished shards."""
     if isinstance(outcome, str):
         return 0, 0, 1
     outcome = outcome[resumed:]
@@ -195,7 +195,7 @@ def _process(
                 outcomes = [f"reading it gets FFmpeg stuck ({stuck})"]
             except WorkerCrashError as crash:
                 outcomes = [f"reading it crashes FFmpeg ({crash})"]
-            if len(outcomes) < len(sources):  # one of them is to blame
+            if len(outcomes) < len(sources):  # one of these sources is to blame
                 pending.extendleft(reversed([([source], submit([source])) for source in sources]))
                 continue
             for source, outcome in zip(sources, outcomes, strict=True):

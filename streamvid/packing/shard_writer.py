@@ -128,10 +128,10 @@ class NewShard:
         """Append a clip and its row, in which the offsets of its bytes are filled in.
 
         Args:
-            row: the clip's columns. With an `mp4_size` of 0, as of a purged clip, nothing goes into the tar.
-            index: its frame index.
-            mp4: its MP4 in chunks, so that memory does not grow with its size.
-            json_member: its JSON as a member of a tar.
+            row: the clip's columns. If `mp4_size` is 0, as for a purged clip, nothing is added to the tar.
+            index: the clip's frame index.
+            mp4: the MP4 in chunks, so that memory does not grow with its size.
+            json_member: the clip's JSON as a member of a tar.
 
         Raises:
             DatasetError: the size of the MP4 is not the row's `mp4_size`.
@@ -220,7 +220,7 @@ class ShardWriter:
         return self.size_with(key, source, prepared) > shard_size
 
     def size_with(self, key: str, source: str, prepared: PreparedClip) -> int:
-        """Bytes of the tar if it ended after this clip; arguments as of `add`."""
+        """Bytes of the tar if it ended after this clip; arguments as in `add`."""
         text = _clip_json(key, source, prepared.label, self._metadata.json(prepared.rows, prepared.span))
         return self._shard.tar_with(prepared.clip.mp4_bytes, len(text))
 

@@ -1,4 +1,5 @@
-"""The bytes of a source: a local file, or a copy of one; of an image, which is a clip of one frame, as they are."""
+"""The bytes of a source: a local file, or a local copy of a remote one. The bytes of an image, which is a clip of one
+frame, are stored unchanged."""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ _MAX_IMAGE: Final = 1 << 30
 
 
 def local_video(source: SourceVideo, folder: Path) -> Path:
-    """The file of a source, or a copy in a folder if it is remote, or a part of a file.
+    """The local file of a source, or a copy in a folder if it is remote, or a part of a file.
 
     Raises:
-        VideoError: it is no file, does not exist, or is another one than when it was found.
-        DatasetError: its storage fails.
+        VideoError: it is no file, does not exist, or has changed since it was found.
+        DatasetError: the storage fails.
     """
     if is_local(source.path) and source.part is None:
         video = Path(local_path(source.path))
@@ -54,10 +55,11 @@ def _read(file: RangedFile) -> bytes:
 
 @contextmanager
 def of_this_file() -> Iterator[None]:
-    """Turn errors of reading into those of the video, unless its storage fails, and others would, too.
+    """A context that turns errors of reading into errors of the video, unless the storage fails, which would affect
+    other videos, too.
 
     Raises:
-        VideoError: it is another version of the file, or this file cannot be read.
+        VideoError: the file has another version, or cannot be read.
     """
     try:
         yield
@@ -68,7 +70,7 @@ def of_this_file() -> Iterator[None]:
 
 
 def source_bytes(source: SourceVideo) -> RangedFile:
-    """The bytes of a source, in the version that was found."""
+    """The bytes of a source, of the version that was found."""
     start, size = source.part or (0, source.size)
     version = FileVersion(
         source.file_bytes or source.size, source.mark, source.hosts if not is_local(source.path) else ()
@@ -91,13 +93,13 @@ def _fetch(path: str, local: Path) -> None:
 def read_image(source: SourceVideo, file: Path) -> tuple[bytes, tuple[int, int]] | None:
     """The bytes of an image and the signature of its file; None if the source is a video.
 
-    What has the extension of an image and holds another thing, or an animation that FFmpeg decodes, is a video.
+    A file with an image's extension counts as a video if it has other content, or an animation that FFmpeg decodes.
 
     Args:
-        file: a local one with its bytes.
+        file: a local file with its bytes.
 
     Raises:
-        VideoError: it is too large.
+        VideoError: the image is too large.
     """
     if not source.name.lower().endswith(IMAGE_EXTENSIONS) or not file.is_file():
         return None
@@ -114,5 +116,5 @@ def read_image(source: SourceVideo, file: Path) -> tuple[bytes, tuple[int, int]]
     except AnimationError:
         return None
     except ValueError:
-        pass  # told where the clip is made
+        pass  # the error is raised when the clip is made
     return data, signature

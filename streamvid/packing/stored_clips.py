@@ -1,4 +1,5 @@
-"""Clips of datasets as sources of another one: their bytes as they are, checked, or just where they lie."""
+"""Clips of datasets as sources of a new dataset: their bytes, copied unchanged after a check, or only their
+locations."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ _SIDE_BY_SIDE: Final = 16
 
 @dataclass(frozen=True)
 class ClipRun(SourceVideo):
-    """Some clips of datasets, as one source. Worker processes get no more of the datasets than these rows.
+    """Some clips of datasets, as one source. Worker processes get only these rows of the datasets.
 
     Attributes:
-        clips: their rows, in the order in which they are written; `shard` counts in `shards`.
-        shards: those that hold them.
-        keys: in the new dataset.
-        numbers: of their rows of metadata.
-        sums: SHA-256 of each MP4, "" where it is not known.
-        places: columns of each that say where it stays; empty if the clips are copied.
+        clips: their rows, in the order in which they are written; `shard` is an index into `shards`.
+        shards: the shards of these clips.
+        keys: their keys in the new dataset.
+        numbers: numbers of their rows of metadata.
+        sums: SHA-256 of each MP4, "" if unknown.
+        places: for each clip the columns with its location in place; empty if the clips are copied.
     """
 
     clips: ClipTable | None = None
@@ -49,7 +50,7 @@ class ClipRun(SourceVideo):
 
     @property
     def videos(self) -> int:
-        """How many they are."""
+        """Number of clips."""
         return len(self.keys)
 
 
@@ -57,10 +58,10 @@ def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
     """The clips of a run, ready to be written.
 
     Args:
-        folder: for those that are not in a local file in one piece; created if needed, and removed by the caller.
+        folder: for clips that are not contiguous in a local file; created if needed, and removed by the caller.
 
     Raises:
-        ClipError: the bytes of one are not those that were stored, or are more than a tar takes.
+        ClipError: the bytes of a clip are not those that were stored, or are too many for a tar.
         DatasetError: a file cannot be read.
     """
     clips = run.clips
@@ -86,7 +87,7 @@ def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
             place=place,
         )
 
-    source.indexes(range(len(clips)))  # read together, and kept
+    source.indexes(range(len(clips)))  # read all frame indexes together, and keep them
     if source.is_local:
         return [prepare(row) for row in range(len(clips))]
     with ThreadPoolExecutor(_SIDE_BY_SIDE) as pool:
@@ -94,7 +95,7 @@ def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
 
 
 def _copy(source: ClipSource, row: int, sha256: str, folder: Path) -> StoredClip:
-    """A clip whose bytes were read and found to be those that were stored."""
+    """A clip whose bytes were read and checked."""
     file, path = ClipFile(source, row, sha256), source.location(row)
     if file.size > MAX_FILE_BYTES:
         raise source.clip_error(

@@ -1,4 +1,4 @@
-"""Writes consolidated tables of a dataset's shards, before dataset.json is written that names them."""
+"""Writes consolidated tables of a dataset's shards, before the dataset.json that names them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ _AT_ONCE: Final = 64
 
 
 def write_tables(destination: str, manifest: Manifest, written: list[str] | None = None) -> tuple[TableEntry, ...]:
-    """Write tables of the shards that have none, and anew those of the shards before them that are no larger than all
-    of these: of a dataset that is appended to again and again, there are few. Files have their checksum for a name, so
-    that nobody reads what is not meant, and a killed call can be repeated.
+    """Write tables of the shards that have none, and rewrite preceding tables that have no more clips than these shards
+    together, so that repeated appends do not make many tables. Files are named by their checksums, so that readers
+    never see a wrong one, and a killed call can be repeated.
 
     Args:
         destination: folder or object-store prefix, with all shards.
-        manifest: its shards, and the tables that it had.
-        written: is told the files that were not there before, relative to the destination, before they are.
+        manifest: the manifest, with its shards, and its tables so far.
+        written: a list to which the path of each new file, relative to the destination, is appended before it is
+            written.
 
     Returns:
-        all tables of the shards.
+        All tables of the shards.
 
     Raises:
         DatasetError: a shard cannot be read.
@@ -67,7 +68,7 @@ def write_tables(destination: str, manifest: Manifest, written: list[str] | None
 
 
 def _write(destination: str, data: bytes, written: list[str] | None) -> str:
-    """Write a file of a table: its SHA-256."""
+    """Write a file of a table; returns its SHA-256."""
     sha256 = hashlib.sha256(data).hexdigest()
     path = join(destination, file_of(sha256))
     if written is not None and filesystem.details(path) is None:
@@ -77,8 +78,8 @@ def _write(destination: str, data: bytes, written: list[str] | None) -> str:
 
 
 def _parquet(rows: pa.Table) -> bytes:
-    """A file of a table. Only columns whose strings come again have a dictionary: of others it takes longer to decode
-    them by one, and what they may stand for is many times what they do."""
+    """The Parquet bytes of a file of a table. Only columns with repeated strings have a dictionary, because it makes
+    other columns slower to decode, and makes their possible size in memory many times the actual one."""
     several = [name for name in (*CATEGORIES, "stsd") if name in rows.column_names]
     again = [name for name in several if 2 * pc.count_distinct(rows[name]).as_py() <= len(rows)]
     buffer = io.BytesIO()
@@ -94,7 +95,8 @@ def _parquet(rows: pa.Table) -> bytes:
 
 
 def _runs(destination: str, shards: Sequence[ShardEntry]) -> Iterator[tuple[list[ShardEntry], pa.Table]]:
-    """Consecutive shards with the same columns, of as many clips and bytes as a table holds, and their rows."""
+    """Runs of consecutive shards with the same columns, within the limits of a table in clips and bytes, and their
+    rows."""
     entries: list[ShardEntry] = []
     tables: list[pa.Table] = []
     for first in range(0, len(shards), _AT_ONCE):

@@ -1,7 +1,8 @@
-"""WebDataset shards that others made: each video or image in a tar is a source, the members beside it its columns.
+"""WebDataset shards of other origin: each video or image in a tar is a source, and the other members of its sample are
+its columns.
 
-Members of a sample have one name up to the first dot, as webdataset groups them, wherever they lie in the tar. Of each
-tar its headers and small members are read, by ranges, and no video.
+The members of a sample have the same name up to the first dot, as in webdataset, anywhere in the tar. Only headers and
+small members of a tar are read, by ranges, no videos.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _MOST_NESTED: Final = 64
 
 @dataclass
 class _Video:
-    """A video of a tar, the columns of its sample, and why it cannot be read."""
+    """A video of a tar, the columns of its sample, and the reason if it cannot be read."""
 
     name: str
     part: tuple[int, int] | None = None
@@ -59,7 +60,8 @@ class _Video:
 
 
 class _TarFile(RangedFile):
-    """A tar, of which no more is read at once than headers and columns have: sizes in headers are of others."""
+    """A tar file object that refuses large reads, because sizes in headers are untrusted; headers and columns are
+    small."""
 
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= _MAX_BYTES + tarfile.BLOCKSIZE:
@@ -81,14 +83,15 @@ def find_in_tars(
     images: bool = False,
     members: bool = True,
 ) -> list[Found]:
-    """The videos in tars, with what lies beside them as metadata; a tar that cannot be read with its reason.
+    """The videos in tars, with the other members of their samples as metadata; and for a tar that cannot be read, the
+    reason.
 
     Args:
-        hosts: to which URLs may redirect.
-        images: of samples without a video, images are such, too; as they are in a tar without videos.
+        hosts: hosts to which URLs may redirect.
+        images: whether images of samples without a video are sources, too. In a tar without videos they always are.
 
     Raises:
-        DatasetError: a storage does not answer.
+        DatasetError: the storage does not answer.
     """
     read = map_in_threads(partial(_read, hosts, images), [tar.path for tar in tars])
     videos = [video for tar in read for video in tar.videos]
@@ -126,7 +129,7 @@ def _name_parts(name: str) -> tuple[str, ...]:
 
 
 def _fold(videos: Sequence[_Video]) -> None:
-    """Put the values of more names than there may be columns together into one, ``json``."""
+    """If there are more names than columns allowed, put their values together into one column, ``json``."""
     names = dict.fromkeys(name for video in videos for name in video.values)
     if len(names) <= _MOST_COLUMNS:
         return
@@ -138,20 +141,21 @@ def _fold(videos: Sequence[_Video]) -> None:
 
 
 def _is_nested(value: Any, most: int) -> bool:
-    """Whether a value of JSON has more levels than that."""
+    """Whether a JSON value has more than `most` levels."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return bool(inner) and (most == 0 or any(_is_nested(one, most - 1) for one in inner))
 
 
 def _take_labels(videos: Sequence[_Video]) -> list[int | str | None]:
-    """The labels in `.cls` members, taken out of the values: numbers if all are, else text."""
+    """Remove the `.cls` members from the values, and return them as labels: numbers if all are numbers, otherwise
+    text."""
     texts: list[str | None] = [video.values.pop("cls", None) for video in videos]
     whole = all(text is None or re.fullmatch("[0-9]{1,9}", text) for text in texts)
     return [int(text) if whole and text is not None else text for text in texts]
 
 
 def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
-    """A tar's videos."""
+    """The videos of a tar."""
     if path.lower().endswith(COMPRESSED):
         return _Tar(
             [_Video("", problem="it is compressed, so that nothing in it can be read by itself: unpack it")], ""
@@ -173,7 +177,7 @@ def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
 
 
 def _details(path: str, hosts: tuple[str, ...]) -> Details | None:
-    """Size and version of a file, as of `streamvid.packing.fingerprints.source_details`."""
+    """Size and version of a file, as in `streamvid.packing.fingerprints.source_details`."""
     if not is_local(path):
         return filesystem.details(path, hosts=hosts)
     try:
@@ -261,9 +265,10 @@ def _behind_zeros(file: RangedFile, start: int, size: int) -> int:
 
 
 def _of_sample(own: dict[str, tarfile.TarInfo], images: bool) -> list[str]:
-    """What of a sample are sources, by extension: its videos; without any, and if wanted, its images.
+    """The sources of a sample, by extension: its videos, or, if it has none and they are wanted, its images.
 
-    An image with more before its extension, such as the mask `a.seg.png` beside `a.jpg`, is one only if all have."""
+    An image with a longer extension, such as the mask `a.seg.png` beside `a.jpg`, is a source only if all images have
+    one."""
     videos = [extension for extension in own if _is_video(extension)]
     if not videos and images:
         videos = [extension for extension in own if f".{extension}".lower().endswith(IMAGE_EXTENSIONS)]
@@ -290,7 +295,7 @@ def _problem(member: tarfile.TarInfo, size: int) -> str:
 
 
 def _values(file: RangedFile, sample: dict[str, tarfile.TarInfo], video: str, sources: Sequence[str]) -> dict[str, Any]:
-    """The columns of a video: of the members with its sample's name, `a.1.json` for `a.1.mp4` before others."""
+    """The columns of a video, from the other members of its sample; for `a.1.mp4`, `a.1.json` has precedence."""
     prefix = video.rpartition(".")[0]
     others = {name.rpartition(".")[0] for name in sources} - {"", prefix}
     values: dict[str, Any] = {}
@@ -320,7 +325,7 @@ def _is_video(extension: str) -> bool:
 
 
 def _parse(data: bytes, kind: str) -> dict[str, Any]:
-    """A member's columns; none if it is not what its extension says."""
+    """The columns of a member; none if its content contradicts its extension."""
     text = data.decode("utf-8", "backslashreplace")
     if kind == "cls":
         return {"cls": text.strip()} if text.strip() else {}

@@ -1,4 +1,4 @@
-"""The values of lists in the types that Parquet columns have, and as JSON has them. docs/format.md specifies both."""
+"""Converts the values of lists to Parquet types, and to JSON. docs/format.md specifies both."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def column_type(kind: pa.DataType) -> pa.DataType:
 def unify_schemas(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """The columns of several lists, in order of first occurrence.
 
-    A column of several lists gets a type for the values of all: the wider of two integer types, float64 for integers
-    and floats, text for any other pair.
+    A column of several lists gets a common type: the wider of two integer types, float64 for integers and floats, text
+    for any other pair.
     """
     types: dict[str, pa.DataType] = {}
     for schema in schemas:
@@ -53,13 +53,13 @@ def unify_schemas(schemas: Sequence[pa.Schema]) -> pa.Schema:
 def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """The values of a list's column in its Parquet type, or in one of `unify_schemas`.
 
-    What has no type of its own becomes text, as in the JSON.
+    Values without a Parquet type become text, as in the JSON.
 
     Args:
-        kind: a type that `column_type` gives, or `large_type`.
+        kind: a type from `column_type` or `large_type`.
 
     Raises:
-        InputError: as from `json_values`.
+        InputError: as in `json_values`.
     """
     if pa.types.is_dictionary(column.type):
         return to_type(column.dictionary_decode(), kind)
@@ -77,15 +77,16 @@ def to_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def large_type(kind: pa.DataType) -> pa.DataType:
-    """The same with offsets of 64 bits, for all rows of a list: more than 2 GiB of text, or 2^31 numbers in lists."""
+    """The type with offsets of 64 bits, for columns of whole lists, which may have more than 2 GiB of text or 2^31
+    numbers in lists."""
     if pa.types.is_string(kind):
         return pa.large_string()
     return pa.large_list(kind.value_type) if pa.types.is_list(kind) else kind
 
 
 def column_of_values(values: Sequence[Any]) -> pa.Array:
-    """A column of what JSON files and NumPy arrays of others hold, null for None: numbers, texts, lists of these. Where
-    the types of its values disagree, all are text."""
+    """An Arrow column of untrusted values from JSON files and NumPy arrays: numbers, texts, lists of these; null for
+    None. If the types of the values disagree, all become text."""
     there = [value for value in values if value is not None]
     if there and all(isinstance(value, np.ndarray) for value in there):
         depths = {value.ndim for value in there}
@@ -107,7 +108,8 @@ def column_of_values(values: Sequence[Any]) -> pa.Array:
 
 
 def _utf8(value: Any) -> Any:
-    """A value of a JSON file with text alone that UTF-8 has: JSON can escape half a character."""
+    """A JSON value with lone surrogates in its texts, which JSON can have but UTF-8 cannot encode, replaced by
+    escapes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list):
@@ -116,7 +118,7 @@ def _utf8(value: Any) -> Any:
 
 
 def usable_type(kind: pa.DataType) -> pa.DataType:
-    """A type that Python and Arrow's functions take: no nanoseconds, which datetime lacks, and no views of strings."""
+    """A type that Python and Arrow's functions support: without nanoseconds, which datetime lacks, and string views."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
     if pa.types.is_time64(kind):
@@ -137,10 +139,10 @@ def usable_type(kind: pa.DataType) -> pa.DataType:
 
 
 def json_values(column: pa.Array) -> list[Any]:
-    """The values of a list's column as of `json_value`, None for null.
+    """The values of a list's column as in `json_value`, None for null.
 
     Raises:
-        InputError: JSON cannot have them. Its text has what they are and what to do, for the end of a sentence.
+        InputError: JSON has no form for them. The message names the type and the remedy, as the end of a sentence.
     """
     kind = column.type
     try:
@@ -156,10 +158,10 @@ def json_values(column: pa.Array) -> list[Any]:
 
 
 def json_value(value: Any) -> Any:
-    """A value of a list as JSON has it: numbers that JSON lacks as the texts "NaN", "Infinity" and "-Infinity".
+    """A value of a list for JSON. Numbers that JSON lacks become the texts "NaN", "Infinity" and "-Infinity".
 
     Raises:
-        TypeError: JSON has no such type.
+        TypeError: JSON has no form for the type.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
@@ -175,12 +177,12 @@ def json_value(value: Any) -> Any:
 
 
 def dump_json(value: Any) -> str:
-    """JSON as shards store it: no spaces, no escapes of non-ASCII characters, keys in the given order."""
+    """The JSON text that shards store: without spaces, non-ASCII characters unescaped, keys in the given order."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is one of strings."""
+    """Whether a type is a string type."""
     if pa.types.is_dictionary(kind):
         return is_text(kind.value_type)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view())
@@ -203,7 +205,7 @@ def _common(one: pa.DataType, two: pa.DataType) -> pa.DataType:
         return pa.float64()
     if pa.types.is_list(one) and pa.types.is_list(two):
         inner = _common(one.value_type, two.value_type)
-        # Numbers in lists are not converted to text one by one: such lists become one JSON text.
+        # A list becomes one JSON text, instead of a list of numbers as texts.
         texts = [pa.types.is_string(kind.value_type) or pa.types.is_null(kind.value_type) for kind in (one, two)]
         return pa.string() if pa.types.is_string(inner) and not all(texts) else pa.list_(inner)
     return pa.string()

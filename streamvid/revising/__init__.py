@@ -1,1 +1,1 @@
-"""Changes of a dataset that exists: each makes a revision."""
+"""Commands that change an existing dataset: each makes a revision."""

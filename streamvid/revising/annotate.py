@@ -1,4 +1,4 @@
-"""`streamvid annotate`: columns for the clips of a dataset, from a table with their keys. No shard is touched."""
+"""`streamvid annotate`: adds columns to a dataset, from a table with the clips' keys, without changing shards."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class AnnotateReport:
     """The result of `annotate`.
 
     Attributes:
-        revision: of the dataset now.
-        clips: how many the table has values for.
+        revision: the new revision.
+        clips: number of clips for which the table has values.
         added: columns that the dataset did not have.
-        replaced: columns that it had, in which the table's clips have other values now.
-        purged: rows of the table that were left out, as their clips were purged.
+        replaced: columns that it had, which have new values for the table's clips.
+        purged: number of rows of the table that were ignored because their clips were purged.
     """
 
     revision: int
@@ -64,19 +64,19 @@ def annotate(
 ) -> AnnotateReport:
     """Add columns to a dataset, or replace their values, by key. docs/revisions.md has examples.
 
-    Of a column that the dataset has, clips that the table does not name keep their values; where the table has null,
-    the clip has none any more. A column `label` changes the labels, class names or numbers as the dataset has them.
+    In an existing column, clips that the table does not name keep their values, and null in the table removes the
+    value. A column `label` changes the labels: class names or numbers, as in the dataset.
 
     Args:
         dataset: a folder or URL.
-        table: with a column `key`, and one or more others: a Parquet, CSV or JSONL file, or an Arrow table. Lists of
-            fixed size come into batches as tensors.
-        roots: as of `Dataset.open`.
+        table: a Parquet, CSV or JSONL file, or an Arrow table, with a column `key` and at least one other. Lists of
+            fixed size become tensors in batches.
+        roots: as in `Dataset.open`.
 
     Raises:
         InputError: a key is not in the dataset, or twice in the table; a column exists with another type, or cannot be
             stored; another process changes the dataset, or has changed it meanwhile.
-        DatasetError: it is damaged, or cannot be written. In all these cases it is as it was.
+        DatasetError: the dataset is damaged, or cannot be written. In all these cases it is unchanged.
     """
     shown, given = _read(table)
     names = [name for name in given.column_names if name != KEY]
@@ -113,7 +113,7 @@ def annotate(
 
 
 def _read(table: object) -> tuple[str, pa.Table]:
-    """What messages call the table, and its columns; dates and times as such."""
+    """The table's name for messages, and its columns; dates and times have their own types."""
     if isinstance(table, pa.Table):
         shown, found = "the table", table
         if len(set(table.column_names)) < table.num_columns:
@@ -148,7 +148,7 @@ def _keys(table: pa.Table, shown: str) -> pa.Array:
 
 
 def _rows(dataset: Dataset, keys: pa.Array, purged: set[str], shown: str) -> tuple[Int64, Any]:
-    """int64: the row of each key, without those of purged clips; and bool [keys], which those are."""
+    """int64: the row of each key, without purged clips; and bool [keys], which keys are of purged clips."""
     own = dataset.clips.key.array
     if len(keys) == len(dataset) and pc.all(pc.equal(own.combine_chunks(), keys)).as_py():
         return np.arange(len(keys)), np.zeros(len(keys), dtype=bool)
@@ -186,7 +186,7 @@ def _labels(dataset: Dataset, table: pa.Table, rows: Int64, shown: str) -> tuple
 
 
 def _column(dataset: Dataset, name: str, given: pa.ChunkedArray, rows: Int64, shown: str) -> pa.Array:
-    """A column of all clips: the given values for these rows, for all others what they have."""
+    """A column of all clips, with the given values for these rows, and unchanged values for all others."""
     if name in dataset.columns.built_in or not name or not name.isprintable():
         raise InputError(f"{shown} has a column {name!r}, a name that no column of metadata can have: rename it")
     kind = _stored_type(given.type)
@@ -215,7 +215,7 @@ def _column(dataset: Dataset, name: str, given: pa.ChunkedArray, rows: Int64, sh
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a column in its table: as in shards, but lists of fixed size of numbers stay such."""
+    """The type of a column in the overlay's table: as in shards, but lists of numbers of fixed size keep their type."""
     in_memory = memory_type(kind)
     if in_memory is not None and pa.types.is_fixed_size_list(in_memory):
         return in_memory
@@ -227,7 +227,7 @@ def _to_type(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _common(name: str, own: pa.DataType, given: pa.DataType, shown: str) -> pa.DataType:
-    """The type in memory of a column that the dataset has; of the given values it must have room in that."""
+    """The type in memory of an existing column, which must also hold the given values."""
     new = memory_type(given)
     found = None if new is None else common_type(own, new)
     if found is None or found not in (own, new if pa.types.is_null(own) else own):
@@ -253,6 +253,6 @@ def _write(columns: dict[str, pa.Array], revision: int, rows: int, work: Path) -
 
 
 def _superseded(overlays: Sequence[Overlay], names: set[str]) -> list[Overlay]:
-    """The overlays without columns of these names, as far as any are left."""
+    """The overlays without columns of these names; overlays without any column left are dropped."""
     left = [replace(one, columns=tuple(item for item in one.columns if item[0] not in names)) for one in overlays]
     return [one for one in left if one.columns]

@@ -1,4 +1,5 @@
-"""`streamvid forget`: clips that no run is given any more, and whose bytes are removed on request."""
+"""`streamvid forget`: marks clips as forgotten, so that they are never delivered again, and removes their bytes on
+request."""
 
 from __future__ import annotations
 
@@ -30,12 +31,12 @@ class ForgetReport:
     """The result of `forget`.
 
     Attributes:
-        revision: of the dataset now.
-        clips: how many were forgotten that were not before.
-        forgotten: how many are, altogether.
-        purged: how many of these have lost their bytes now.
-        shards: how many shards were written anew for that.
-        foreign: how many of the purged clips lie in files outside of the dataset, which stay as they are.
+        revision: the new revision.
+        clips: number of newly forgotten clips.
+        forgotten: number of all forgotten clips.
+        purged: number of clips whose bytes were removed by this call.
+        shards: number of shards that were rewritten for that.
+        foreign: number of purged clips in files outside of the dataset, which are unchanged.
     """
 
     revision: int
@@ -55,21 +56,21 @@ def forget(
     cache_dir: str | os.PathLike[str] | None = None,
     roots: Sequence[str | os.PathLike[str]] = (),
 ) -> ForgetReport:
-    """Let no run be given these clips any more. All others keep their places in the order, in a resumed run, too.
+    """Forget clips: they are never delivered again. All others keep their places in the order, also in a resumed run.
 
     docs/revisions.md has the details.
 
     Args:
         dataset: a folder or URL.
-        keys: of the clips: a list, or a file as of `streamvid.Subset`. With `purge`, None: all that are forgotten.
-        purge: remove their bytes, too, from the dataset and from this machine's caches. It ends all older revisions.
-            If it was killed, the same call ends it.
-        cache_dir: where loaders on this machine keep shards, if not in the user's cache folder.
-        roots: as of `Dataset.open`.
+        keys: keys of the clips: a list, or a file as in `streamvid.Subset`. With `purge`, None: all forgotten clips.
+        purge: also remove their bytes from the dataset and from this machine's caches, which ends all older revisions.
+            If a killed call is repeated, it resumes.
+        cache_dir: folder in which loaders on this machine cache shards; default: the user's cache folder.
+        roots: as in `Dataset.open`.
 
     Raises:
-        InputError: a key is not in the dataset; another process changes it, or has changed it meanwhile.
-        DatasetError: it is damaged, or cannot be written. In all these cases it is as it was.
+        InputError: a key is not in the dataset; another process is changing the dataset, or has changed it meanwhile.
+        DatasetError: the dataset is damaged, or cannot be written. In all these cases it is unchanged.
     """
     if keys is None and not purge:
         raise InputError("no keys are given: name the clips to forget")
@@ -81,7 +82,7 @@ def forget(
         if len(new):
             table = pa.concat_tables([table, _tombstones(opened, new)])
         if purge:
-            from streamvid.revising.purge import Caches, sweep  # imported here, as it takes a while
+            from streamvid.revising.purge import Caches, sweep  # imported here, because it takes a while
 
             caches = Caches.of(base, cache_dir)
             chosen = opened.forgotten if keys is None else rows
@@ -100,7 +101,7 @@ def forget(
 
 
 def _rows(dataset: Dataset, table: pa.Table, keys: Sequence[str] | str | os.PathLike[str] | None) -> Int64:
-    """int64: the rows of the clips. Keys of purged ones, which the dataset does not have any more, are passed over."""
+    """int64: the rows of the clips. Keys of purged clips, which the dataset does not have any more, are ignored."""
     if keys is None:
         return np.empty(0, dtype=np.int64)
     gone = set(table.filter(pc.is_valid(table["purged"]))["key_sha256"].to_pylist())

@@ -1,4 +1,4 @@
-"""`streamvid ledger`: in which steps of a run a clip was seen, from the run's state and the plan alone."""
+"""`streamvid ledger`: the steps of a run in which a clip was seen, computed from the run's state and the plan."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _GIVE: Final = "give the file in which a run saved its loader's state_dict(), as
 
 @dataclass(frozen=True)
 class Seen:
-    """A place in which a clip was seen.
+    """A place in a batch in which a clip was seen.
 
     Attributes:
-        epoch, step: of the run; steps are counted from the epoch's beginning, from 0.
-        run_step: the same, counted from the run's first step.
-        rank, place: whose batch, and where in it.
-        sample: which of the clip's samples.
-        valid: False if it only filled the batch, or stood for a clip that was forgotten or excluded.
+        epoch, step: number of the epoch, and of the step in it, from 0.
+        run_step: number of the step in the run, from 0.
+        rank, place: the rank, and the index in its batch.
+        sample: number of the clip's sample.
+        valid: False if it only filled the batch, or stood in for a clip that was forgotten or excluded.
     """
 
     epoch: int
@@ -68,16 +68,17 @@ def ledger(
     loader: StreamLoader | None = None,
     roots: Sequence[str | os.PathLike[str]] = (),
 ) -> list[Seen]:
-    """In which steps of a run a clip was seen. Nothing is read of shards, and nothing decoded.
+    """Find the steps of a run in which a clip was seen, without reading shards or decoding.
 
     Args:
-        run: the state of a StreamLoader, or a file that holds it: JSON, or what torch.save wrote.
-        key: of the clip; also of one that was purged since.
-        loader: made as that of the run, where its state does not say enough (docs/revisions.md).
-        roots: as of `Dataset.open`.
+        run: the state of a StreamLoader, or a file with it: JSON, or written by torch.save.
+        key: the clip's key; may be that of a clip that was purged since then.
+        loader: a loader made like that of the run, needed if the state does not have all of its arguments
+            (docs/revisions.md).
+        roots: as in `Dataset.open`.
 
     Raises:
-        InputError: this is no state; there is no such clip; the datasets are not those of the run any more.
+        InputError: `run` is no state; there is no such clip; the datasets are not those of the run any more.
     """
     state = run if isinstance(run, Mapping) else _read(run)
     if "segments" not in state:
@@ -102,7 +103,7 @@ def ledger(
 
 
 def _of(schedule: RunSchedule, shards: int, state: Mapping[str, Any]) -> RunSchedule:
-    """The schedule of a dataset's first shards."""
+    """The schedule of a dataset with only its first shards."""
     if shards > len(schedule.checksums):
         raise InputError("the dataset has fewer shards than the run saw: it is another one")
     return schedule if shards == len(schedule.checksums) else schedule.before_append(shards, state)
@@ -128,7 +129,7 @@ def _row(source: Source, key: str) -> int:
 def _seen(
     source: Source, schedules: Mapping[int, RunSchedule], legs: Sequence[Leg], row: int, excluded: Int64, run_step: int
 ) -> Iterator[Seen]:
-    before: tuple[int, int] = (-1, 0)  # the epoch of the leg before, and the steps of it so far
+    before: tuple[int, int] = (-1, 0)  # the epoch of the previous leg, and its steps so far
     for leg in legs:
         plan, topology = schedules[leg.shards].plan, leg.topology
         absent = AbsentRows(np.concatenate([excluded, _forgotten(source, leg.revisions)]))
@@ -146,14 +147,14 @@ def _seen(
 
 
 def _in_epoch(epoch: Epoch, row: int, steps: range) -> Iterator[tuple[int, int, int, int, bool]]:
-    """Step, rank, place in its batch, sample and validity, of each time that a clip comes in these steps."""
+    """Step, rank, index in the batch, sample and validity of each occurrence of a clip in these steps."""
     share, batch = epoch.topology.share, epoch.topology.batch
     for number, partition in enumerate(epoch.partitions):
         rows = rows_of(partition.sample_ids[steps.start * share : steps.stop * share])
         wanted = np.flatnonzero((rows == row) | epoch.absent.among(rows, steps.stop)) + steps.start * share
         full = len(partition) // share
         whole = {(at // share, at % share // batch) for at in wanted.tolist() if at // share < full}
-        # The last step of an epoch is divided in another way, and may be filled up.
+        # The last step of an epoch is divided differently, and may be filled.
         last = {(step, rank) for step in steps if step >= full for rank in range(epoch.topology.ranks)}
         for step, rank in sorted(whole | last):
             mine = replace(epoch, partition=number, rank=rank).step(step)
@@ -163,7 +164,8 @@ def _in_epoch(epoch: Epoch, row: int, steps: range) -> Iterator[tuple[int, int, 
 
 
 def _forgotten(source: Source, revisions: Sequence[int]) -> Int64:
-    """int64: the rows that were forgotten in these revisions of the datasets, also in those that a purge has ended."""
+    """int64: the rows that were forgotten in these revisions of the datasets, including revisions that a purge has
+    ended."""
     found = [np.empty(0, dtype=np.int64)]
     for first, dataset, revision in zip(source.first.tolist(), source.datasets, revisions, strict=False):
         table = read_table(dataset.path, dataset.manifest, Retry.of(COMMAND_SECONDS))
@@ -195,7 +197,7 @@ def _read(run: object) -> Mapping[str, Any]:
 
 
 def _state_in(document: object, depth: int) -> Mapping[str, Any] | None:
-    """The first state that a checkpoint holds, however deep."""
+    """The first state in a checkpoint, at any depth."""
     if isinstance(document, Mapping) and "segments" in document and "legs" in document:
         return document
     inner = document.values() if isinstance(document, Mapping) else document if isinstance(document, list) else ()

@@ -1,4 +1,4 @@
-"""Removes the bytes of forgotten clips from shards and tables, which are written anew, and this machine's caches."""
+"""Removes the bytes of forgotten clips from shards and tables, by rewriting these, and from this machine's caches."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Caches:
         return cls(tuple(sorted(folders)), frozenset(names))
 
     def forget(self, sums: Iterable[str]) -> None:
-        """Remove the rows, and files by their SHA-256. Processes that have one open can read it until they end."""
+        """Remove the rows, and files by their SHA-256. Processes that have such a file open can still read it."""
         gone = {*sums, *self.rows}
         for folder in self.folders:
             with contextlib.suppress(OSError):
@@ -69,17 +69,17 @@ class Caches:
 
 
 def purge_clips(base: Base, dataset: Dataset, forgotten: pa.Table, rows: Int64, caches: Caches) -> tuple[Manifest, int]:
-    """Write what holds these clips anew without them, publish that, and remove what held them.
+    """Rewrite the files with these clips without them, publish that, and remove the old files.
 
     Args:
-        forgotten: the table of forgotten clips, with these.
+        forgotten: the table of forgotten clips, including these.
         rows: int64 [clips], ascending.
 
     Returns:
-        the new manifest, and how many shards were written anew.
+        the new manifest, and the number of rewritten shards.
 
     Raises:
-        DatasetError: a shard is damaged, or a new one cannot be written. The dataset is as it was.
+        DatasetError: a shard is damaged, or a new one cannot be written. The dataset is unchanged.
     """
     shards = np.unique(dataset.clips.shard[rows]).tolist()
     with RewrittenShards(base) as new, work_folder(base.path) as work:
@@ -100,7 +100,7 @@ def purge_clips(base: Base, dataset: Dataset, forgotten: pa.Table, rows: Int64, 
 
 
 def _without(base: Base, rows: Int64, work: Path) -> tuple[tuple[Overlay, ...], Mapping[str, Path]]:
-    """The overlays with nothing for these rows, and the tables that had to be written for that."""
+    """The overlays without values for these rows, and the tables that had to be rewritten for that."""
     overlays: list[Overlay] = []
     tables: dict[str, Path] = {}
     for overlay in base.manifest.overlays:
@@ -127,7 +127,7 @@ def _without(base: Base, rows: Int64, work: Path) -> tuple[tuple[Overlay, ...], 
 
 
 def sweep(path: str, newest: Manifest, caches: Caches) -> None:
-    """Remove all files of ended revisions, and what killed changes left; no file of anyone else."""
+    """Remove all files of ended revisions, and files that killed changes left, but no others."""
     older = kept_manifests(path)
     kept = [newest, *(one for one in older if one.revision >= newest.oldest)]
     named = named_files(kept)
@@ -143,7 +143,7 @@ def sweep(path: str, newest: Manifest, caches: Caches) -> None:
     files += [join(path, name) for name in table_files(path) if name not in named]
     files += [file for file in consolidated_files(path) if file.removeprefix(join(path, "")) not in named]
     caches.forget(sums)
-    # The manifests last: by these a sweep that is killed is ended by the next one.
+    # The manifests last: the next sweep needs them to complete one that was killed.
     map_in_threads(filesystem.remove_file, [*files, join(path, REPORT_FILE)])
     manifests = kept_revisions(path).items()
     map_in_threads(filesystem.remove_file, [file for number, file in manifests if number < newest.oldest])

@@ -1,4 +1,4 @@
-"""`streamvid repair`: sound clips in the place of bad ones, in shards that are written anew."""
+"""`streamvid repair`: replaces bad clips by sound ones, in rewritten shards."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class RepairReport:
     """The result of `repair`.
 
     Attributes:
-        revision: of the dataset now.
-        repaired: keys of the clips that are sound now.
+        revision: the new revision.
+        repaired: keys of the repaired clips.
         missing: keys of bad clips whose videos are not among the sources.
-        bad: keys of bad clips whose videos are no better, and why.
-        shards: how many shards were written anew.
+        bad: keys of bad clips whose videos are bad, too, and the reason.
+        shards: number of rewritten shards.
     """
 
     revision: int
@@ -64,22 +64,24 @@ def repair(
     roots: Sequence[str | os.PathLike[str]] = (),
     progress: bool = True,
 ) -> RepairReport:
-    """Put sound clips in the place of bad ones. They keep their rows, keys, labels and columns, and so their places in
-    the order of a run. docs/revisions.md has the details.
+    """Replace bad clips by sound ones, packed again from their videos. They keep their rows, keys, labels and columns,
+    and so their places in the order of a run. docs/revisions.md has the details.
 
     Args:
         dataset: a folder or URL.
-        sources: files, folders, globs and lists of videos, or one of these; those that the clips were made of, by name.
-        quarantine: a file of a run's quarantine, or its folder: which clips are bad.
-        options: how the clips were packed: their transcoding. Every frame must decode.
+        sources: files, folders, globs and lists of videos, or one of these, in which the clips' videos are found by
+            name.
+        quarantine: a run's quarantine folder, or a file in it, with the bad clips.
+        options: the options with which the clips were packed, for transcoding. Every frame must decode.
         workers: processes that read videos; default: one per core.
-        roots: as of `Dataset.open`.
+        roots: as in `Dataset.open`.
         progress: show a progress bar if stderr is a terminal.
 
     Raises:
-        InputError: none of the clips can be repaired; another process changes the dataset, or has changed it meanwhile.
+        InputError: none of the clips can be repaired; another process is changing the dataset, or has changed it
+            meanwhile.
         DatasetError: another clip of a shard is damaged, too, or a shard cannot be written. In all these cases the
-            dataset is as it was.
+            dataset is unchanged.
     """
     paths = given_paths(sources, "sources")
     with opened_to_change(dataset, roots) as (base, opened):
@@ -117,7 +119,7 @@ def repair(
 
 
 def _sources(dataset: Dataset, rows: Sequence[int], paths: list[str], path: str) -> dict[int, SourceVideo]:
-    """The video of each row that has one, with the cut that its clip is."""
+    """The source of each row whose video was found, with its clip's cut."""
     in_place = {row for row in rows if not dataset.shards[int(dataset.clips.shard[row])].has_tar}
     found: dict[bool, dict[str, SourceVideo]] = {}
     for placed in {row in in_place for row in rows}:
@@ -151,7 +153,7 @@ def _made(
     workers: int | None,
     progress: bool,
 ) -> tuple[dict[int, PreparedClip], dict[str, str]]:
-    """The new clips by row, and what is wrong with the others by key."""
+    """The new clips by row, and the reasons for the others by key."""
     made, bad = {}, {}
     count = min(workers or usable_cores(), max(1, len(wanted)))
     with Workers(count) as pool, Progress("repairing", len(wanted), enabled=progress) as bar:
@@ -175,7 +177,7 @@ def _made(
 
 
 def _clip(prepared: PreparedClip, source: SourceVideo, roots: list[str]) -> Clip:
-    """What `rewrite_shard` puts in the place of a clip."""
+    """The replacement of a clip for `rewrite_shard`."""
     clip = prepared.clip
     index = encode_index(clip.index)
     columns = clip_columns(clip, index)

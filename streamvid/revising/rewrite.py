@@ -1,4 +1,4 @@
-"""Writes a shard anew under another name, with other clips or none in the place of some; rows keep their numbers."""
+"""Rewrites a shard under a new name, replacing or emptying some clips; rows keep their numbers."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def rewrite_shard(
     damaged: bool = False,
     roots: Sequence[str] | None = None,
 ) -> ShardEntry:
-    """Write a shard again, and check it.
+    """Rewrite a shard, and check the result.
 
     Args:
-        clips: by row in the shard, what takes the place of a clip; None: nothing, the row stays without it.
-        work: a local folder for its files, and those of a remote shard meanwhile.
-        damaged: tar and frame indexes of the shard may be; clips that stay are checked one by one.
-        roots: of the dataset, if they will be others.
+        clips: by row in the shard, the replacement of a clip; None: its bytes are removed, and the row stays.
+        work: a local folder for the new files, and for copies of a remote shard's files.
+        damaged: whether tar and frame indexes of the shard may be damaged; then clips that stay are checked one by one.
+        roots: the dataset's new roots, if they change.
 
     Returns:
-        the entry of the new shard, whose files are at the dataset.
+        the entry of the new shard, whose files have been written to the dataset.
 
     Raises:
-        DatasetError: the shard is damaged, or the new one cannot be written or is not what was written.
+        DatasetError: the shard is damaged, or the new one cannot be written or does not pass the check.
     """
     old = {
         extension: _local(base.path, entry, extension, work, checked=not damaged or extension == "parquet")
@@ -71,12 +71,12 @@ def rewrite_shard(
     with closing(NewShard(name, work, tar)) as new:
         for number_here, row in enumerate(rows):
             given = clips.get(number_here, ())
-            if given is None or not row["mp4_size"]:  # now, or purged before
+            if given is None or not row["mp4_size"]:  # emptied now, or purged before
                 new.add(_emptied(row, has_tar=entry.has_tar) if row["mp4_size"] else row)
                 continue
             index = _range(old["packets"], row["index_offset"], row["index_size"])
             mp4 = json_member = iter([b""])
-            if tar is not None:  # its JSON stays what it is
+            if tar is not None:  # its JSON is unchanged
                 mp4 = _range(old["tar"], row["mp4_offset"], row["mp4_size"])
                 json_member = _range(old["tar"], row["json_offset"] - BLOCK, member_bytes(row["json_size"]))
             if given:
@@ -90,14 +90,14 @@ def rewrite_shard(
     made = replace(made, origin=entry.identity)
     for extension in made.checksums:
         filesystem.move_file(new.path(extension), join(base.path, made.file(extension)))
-    # Files in place are as they were, whatever that is: theirs are no bytes of this dataset.
+    # Files in place are not checked, because their bytes are not part of this dataset.
     stays = frozenset() if made.has_tar else frozenset(n for n in range(made.clips) if not clips.get(n))
     _verify(base, made, base.manifest.roots if roots is None else roots, stays)
     return made
 
 
 def _emptied(row: Row, *, has_tar: bool) -> Row:
-    """A row with nothing in it but what the order of other clips depends on."""
+    """A row without values, except those on which the order of other clips depends."""
     empty: Row = {name: value if name in _KEPT else None for name, value in row.items()}
     empty |= {"key": purged_name(row["key"]), "source": purged_name(row["source"]), "meta": "{}", "sha256": ""}
     zeros = ("mp4_offset", "mp4_size", "json_offset", "json_size", "index_size", "index_blocks", "index_crc32c")
@@ -106,7 +106,7 @@ def _emptied(row: Row, *, has_tar: bool) -> Row:
 
 
 def _local(dataset: str, entry: ShardEntry, extension: str, work: Path, *, checked: bool) -> Path:
-    """A file of a shard on this machine, compared with its checksum if that is asked for."""
+    """A local copy of a shard's file, compared with its checksum if `checked`."""
     path = join(dataset, entry.file(extension))
     local = Path(local_path(path)) if is_local(path) else work / f"old-{entry.name}.{extension}"
     if not is_local(path):

@@ -30,8 +30,9 @@ class ClipTimes:
 
     Attributes:
         pts: int64 [packets], in decode order, in ticks of `time_base`, from any origin.
-        hidden: bool [packets], not displayed: cut off by an edit list, or with nothing to be decoded from.
-        last_frame: ticks for which the last frame is shown.
+        hidden: bool [packets], non-displayed packets: cut off by an edit list, or without the references to decode
+            them.
+        last_frame: duration of the last frame in ticks.
         time_base: seconds per tick, as (numerator, denominator).
     """
 
@@ -42,11 +43,11 @@ class ClipTimes:
 
 
 def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat, scan: PacketTimes) -> StoredClip:
-    """Read a written MP4 back: positions of its packets, and their classification.
+    """Read a written MP4 back, and index it: positions of its packets, and their classification.
 
     Args:
         target: an MP4 with exactly the packets of `scan`.
-        scan: when its packets are shown, and which are hidden.
+        scan: presentation times of its packets, and which are hidden.
 
     Raises:
         CannotCopyError: the MP4 could not keep the times.
@@ -103,9 +104,9 @@ def build_clip(
     """Derive the index, the traits and the duration of a clip.
 
     Args:
-        kinds: of its packets, in decode order.
-        offset, size: int64 [packets], where they lie in the file, in bytes.
-        crcs: the CRC-32C of each.
+        kinds: the kinds of its packets, in decode order.
+        offset, size: int64 [packets], positions in the file and sizes, in bytes.
+        crcs: the CRC-32C of each packet.
 
     Raises:
         ValueError: no frame of it can be decoded, or a packet is broken.
@@ -152,8 +153,8 @@ def build_clip(
 
 
 def _settled(own: tuple[str, str, str], codec: str, frame_format: FrameFormat, stsd: bytes) -> tuple[str, str]:
-    """Settled matrix and range: the bitstream's count (`own`: matrix, primaries, range), and the container's where it
-    says nothing."""
+    """Settled matrix and range: those of the bitstream (`own`: matrix, primaries, range), or those of the container if
+    the bitstream has none."""
     tags = [theirs if mine == "unknown" else mine for mine, theirs in zip(own, container_tags(stsd), strict=True)]
     return settled_tags(
         matrix=tags[0],
@@ -169,10 +170,11 @@ def _settled(own: tuple[str, str, str], codec: str, frame_format: FrameFormat, s
 def _check_colors_stay(
     settled: tuple[str, str], kinds: list[PacketKind], codec: str, frame_format: FrameFormat, stsd: bytes
 ) -> None:
-    """Refuse a clip whose parameter sets in band mean other colours than the first, as a row has one meaning for all.
+    """Refuse a clip whose in-band parameter sets change the colours, because a row has one matrix and range for all
+    frames.
 
     Raises:
-        CannotCopyError: there are such. Each frame is converted by its own tags when it is transcoded.
+        CannotCopyError: the colours change. When the clip is transcoded, each frame is converted by its own tags.
     """
     found: dict[StatedColors, int] = {}
     for number, kind in enumerate(kinds):
@@ -190,7 +192,7 @@ def _check_colors_stay(
 
 
 def before_first_decodable(target: Path, pts: Int64) -> Bool:
-    """bool [packets]: those with times before the first frame that a decoder outputs.
+    """bool [packets]: the packets with times before the first frame that a decoder outputs.
 
     A stream that does not begin with a random access point may need some packets until a picture is complete.
     """
@@ -205,9 +207,9 @@ def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:
     """The `traits` column of docs/format.md.
 
     Args:
-        codec: as there.
-        kinds: of the clip's packets, in decode order.
-        pts: int64 [packets], when they are shown.
+        codec: as in docs/format.md.
+        kinds: the kinds of the clip's packets, in decode order.
+        pts: int64 [packets], presentation times.
     """
     found = {
         UNORDERED: not packet_info.in_output_order(codec, kinds, pts),

@@ -1,8 +1,8 @@
-"""FFmpeg's decoder for clips, and DALI's for images, opened in the same way by loaders, packing and `verify`.
+"""Opens FFmpeg's decoder for clips, and DALI's for images, in the same way for loaders, packing and `verify`.
 
-The output of a codec context depends on its parameters and on the packets before. Here it gets the parameters that
+The output of a codec context depends on its parameters and on earlier packets. Here it gets the parameters that
 FFmpeg's demuxer would set for the whole clip, and every run of packets begins with an empty decoder. So a frame does
-not depend on which other frames are decoded with it.
+not depend on the other frames that are decoded with it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ReusableCodecContext(threading.local):
 
     Args:
         strict: raise for any error in a NAL unit: see `open_context`.
-        taken: called before each packet that PyAV feeds.
+        taken: called before each packet that PyAV feeds to the decoder.
     """
 
     def __init__(self, *, strict: bool = False, taken: Callable[[], object] = lambda: None) -> None:
@@ -126,7 +126,7 @@ class ReusableCodecContext(threading.local):
             or kept.reorder < reorder
         ):
             kept = _Kept(same, reorder, pixels, self._open(stsd, reorder, pixels, native))
-        # A caller with all its frames closes the generator early, and the context is kept. Not a native one: a
+        # A caller that has all its frames closes the generator early; then the context is kept, but no native one: a
         # generator that is garbage after an error is closed, too, and its decoder may have been finalized before.
         with suppress(*(() if native else (GeneratorExit,))):
             yield kept.context
@@ -143,9 +143,9 @@ class ReusableCodecContext(threading.local):
 
 
 def _has_history(kept: _Kept) -> bool:
-    """Whether emptying a decoder leaves state of the stream before: of MPEG-4 the distance of the first B-frame, of
-    H.264 in its profile of 4:4:4, which is that of lossless 4:2:0, too, the version of x264, of VP8 what a damaged key
-    frame is filled with."""
+    """Whether flushing a decoder leaves state of the previous stream: for MPEG-4, the distance of the first B-frame;
+    for H.264 in the 4:4:4 profile, which lossless 4:2:0 has, too, the version of x264; for VP8, the pixels that replace
+    a damaged key frame."""
     context = kept.context
     name = context.name if isinstance(context, NativeDecoder) else context.codec.canonical_name
     if name != "h264":

@@ -1,7 +1,7 @@
-"""Which containers are opened: those that FFmpeg reads from one file, chosen by content, never by a name.
+"""The containers that are opened: those that FFmpeg reads from a single file, chosen by content, never by name.
 
-The list names demuxers that are allowed. What may refer to other files or to URLs is not among them: playlists (hls,
-dash, imf, concat, sdp), image patterns (image2), scripts (avisynth, vapoursynth, lavfi), recordings that are split over
+`FORMATS` lists the allowed demuxers. Formats that may refer to other files or to URLs are not among them: playlists
+(hls, dash, imf, concat, sdp), image patterns (image2), scripts (avisynth, vapoursynth, lavfi), recordings split over
 files (mlv, vobsub), text (tty). Nor are audio, single pictures (the `_pipe` formats, fits), and raw pixels.
 """
 
@@ -25,7 +25,7 @@ for most of them."""
 TRUSTED_TIMES: Final = frozenset({"flv", "ivf", "matroska", "mov", "mpeg", "mpegts", "nut", "wtv"})
 """Demuxers whose presentation times are right where frames are reordered, too."""
 FORMATS: Final = (
-    # what cameras, broadcasters, editors and the web use
+    # formats of cameras, broadcasters, editors and the web
     "apng", "asf", "avi", "cine", "dhav", "dv", "flv", "gif", "gxf", "hxvs", "ifv", "iv8", "ivf", "kux",
     "luodat", "lxf", "matroska", "webm", "mov", "mp4", "m4a", "3gp", "3g2", "mj2", "mpeg", "mpegts",
     "mtv", "mxf", "mxg", "nsv", "nut", "nuv", "ogg", "pmp", "pva", "rm", "ivr", "r3d",
@@ -91,10 +91,10 @@ _HEAD_BYTES: Final = 4096
 
 
 def is_timed(container: str, source: Path) -> bool:
-    """Whether a file says when its frames are shown, or how many there are per second.
+    """Whether a file has timestamps or a frame rate.
 
     Args:
-        container: the first of the names of its format, such as "mov".
+        container: the first of FFmpeg's names of its format, such as "mov".
     """
     if container == "yuv4mpegpipe":
         with source.open("rb") as file:
@@ -136,10 +136,10 @@ def check_pattern(pattern: str) -> None:
     """Refuse an MXF file that is a part of a clip, by its operational pattern (SMPTE ST 377-1, 8.3.3).
 
     Args:
-        pattern: the universal label in hex, as FFmpeg's metadata have it.
+        pattern: the universal label in hex, as in FFmpeg's metadata.
 
     Raises:
-        ValueError: it is OP-Atom, or its essence is in other files.
+        ValueError: the file is OP-Atom, or its essence is in other files.
     """
     label = bytes.fromhex(pattern.replace(".", ""))
     if len(label) == 16 and (label[12] == _OP_ATOM or label[14] & _EXTERNAL):
@@ -153,12 +153,12 @@ _EXTERNAL: Final = 2
 
 @contextmanager
 def nameless(source: Path) -> Iterator[str]:
-    """A URL of a local file without its name, valid inside the `with`.
+    """A context with a URL of a local file that does not contain its name.
 
-    FFmpeg takes names for hints, and some, such as `%03d.gif`, for patterns of names.
+    FFmpeg uses names as hints of the format, and some, such as `%03d.gif`, as patterns of names.
 
     Raises:
-        VideoError: it cannot be opened.
+        VideoError: the file cannot be opened.
     """
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)

@@ -16,12 +16,12 @@ class Encoder:
     """Properties of an encoder.
 
     Attributes:
-        name: FFmpeg's name of it.
+        name: FFmpeg's name of the encoder.
         crf: default quality.
-        crf_range: the best and the worst quality it takes.
-        min_side: the smallest side it takes, in pixels.
-        reorder_frames: frames by which reordering delays presentation at most; B-frames without a pyramid need one.
-        bit_depths: bits per sample that are kept; deeper video becomes the deepest of them.
+        crf_range: the best and the worst quality.
+        min_side: the smallest side of frames, in pixels.
+        reorder_frames: most frames by which reordering delays presentation; B-frames without a pyramid need one.
+        bit_depths: supported bits per sample; deeper video is reduced to the deepest of them.
     """
 
     name: str
@@ -46,13 +46,13 @@ _MIN_CUTREE_WIDTH: Final = 64
 
 
 def leave_real_time() -> None:
-    """Make the threads of this process usual ones again, after an encoder was opened.
+    """Give the threads of this process the usual scheduling policy again, after an encoder was opened.
 
-    Run by root, SVT-AV1 gives its own and the one that opens it the highest real-time priority (SCHED_FIFO): no other
-    process gets a core before them.
+    If root runs it, SVT-AV1 gives its own threads, and the thread that opens it, the highest real-time priority
+    (SCHED_FIFO), so that no other process gets a core before them.
     """
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError):  # it may have ended
+        with contextlib.suppress(OSError):  # the thread may have ended
             if os.sched_getscheduler(int(thread)) == os.SCHED_FIFO:
                 os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
 
@@ -63,7 +63,7 @@ def encoder_options(codec: Target, *, gop: int, crf: int | None, width: int) -> 
     Args:
         gop: frames from one key frame to the next.
         crf: quality; None for the default.
-        width: of the frames, in pixels.
+        width: width of the frames, in pixels.
     """
     quality = ENCODERS[codec].crf if crf is None else crf
     every = {"scenecut": 0, "keyint": gop, "min-keyint": min(gop, 2), "open-gop": 0}
@@ -91,7 +91,7 @@ def encoder_options(codec: Target, *, gop: int, crf: int | None, width: int) -> 
             return {"crf": str(quality), "b": "0", "keyint_min": "0", **effort, **no_alt_ref}
         case "av1":
             params = {"lp": 1, "scd": 0, "irefresh-type": 2, "keyint": gop}
-            os.environ.setdefault("SVT_LOG", "1")  # errors: else it tells its settings for every video
+            os.environ.setdefault("SVT_LOG", "1")  # errors only: otherwise it prints its settings for every video
             return {"preset": "8", "crf": str(quality), "svtav1-params": _joined(params)}
         case "mjpeg":
             return {"qmin": str(quality), "qmax": str(quality), "huffman": "optimal"}

@@ -27,9 +27,9 @@ class FrameIndex:
     Attributes:
         pts: int64 [packets], presentation time in ticks of the clip's time base; 0 is the first visible frame.
         offset: int64 [packets], position of the packet in the clip's mp4, in bytes.
-        size: int64 [packets], in bytes.
-        flags: int64 [packets], a sum of RANDOM_ACCESS, DISPOSABLE, LEADING and HIDDEN; further bits are of no meaning.
-        crc32c: int64 [packets], of the packet's bytes; -1, the default, if it is not known.
+        size: int64 [packets], size of the packet in bytes.
+        flags: int64 [packets], a sum of RANDOM_ACCESS, DISPOSABLE, LEADING and HIDDEN; other bits are ignored.
+        crc32c: int64 [packets], CRC-32C of the packet's bytes; -1, the default, if unknown.
     """
 
     pts: Int64

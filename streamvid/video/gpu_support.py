@@ -1,9 +1,9 @@
-"""What decodes a clip beside a GPU: one table of what NVDEC decodes, in sessions and behind DALI, and what packing does
-about the rest.
+"""One table of the clips that NVDEC decodes, in sessions and through DALI; it decides the route of each clip in a GPU
+run, and which clips packing transcodes.
 
-It is asked by packing (what to transcode), `streamvid info` (what a GPU run decodes on the CPU), the preflight check of
-the loaders (`streamvid.loader.preflight`) and the GPU decoder (`streamvid.decode.gpu`). Its sources: docs/dali-notes.md
-for what DALI gets wrong, `cuvidGetDecoderCaps` on an H200 for formats and sizes.
+It is used by packing (which clips to transcode), `streamvid info` (which clips a GPU run decodes on the CPU), the
+preflight check of the loaders (`streamvid.loader.preflight`) and the GPU decoder (`streamvid.decode.gpu`). Its sources
+are docs/dali-notes.md for faults of DALI, and `cuvidGetDecoderCaps` on an H200 for formats and sizes.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ Purpose = Literal["gpu", "gpu-no-av1", "any"]
 
 
 class Route(Enum):
-    """Who decodes a clip in a GPU run.
+    """The decoder of a clip in a GPU run.
 
-    NVDEC: persistent decode sessions; without them DALI, or the CPU where `Support.dali` says why not DALI.
-    DALI: DALI's `fn.decoders.video`, which drives NVDEC, too.
-    IMAGE: DALI's `fn.decoders.image`: nvJPEG, and CPU threads for all but JPEG.
-    CPU: FFmpeg; the frames are copied to the GPU. The loaders' fallback="error" refuses such clips.
+    NVDEC: persistent decode sessions; without them DALI, or the CPU if `Support.dali` has a reason against DALI. DALI:
+    DALI's `fn.decoders.video`, which also uses NVDEC. IMAGE: DALI's `fn.decoders.image`: nvJPEG, and CPU threads for
+    all but JPEG. CPU: FFmpeg; the frames are copied to the GPU. The loaders' fallback="error" refuses such clips.
     """
 
     NVDEC = "nvdec"
@@ -46,9 +45,9 @@ class Support:
     """A row of the table.
 
     Attributes:
-        reason: why the GPU does not decode it. Packing transcodes clips that have a reason. Never names a clip or its
-            size, so clips can be counted by it.
-        dali: why DALI's decoder does not decode it, or not rightly; empty if it does.
+        reason: why the GPU does not decode the clip; packing transcodes clips that have a reason. It never names the
+            clip or its size, so that clips can be counted by reason.
+        dali: why DALI's decoder does not decode it, or not correctly; "" if it does.
     """
 
     route: Route
@@ -63,9 +62,9 @@ class _Caps:
     Attributes:
         sessions: bit depths for decode sessions, tested against FFmpeg in tests/gpu.
         dali: bit depths for DALI's decoder.
-        min_width, min_height, max_side: of frames, in pixels.
-        macroblocks: most macroblocks (16x16 pixels) of a frame; 0: no limit beyond `max_side`.
-        odd: sessions decode odd sizes.
+        min_width, min_height, max_side: limits of the frame size, in pixels.
+        macroblocks: most macroblocks (16x16 pixels) in a frame; 0: no limit besides `max_side`.
+        odd: whether sessions decode odd sizes.
     """
 
     sessions: tuple[int, ...]
@@ -107,8 +106,8 @@ def support(
     Args:
         codec, pix_fmt, traits: as in docs/format.md.
         width, height: of decoded frames, in pixels.
-        all_intra: it has more than one packet, and every one is a random access point.
-        has_av1: the chip has an AV1 decoder; A100, H100 and H200 do not.
+        all_intra: whether it has more than one packet, all of them random access points.
+        has_av1: whether the chip has an AV1 decoder; A100, H100 and H200 do not.
     """
     found = traits.split(",")
     if codec in image.CODECS:
@@ -116,7 +115,7 @@ def support(
     if codec == "mjpeg":
         return Support(Route.CPU, "a core decodes Motion JPEG faster than the one engine for it")
     if UNORDERED in found:
-        # NVDEC hands out frames in display order without saying which packet each is of; FFmpeg says it.
+        # NVDEC outputs frames in display order without telling the packet of each; FFmpeg tells it.
         return Support(Route.CPU, "the presentation order of its frames is not known")
     caps, bit_depth = _CAPS.get(codec), _BIT_DEPTHS.get(pix_fmt)
     if caps is None:
@@ -145,7 +144,7 @@ def support(
         dali = "DALI fails on H.264 of I-frames alone"
     elif bit_depth not in caps.dali:
         dali = f"DALI is not known to decode {codec} of {bit_depth} bits rightly"
-    if again:  # no session gives such a frame
+    if again:  # no session outputs such a frame
         return Support(Route.CPU, "NVDEC does not show a picture again", dali)
     if bit_depth in caps.sessions and (caps.odd or not odd):
         return Support(Route.NVDEC, dali=dali)
@@ -154,11 +153,11 @@ def support(
 
 @dataclass(frozen=True)
 class Remedy:
-    """What packing does about a clip for its purpose.
+    """What packing does with a clip, for the decoders with which it must be compatible.
 
     Attributes:
-        problem: why a GPU would not decode it; empty if it would.
-        codec: what to transcode it to; None where that does not help or is not asked for.
+        problem: why a GPU would not decode the clip; "" if it would.
+        codec: the codec to transcode it to; None if that does not help or is not wanted.
     """
 
     problem: str = ""
@@ -166,12 +165,12 @@ class Remedy:
 
 
 def check(clip: StoredClip, purpose: Purpose) -> Remedy:
-    """Whether a remuxed clip has to be transcoded for its purpose.
+    """Decide whether a remuxed clip has to be transcoded for its purpose.
 
     Args:
-        clip: as it was stored, its bitstream parsed.
-        purpose: "gpu": any chip; AV1 is kept, as newer ones decode it. "gpu-no-av1": a chip without AV1, such as A100,
-            H100 and H200. "any": nothing is transcoded.
+        clip: the stored clip, whose bitstream has been parsed.
+        purpose: "gpu": any chip; AV1 is kept, because newer chips decode it. "gpu-no-av1": a chip without AV1, such as
+            A100, H100 and H200. "any": no clip is transcoded.
     """
     all_intra = len(clip.index) > 1 and bool(np.all(clip.index.flags & RANDOM_ACCESS))
     reason = support(
@@ -184,21 +183,22 @@ def check(clip: StoredClip, purpose: Purpose) -> Remedy:
 
 
 def check_transcode(options: TranscodeOptions, purpose: Purpose) -> None:
-    """Refuse to transcode into what the purpose rules out.
+    """Refuse to transcode to a codec that the purpose rules out.
 
     Raises:
-        InputError: AV1 for a GPU without.
+        InputError: the codec is AV1, for GPUs without AV1.
     """
     if options.codec == "av1" and purpose == "gpu-no-av1":
         raise InputError("--codec av1 makes what --for gpu-no-av1 rules out: choose another codec")
 
 
 def _target(clip: StoredClip) -> Target | None:
-    """The clip's own codec if NVDEC takes it in another form, HEVC where H.264 would lose bits or size, else H.264."""
+    """The codec to transcode to: the clip's own if NVDEC supports it in another format, HEVC if H.264 would lose bit
+    depth or size, otherwise H.264."""
     h264, hevc, vp9 = _CAPS["h264"], _CAPS["hevc"], _CAPS["vp9"]
     shorter, longer = sorted((clip.width, clip.height))
     if longer > hevc.max_side or clip.width < h264.min_width or clip.height < h264.min_height:
-        return None  # no codec has a decoder for such sizes, and frames are not resized without being asked
+        return None  # NVDEC decodes such sizes in no codec, and frames are not resized unasked
     if clip.codec == "hevc" and shorter >= hevc.min_width:
         return "hevc"
     if clip.codec == "vp9" and shorter >= vp9.min_width:

@@ -1,4 +1,4 @@
-"""A file of a single image as a clip of one frame: its bytes are the only packet, as they are."""
+"""A single image as a clip of one frame: the bytes of its file are the only packet, unchanged."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def image_clip(file: Path, data: bytes, signature: tuple[int, int] | None = None
     """The clip of an image.
 
     Args:
-        data: its bytes.
+        data: the bytes of its file.
         signature: `streamvid.video.stored_clip.file_signature` of the file, to store the clip as an MP4; None: the
             index has positions in the file.
 
     Raises:
-        ValueError: as of `streamvid.bitstream.image.read_header`.
+        ValueError: as in `streamvid.bitstream.image.read_header`.
     """
     header = read_header(data)
     width, height = header.width, header.height

@@ -1,4 +1,4 @@
-"""Images decoded by DALI's `fn.decoders.image` (nvImageCodec) on either device: RGB with 8 bits, as stored."""
+"""Decodes images with DALI's `fn.decoders.image` (nvImageCodec) on CPU or GPU: 8-bit RGB, in the stored orientation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 def image_pipeline(*, device_id: int | None, threads: int, max_batch: int) -> Pipeline:
-    """A DALI pipeline that decodes a batch of images, its input `encoded`, by `image_node`.
+    """A DALI pipeline that decodes a batch of images, its input `encoded`, with `image_node`.
 
     Args:
         device_id: the GPU's number; None for the CPU.
-        max_batch: images of a batch at most.
+        max_batch: most images in a batch.
     """
     from nvidia.dali import fn, pipeline_def, types
 
@@ -41,24 +41,24 @@ def image_pipeline(*, device_id: int | None, threads: int, max_batch: int) -> Pi
 
 
 def image_node(encoded: DataNode, device: Literal["cpu", "mixed"]) -> DataNode:
-    """Images decoded in a graph: uint8 [height, width, 3] each.
+    """Add the decoding of images to a graph: uint8 [height, width, 3] each.
 
     Alpha is left out, 16 bits are rounded to 8 (v / 257), grey and CMYK become RGB. EXIF orientation is not applied: it
     is the clip's rotation.
     """
     from nvidia.dali import fn, types
 
-    # The same upsampling of chroma on both devices: nvJPEG's own differs by up to half the range.
+    # So that chroma is upsampled alike on both devices; nvJPEG's default differs by up to half the range.
     return fn.decoders.image(
         encoded, device=device, output_type=types.RGB, adjust_orientation=False, jpeg_fancy_upsampling=True
     )
 
 
 def run_images(pipeline: Pipeline, images: Sequence[bytes]) -> Any:
-    """Decode a batch: DALI's list of tensors.
+    """Decode a batch; returns DALI's list of tensors.
 
     Raises:
-        RuntimeError: one cannot be; the pipeline is of no use then.
+        RuntimeError: an image cannot be decoded; the pipeline cannot be used again.
         InputError: nvImageCodec is not installed.
     """
     pipeline.feed_input("encoded", [np.frombuffer(data, dtype=np.uint8) for data in images])
@@ -76,16 +76,16 @@ def decode_images(stsd: bytes, packets: Iterable[tuple[bytes, int]]) -> Iterator
     """Decode images on the CPU, in the calling thread, which keeps its pipeline.
 
     Args:
-        packets: the files, each with the `pts` of its frame.
+        packets: the image files, each with the `pts` of its frame.
 
     Raises:
-        av.error.FFmpegError: one is damaged, or not what the sample description says.
+        av.error.FFmpegError: an image is damaged, or contradicts the sample description.
     """
     import av
 
     mine = _of_threads()
     for data, rank in packets:
-        # Taken out while it is in use, so that one that fails is not kept; nor is another process's.
+        # Taken out while in use, so that a pipeline that fails is not kept; nor is one of another process.
         kept = mine.__dict__.pop("kept", None)
         try:
             _, image = to_decode(data, stsd)
@@ -113,20 +113,21 @@ def opens_pipeline(stsd: bytes) -> bool:
 
 
 def abandon_failed(pipeline: Pipeline, stsds: Iterable[bytes]) -> None:
-    """Never free a pipeline with an error, of images of these sample descriptions, if that may crash: OpenJPEG and
-    libtiff have corrupted memory that it would free."""
+    """Keep a failed pipeline from being freed if its images, by their sample descriptions, make that dangerous:
+    OpenJPEG and libtiff may have corrupted memory that would be freed."""
     if any(stsd[20:24] in (CODECS["jpeg2000"], CODECS["tiff"]) for stsd in stsds):
         abandon_pipeline(pipeline)
 
 
 def reason_of(error: Exception) -> str:
-    """What DALI, or a check before it, has said, in a line."""
+    """The error of DALI, or of a check before it, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and "no longer valid" not in line]
     return f"DALI: {lines[-1][-200:]}" if isinstance(error, RuntimeError) and lines else " ".join(lines)[:200]
 
 
 class _Kept:
-    """A thread's pipeline. A forked child frees what other threads had before `in_children` can have it abandoned."""
+    """A thread's pipeline. A forked child frees thread-local values of other threads before `in_children` can abandon
+    them."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pid, self.pipeline = os.getpid(), pipeline

@@ -1,7 +1,7 @@
-"""A video as a clip where it lies: the frame index that packing gives, with positions in the video's own file.
+"""Indexes a video in place: makes the frame index that packing would make, with positions in the video's own file.
 
-What packing would copy is looked for in the file, byte by byte. So a file that is indexed decodes to the very frames
-that it would have as a packed clip, and whatever splits, joins or rewrites packets is found out, in any container.
+The packets that packing would copy are searched in the file, byte by byte. So an indexed file decodes to exactly the
+frames of a packed clip, and containers that split, join or rewrite packets are noticed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _WHY: Final = {
 
 
 def index_where_it_lies(source: VideoFile, folder: Path) -> StoredClip:
-    """The clip that packing would store, with positions in the source.
+    """The clip that packing would store, with positions in the source file.
 
     Args:
         source: a local file.
-        folder: for a temporary copy, where FFmpeg must read the file.
+        folder: folder for a temporary copy, if FFmpeg must read the file.
 
     Raises:
-        VideoError: it cannot be packed by copying, or its packets do not lie in it as a clip stores them.
+        VideoError: the video cannot be packed by copying, or the file does not contain its packets as a clip stores
+            them.
     """
     clip = try_ingest(source.path, cut_only=True) if not source.track else None
     if clip is not None:
@@ -51,10 +52,10 @@ def index_where_it_lies(source: VideoFile, folder: Path) -> StoredClip:
 
 
 def _find_packets(source: VideoFile, clip: StoredClip) -> Int64:
-    """int64 [packets]: where the packets of a remuxed clip lie in the source.
+    """int64 [packets]: positions in the source of the packets of a remuxed clip.
 
     Raises:
-        VideoError: one of them does not lie there in one piece, or shares its place with others.
+        VideoError: a packet is not contiguous in the source, or shares its position with others.
     """
     found: list[int] = []
     with (
@@ -83,7 +84,8 @@ def _find_packets(source: VideoFile, clip: StoredClip) -> Int64:
 
 
 def _position(file: BinaryIO, place: int, wanted: bytes) -> int:
-    """Where a packet's bytes begin in a file, at a place or a little behind it; -1 if they are not there."""
+    """The position of a packet's bytes in a file, at the expected position or a little after it; -1 if they are not
+    there."""
     file.seek(place)
     at = file.read(len(wanted) + _HEADER_BYTES).find(wanted)
     return place + at if at >= 0 else -1

@@ -1,7 +1,7 @@
-"""A part of a clip's frame index: its directory and some blocks. Of an hour-long clip no more is read for a window.
+"""A part of a clip's frame index: its directory and some blocks. A window of an hour-long clip needs no more.
 
-It answers what samplers ask for, exactly as the whole index would. Where that takes a block that is not there,
-`MissingBlocks` says which; who asks reads it, and asks again.
+Its methods give samplers the same results as the whole index. If that needs a block that is not in memory, they raise
+`MissingBlocks`; the caller reads the block and calls again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from streamvid.video.packet_selection import PacketSelection, select_packets
 
 
 class MissingBlocks(BaseException):
-    """Blocks are needed that are not there, by number. No `Exception`, as a user's sampler may catch those."""
+    """Blocks are needed that are not in memory, by number. Not an `Exception`, because a user's sampler may catch
+    those."""
 
     def __init__(self, blocks: Iterable[int]) -> None:
         super().__init__()
@@ -28,10 +29,10 @@ class MissingBlocks(BaseException):
 
 @dataclass(frozen=True)
 class IndexBlocks:
-    """A directory and blocks of it. All methods raise MissingBlocks.
+    """A directory and some of its blocks. All methods may raise MissingBlocks.
 
     Attributes:
-        directory: of the clip's index.
+        directory: the directory of the clip's index.
         blocks: some blocks, by number.
     """
 
@@ -60,7 +61,7 @@ class IndexBlocks:
         return found
 
     def frames_before(self, ticks: int) -> int:
-        """How many frames are shown before a time in ticks."""
+        """Number of frames that are displayed before a time in ticks."""
         block = int(np.searchsorted(self.directory.first_pts, ticks, side="left")) - 1
         if block < 0:
             return 0
@@ -79,10 +80,10 @@ class IndexBlocks:
         return found
 
     def select(self, frames: Int64) -> PacketSelection:
-        """As `select_packets` of the whole index; arguments and errors, too."""
+        """`select_packets` for the whole index; same arguments and errors."""
         directory = self.directory
         blocks = np.unique(directory.block_of_frame(frames))
-        # A block begins at a random access packet; leading pictures behind it need the block before.
+        # A block begins at a random access packet, whose leading pictures need the previous block.
         blocks = np.union1d(blocks, blocks[directory.open[blocks]] - 1)
         packets, shown = (np.diff(first)[blocks] for first in (directory.first_packet, directory.first_frame))
         behind = directory.first_frame[blocks] - (np.cumsum(shown) - shown)

@@ -1,7 +1,7 @@
-"""A clip's frame index as bytes: a directory, then blocks of about 1,000 packets. docs/format.md specifies both.
+"""A clip's frame index on disk: a directory, then blocks of about 1,000 packets. docs/format.md specifies both.
 
-A block holds a contiguous range of frame numbers, so that of an hour-long clip the directory and one or two blocks are
-enough for a window. The directory has the checksums of the blocks, and the clip's row that of the directory.
+A block has a contiguous range of frame numbers, so that for a window of an hour-long clip the directory and one or two
+blocks are enough. The directory has the checksums of the blocks, and the clip's row has that of the directory.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class EncodedIndex:
 
     Attributes:
         data: directory and blocks.
-        blocks: how many.
-        crc32c: of the directory.
+        blocks: number of blocks.
+        crc32c: CRC-32C of the directory.
     """
 
     data: bytes
@@ -95,14 +95,14 @@ def _open_starts(index: FrameIndex, starts: Int64) -> Bool:
 
 @dataclass(frozen=True)
 class IndexDirectory:
-    """Where the packets and frames of a clip are in its index.
+    """The directory of a frame index: the packets and frames in each block.
 
     Attributes:
         first_pts: int64 [blocks], presentation time of each block's first frame, in ticks.
-        first_packet: int64 [blocks + 1], the number of each block's first packet; last, of all packets.
-        first_frame: int64 [blocks + 1], likewise of frames.
-        crc32c: int64 [blocks], of each block.
-        open: bool [blocks], whether frames of its first group of pictures may depend on the block before.
+        first_packet: int64 [blocks + 1], the number of each block's first packet; last, the number of all packets.
+        first_frame: int64 [blocks + 1], likewise for frames.
+        crc32c: int64 [blocks], CRC-32C of each block.
+        open: bool [blocks], whether frames of its first group of pictures may depend on the previous block.
     """
 
     first_pts: Int64
@@ -116,11 +116,11 @@ class IndexDirectory:
         """Parse and validate a directory.
 
         Args:
-            data: its bytes.
-            checksum: its CRC-32C, as the clip's row has it.
+            data: the directory's bytes.
+            checksum: its CRC-32C in the clip's row.
 
         Raises:
-            ValueError: it is damaged. Says how.
+            ValueError: the directory is damaged; the message says how.
         """
         if not len(data) or len(data) % ENTRY_BYTES:
             raise ValueError(f"a directory has a multiple of {ENTRY_BYTES} bytes, this one {len(data)}")
@@ -167,7 +167,7 @@ class IndexDirectory:
             data: uint8, the bytes of `span`.
 
         Raises:
-            ValueError: a block is damaged. Says how.
+            ValueError: a block is damaged; the message says how.
         """
         first = self.first_packet[begin : end + 1] - self.first_packet[begin]
         if len(data) != PACKET_BYTES * first[-1]:
@@ -189,7 +189,7 @@ class IndexDirectory:
 
     def _check(self, index: FrameIndex, begin: int, end: int, first: Int64) -> None:
         """Raise ValueError unless blocks [begin, end), which begin at packets `first` of the index, have the frames and
-        times that the directory says."""
+        times in the directory."""
         hidden = index.flags & HIDDEN
         for block in range(begin, end):
             part = slice(int(first[block - begin]), int(first[block - begin + 1]))

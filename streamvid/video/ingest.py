@@ -1,8 +1,8 @@
-"""An MP4 or MOV file → a stored clip by the file's own tables, without a demuxer: twice as fast as
-`streamvid.video.remux`, which takes all other files.
+"""Makes a stored clip of an MP4 or MOV file from the file's own tables, without a demuxer: twice as fast as
+`streamvid.video.remux`, which is for all other files.
 
-The video track is read once, in large blocks; its packets are classified and hashed as they pass. Nothing is written:
-the header of the clip's MP4 is known then, and whoever writes the clip copies the packets from the source.
+The video track is read once, in large blocks; its packets are classified and hashed meanwhile. Nothing is written: the
+result has the header of the clip's MP4, and writing the clip copies the packets from the source.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
 
     Args:
         source: a local video file.
-        cut_only: for `streamvid.video.trim.trim_clip` alone: then the index holds positions in the source.
+        cut_only: whether the clip is only for `streamvid.video.trim.trim_clip`: then its index has positions in the
+            source.
 
     Raises:
         NeedsDemuxerError: the file cannot be read by its tables.
@@ -109,7 +110,7 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
 
 def _check_order(clip: StoredClip) -> None:
     shown = clip.index.pts[(clip.index.flags & HIDDEN) == 0]
-    # VP9 and AV1 are output in decode order, whatever their times.
+    # VP9 and AV1 are output in decode order, regardless of their times.
     if clip.has_trait(UNORDERED) or (clip.codec in ("vp9", "av1") and (np.diff(shown) < 0).any()):
         raise NeedsDemuxerError("times in another order than that of its pictures")
 
@@ -121,16 +122,16 @@ ReadSpans = Callable[[Sequence[tuple[int, int]]], Sequence[bytes]]
 def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredClip:
     """The clip of an MP4 or MOV file by its tables and very few of its packets, with positions in the file.
 
-    What tables do not tell is taken as it is in sound files: sync samples are random access packets, and of those some
-    are looked at; pictures are output in the order of their times. Nothing is known to be disposable. Whoever decodes
-    checks it: `streamvid.video.packet_selection`.
+    Properties that tables do not have are assumed to be as in sound files: sync samples are random access packets,
+    which is checked for some of them, and pictures are output in the order of their times. No packet counts as
+    disposable. Loaders check the assumptions when they read packets: `streamvid.video.packet_selection`.
 
     Args:
-        file: it, open for reading.
+        file: the file, open for reading.
 
     Raises:
         NeedsDemuxerError: the file cannot be read by its tables, or they contradict the packets.
-        OSError, DatasetError: it cannot be read.
+        OSError, DatasetError: the file cannot be read.
     """
     try:
         found = _look_at_packets(read_track(file, more=True), read)
@@ -139,7 +140,7 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
         order[np.argsort(pts, kind="stable")] = np.arange(len(pts))
         anchor = np.maximum.accumulate(np.where(track.sync, np.arange(len(pts)), 0))
         leading = pts < pts[anchor]
-        hides = track.codec == "vp9"  # there may be non-displayed pictures in any of its packets
+        hides = track.codec == "vp9"  # any of its packets may have non-displayed pictures
         kinds = [
             PacketKind(random_access=access, skipped_leading=behind, order=rank, show_existing=hides, superframe=hides)
             for access, behind, rank in zip(track.sync.tolist(), leading.tolist(), order.tolist(), strict=True)
@@ -153,14 +154,14 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
 
 @dataclass(frozen=True)
 class _Header:
-    """What a file's tables and its first packet say.
+    """The contents of a file's tables and of its first packet.
 
     Attributes:
         track: the tables.
-        frame_format, profile: of the first packet's picture.
-        stsd: the sample description that the clip gets.
-        times: of its packets.
-        of: classifies its packets, and has seen the first.
+        frame_format, profile: format of the first packet's picture, and the stream's profile.
+        stsd: the sample description for the clip.
+        times: times of its packets.
+        of: classifies its packets; has been called with the first.
     """
 
     track: VideoTrack
@@ -188,7 +189,7 @@ class _Header:
 
 
 def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
-    """Read as much of the first packet as a decoder makes a picture of, and as much of others as tells their kind."""
+    """Read enough of the first packet to decode its picture, and enough of some others to classify them."""
     first = track.size[:1].tolist()[0]
     if track.codec not in ("h264", "hevc", "mpeg4"):
         return _probe(track, *read(_spans(track, [0], first)))
@@ -238,7 +239,7 @@ def _head_as_packet(track: VideoTrack, head: bytes) -> bytes:
 
 
 def _spans(track: VideoTrack, numbers: list[int], most: int) -> list[tuple[int, int]]:
-    """Where in the file the first bytes of packets are."""
+    """The byte ranges in the file of the first bytes of packets."""
     starts, sizes = track.offset[numbers].tolist(), track.size[numbers].tolist()
     return [(start, start + min(size, most)) for start, size in zip(starts, sizes, strict=True)]
 
@@ -252,8 +253,8 @@ def _probe(track: VideoTrack, first: bytes) -> _Header:
 
 
 def _sample_description(track: VideoTrack, frame_format: FrameFormat) -> bytes:
-    """The sample description as FFmpeg's muxer writes it: with the size of decoded frames, and with `hvc1` in place of
-    `hev1`, as more players take it."""
+    """The sample description as FFmpeg's muxer writes it: with the size of decoded frames, and with `hvc1` instead of
+    `hev1`, which fewer players support."""
     stsd = track.stsd
     if track.codec == "hevc" and stsd[20:24] != b"hvc1":
         configuration = hevc.with_complete_arrays(track.configuration)

@@ -1,4 +1,4 @@
-"""What of a video file is not packed: other tracks, and what lies behind its end where it is cut off."""
+"""Finds the content of a video file that is not packed: other tracks, and the missing end of a file that is cut off."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SEGMENT: Final = 0x18538067
 
 
 def left_out(source: VideoFile) -> tuple[str, ...]:
-    """What is not packed of a file: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`.
+    """The content of a file that is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: as of `streamvid.video.probe.video_stream`.
+        OSError: the file cannot be read.
+        ValueError: as in `streamvid.video.probe.video_stream`.
     """
     with source.open() as (container, _):
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
@@ -29,7 +29,8 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
 
 
 def _is_cut_off(path: Path, container: str) -> bool:
-    """Whether a file of FFmpeg's demuxer `container` is shorter than it says: Matroska and MP4 alone do."""
+    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which only Matroska and MP4
+    do."""
     length = path.stat().st_size
     with path.open("rb") as file:
         if container == "mov":
@@ -38,8 +39,8 @@ def _is_cut_off(path: Path, container: str) -> bool:
 
 
 def _matroska_end(file: BinaryIO, length: int) -> int:
-    """Where the Segment of a Matroska or WebM file ends (RFC 8794, 4 and 5; RFC 9559, 5.1); its length if it does not
-    say, as of live recordings."""
+    """The end of the Segment of a Matroska or WebM file (RFC 8794, 4 and 5; RFC 9559, 5.1); the file's length if the
+    Segment's size is unknown, as in live recordings."""
     at = 0
     for wanted in (_EBML, _SEGMENT):
         file.seek(at)

@@ -82,7 +82,7 @@ class NativeRun(ctypes.Structure):
         self._marks, self._shown = marks, shown = np.zeros((2, int(ranks.max()) - first + 1), dtype=np.uint8)
         self._rows = {rank - first: rows[rank] for rank in ranks.tolist() if rank in rows}
         marks[list(self._rows)] = 1
-        # Kept, as C reads and writes them.
+        # Kept alive, because C reads and writes them.
         self._kept = data, sizes, ranks, taken = *map(np.ascontiguousarray, (data, sizes, ranks)), taken
         self._stream = data, sizes
         self._find, self._size = targets, size
@@ -130,7 +130,7 @@ class NativeRun(ctypes.Structure):
 @cache
 def compiled() -> Any:
     """The compiled library; None, and one warning, if it was not built or does not support the FFmpeg of this PyAV."""
-    import av  # first: it waits for another thread that imports PyAV, which the import of a part of it does not
+    import av  # first, because this waits for another thread that imports PyAV, while importing a part of PyAV does not
     import av.container.core
 
     reason = "it was not built: install streamvid again where there is a C compiler"

@@ -1,8 +1,7 @@
-"""The fewest packets that decode to given frames of a clip, the byte ranges to read for them, and checks of the bytes
-that were read against the index.
+"""Selects the fewest packets that decode to given frames of a clip, and the byte ranges to read for them, and checks
+the bytes read against the index.
 
-docs/format.md specifies the packets that a frame needs; this is the same rule for any number of frames at once, on
-arrays.
+docs/format.md specifies the packets that a frame needs; this implements the rule on arrays, for any number of frames.
 """
 
 from __future__ import annotations
@@ -113,7 +112,8 @@ def slice(
 
     Raises:
         IndexError: the clip does not have one of the frames.
-        ValueError: no frames, or no whole numbers that rise; `stsd` is damaged; `read` returned more or fewer bytes.
+        ValueError: `frames` is empty, or not ascending whole numbers; `stsd` is damaged; `read` returned more or fewer
+            bytes.
     """
     numbers = np.asarray(frames)
     if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
@@ -134,22 +134,22 @@ def _to_mp4(stsd: bytes, sizes: Int64, display_order: Int64, data: UInt8, *, siz
 
 
 def select_packets(index: FrameIndex, frames: Int64) -> PacketSelection:
-    """The fewest packets that decode to frames of one clip; arguments and errors as of `select_each`."""
+    """The fewest packets that decode to frames of one clip; arguments and errors as in `select_each`."""
     return select_each([index], [frames])[0]
 
 
 def select_each(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> list[PacketSelection]:
-    """The fewest packets of each of some clips that decode to some of its frames.
+    """For each of several clips, the fewest packets that decode to the wanted frames.
 
-    All clips share each call of NumPy: for the few packets of a clip, calls cost more than what they do.
+    All clips share each call of NumPy, because for the few packets of a clip the call itself costs most.
 
     Args:
         indexes: one per clip.
         frames: for each clip int64 [wanted], frame numbers, ascending, without repeats.
 
     Raises:
-        IndexError: a frame number that the clip does not have.
-        ValueError: no frames, or numbers that do not rise.
+        IndexError: a clip does not have a frame of that number.
+        ValueError: there are no frames, or their numbers do not ascend.
     """
     if not indexes:
         return []
@@ -204,7 +204,7 @@ def select_each(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> list[
 
 
 def _runs(joined: Bool) -> tuple[Int64, Int64]:
-    """The first and the last of each run of values; bool [values - 1] says whether each is joined with the next."""
+    """The first and the last value of each run; bool [values - 1] says whether each value is joined with the next."""
     cuts = (~joined).nonzero()[0]
     return np.concatenate(([0], cuts + 1)), np.concatenate((cuts, [len(joined)]))
 
@@ -223,8 +223,8 @@ class _Gops:
     access packet (usually none).
 
     Attributes:
-        clip: int64 [GOPs], the clip's place in the list.
-        number: int64 [GOPs], of the GOP in the clip.
+        clip: int64 [GOPs], the clip's index in the list.
+        number: int64 [GOPs], number of the GOP in the clip.
         first, last: int64 [GOPs], its first and its last packet that is needed, as positions in decode order.
         last_leading: int64 [GOPs], its last leading packet that is wanted, -1 if there is none.
     """
@@ -237,15 +237,15 @@ class _Gops:
 
 
 def _needed_gops(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> tuple[_Gops, Int64, Int64]:
-    """The GOPs on which some frames of clips depend, and of each frame, int64 [frames], its GOP's place among them, and
-    its packet's position in decode order."""
+    """The GOPs on which some frames of clips depend; and for each frame, int64 [frames], the index of its GOP among
+    them, and its packet's position in decode order."""
     packets = [index.visible[numbers] for index, numbers in zip(indexes, frames, strict=True)]
     each = list(zip(indexes, packets, strict=True))
     packet = np.concatenate(packets)
     gop = np.concatenate([index.starts.searchsorted(own, "right") for index, own in each])
     leading = (np.concatenate([index.flags[own] for index, own in each]) & LEADING) != 0
     sizes = np.array([len(index.starts) + 1 for index in indexes])
-    begins = sizes.cumsum() - sizes  # numbers of GOPs count on from clip to clip below
+    begins = sizes.cumsum() - sizes  # below, GOPs are numbered over all clips
     key = gop + begins.repeat([*map(len, packets)])
     keys, before = np.unique(key), np.empty(0, dtype=np.int64)
     if leading.any():
@@ -266,7 +266,7 @@ def _needed_gops(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> tupl
 
 
 def byte_ranges(packets: PacketSelection, *, gap: int = GAP_BYTES, waste: float = math.inf) -> Int64:
-    """The byte ranges of one clip, int64 [ranges, 2]; arguments as of `byte_ranges_of_each`."""
+    """The byte ranges of one clip, int64 [ranges, 2]; arguments as in `byte_ranges_of_each`."""
     return byte_ranges_of_each([packets], gap=gap, waste=waste)[0]
 
 
@@ -275,14 +275,14 @@ def byte_ranges_of_each(
 ) -> list[Int64]:
     """The byte ranges of clips' MP4s to read for selections, one per clip.
 
-    Packets with few unwanted bytes between them share a range. Within a GOP, that is wherever at most `gap` bytes lie
-    between; across GOPs as well, the smallest gaps first, until `waste` is used up. With a `gap` of as many bytes as
-    an object store sends during a request's latency, there is at most one request per GOP.
+    Packets with few unwanted bytes between them share a range: gaps of at most `gap` bytes are read over, within GOPs
+    always, across GOPs the smallest first, until `waste` is used up. With a `gap` of as many bytes as an object store
+    sends during a request's latency, there is at most one request per GOP.
 
     Args:
-        gap: the most unwanted bytes to read between two packets.
-        waste: the most unwanted bytes to read in all of a clip, as a share of the wanted ones, such as 0.15. Those
-            within GOPs count, but are read even if they are more.
+        gap: most unwanted bytes to read between two packets.
+        waste: most unwanted bytes to read in a clip, as a share of the wanted bytes, such as 0.15. Gaps within GOPs
+            count, but are read even if they exceed it.
 
     Returns:
         for each clip int64 [ranges, 2]: start and end, ascending.
@@ -359,7 +359,7 @@ def extract_each(
 
 
 def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:
-    """Which packet of a selection is the first whose bytes have not the CRC-32C of the index; None if all have.
+    """The first packet of a selection whose CRC-32C differs from the index; None if there is none.
 
     Args:
         data: uint8 [bytes], as `extract_packets` returns it.
@@ -377,7 +377,7 @@ def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:
 
 
 def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8) -> tuple[int, str] | None:
-    """The first packet of a selection that contradicts the index, and how; None if none does.
+    """The first packet of a selection whose bitstream contradicts the index, and how; None if none does.
 
     Args:
         data: uint8 [bytes], the packets one after another.

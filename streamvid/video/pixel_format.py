@@ -33,8 +33,8 @@ def encoded_size(width: int, height: int, codec: Target, short_side: int | None)
 
     Args:
         width, height: of the source's frames, in pixels.
-        codec: to encode to.
-        short_side: pixels of the shorter side; None, or more than the source has: not scaled.
+        codec: the codec to encode to.
+        short_side: pixels of the shorter side; None, or more than the source's: not scaled.
 
     Returns:
         width and height, in pixels.
@@ -43,17 +43,17 @@ def encoded_size(width: int, height: int, codec: Target, short_side: int | None)
     part, whole = (short_side, shorter) if short_side is not None and short_side < shorter else (1, 1)
 
     def rounded(side: int) -> int:
-        # The even number that is nearest to side·part/whole; half way goes down, so that nothing is made larger.
+        # The even number nearest to side·part/whole; halves are rounded down, so that no side grows.
         return max(-2 * ((whole - side * part) // (2 * whole)), ENCODERS[codec].min_side)
 
     return rounded(width), rounded(height)
 
 
 class EncoderFormat:
-    """Converts frames to one size and pixel format that an encoder takes, chosen by the first frame.
+    """Converts frames to one size and pixel format of an encoder, chosen by the first frame.
 
-    Primaries, transfer, matrix and range are kept, and no tone mapping is done. Matrix and range are always tagged, by
-    `streamvid.color.tags.settled_tags`: a player guesses them by the frame size, which may be another now.
+    Primaries, transfer, matrix and range are kept; there is no tone mapping. Matrix and range are always tagged, by
+    `streamvid.color.tags.settled_tags`, because players guess missing tags from the frame size, which may have changed.
     RGB becomes BT.601, tagged so; frames for Motion JPEG, which has no tags, become BT.601 in full range. An alpha
     channel is dropped.
 
@@ -88,7 +88,7 @@ class EncoderFormat:
         self._reformatter = VideoReformatter()
 
     def _meaning(self, frame: VideoFrame) -> tuple[int, Colorspace, ColorRange]:
-        """A frame's matrix, as H.273's number and for swscale, and its range. A stream may change both midway."""
+        """A frame's matrix, as H.273's number and for swscale, and its range. Both may change within a stream."""
         rgb, name = _is_rgb(frame), frame.format.name
         own_range = int(frame.color_range) or (_FULL if name.startswith(("gray", "ya", "pal", "mono")) else _LIMITED)
         try:
@@ -117,7 +117,7 @@ class EncoderFormat:
         """The frame in the encoder's format.
 
         Raises:
-            VideoError: swscale cannot convert it.
+            VideoError: swscale cannot convert the frame.
         """
         _, from_matrix, from_range = self._meaning(frame)
         try:
@@ -130,7 +130,7 @@ class EncoderFormat:
                 dst_colorspace=self._to_matrix,
                 src_color_range=from_range,
                 dst_color_range=self._to_range,
-                # The same pixels on every machine, whatever its instruction set.
+                # Bit-exact, so that pixels are the same with every instruction set.
                 interpolation=Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT,
                 threads=1,
             )

@@ -1,7 +1,7 @@
-"""A video file through FFmpeg: its stream's codec, the format of its first frame, its packets.
+"""Reads a video file through FFmpeg: its stream's codec, the format of its first frame, its packets.
 
-Demuxers are relied on for what they parse (containers, edit lists, Annex B), not for what they guess: frame sizes in
-container headers, and what an AVI packet holds.
+Demuxers are trusted with what they parse (containers, edit lists, Annex B), but not with what they guess (frame sizes
+from container headers, the content of AVI packets).
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ CODECS: Final = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg")
 
 
 class CannotCopyError(VideoError, ValueError):
-    """A video whose packets cannot be stored, but what they decode to can: its codec is none of CODECS, or an MP4 does
-    not hold its times."""
+    """A video whose packets cannot be stored, although its frames can, by transcoding: its codec is none of CODECS, or
+    an MP4 cannot have its times."""
 
     def __str__(self) -> str:
-        # Not in the arguments, with which an error from a worker process is made a second time.
+        # Not an argument, since an error from a worker process is constructed again from its arguments.
         return f"{super().__str__()}: transcode it, with --codec or --for gpu"
 
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """The headers of a video stream, as far as container headers are reliable.
+    """The properties of a video stream for which container headers are reliable.
 
     Attributes:
         codec: one of CODECS.
-        profile: as FFmpeg names it, or empty.
-        annex_b: packets hold NAL units behind start codes rather than behind lengths.
+        profile: FFmpeg's name of the profile, or "".
+        annex_b: whether NAL units in packets have start codes instead of lengths.
         container: the first of FFmpeg's names of the container's format, such as "mov" or "avi".
     """
 
@@ -84,17 +84,18 @@ class FrameFormat:
 
 
 def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = True) -> InputContainer:
-    """Open a local file by its content, and nothing that it may refer to: playlists and the like could name any URL.
+    """Open a local file by its content, but no files that it refers to, because playlists and the like could name any
+    URL.
 
     Args:
         apply_edits: let FFmpeg apply the edit lists of an MP4.
-        fill_times: let FFmpeg make up times that the container does not have.
+        fill_times: let FFmpeg invent times that the container does not have.
 
     Raises:
-        ValueError: it is empty, or of none of the formats in `streamvid.video.containers`.
+        ValueError: the file is empty, or of none of the formats in `streamvid.video.containers`.
     """
     options = {"protocol_whitelist": "file", "format_whitelist": ",".join(FORMATS), "enable_drefs": "0"}
-    options["max_pixels"] = str(MAX_PIXELS)  # of what FFmpeg decodes to find out about the streams
+    options["max_pixels"] = str(MAX_PIXELS)  # limits the pictures that FFmpeg decodes to find out about the streams
     if not apply_edits:
         options["ignore_editlist"] = "1"
     if not fill_times:
@@ -118,9 +119,9 @@ class VideoFile:
     """A video in a local file.
 
     Attributes:
-        path: of the file.
-        track: which of its video tracks, as FFmpeg counts `V:0`, `V:1`, …; None: the one that `video_stream` chooses.
-        fps: frames per second, of a file that states neither times nor a rate.
+        path: path of the file.
+        track: number of the video track, as in FFmpeg's `V:0`, `V:1`, …; None: the one that `video_stream` chooses.
+        fps: frames per second of a file that has neither times nor a rate.
     """
 
     path: Path
@@ -131,9 +132,10 @@ class VideoFile:
     def open(
         self, *, apply_edits: bool = True, fill_times: bool = True
     ) -> Iterator[tuple[InputContainer, VideoStream]]:
-        """The open file and its video track, decoded by one thread, as worker processes run on every core.
+        """A context with the open file and its video track, which one thread decodes, because worker processes use all
+        cores.
 
-        Arguments and errors as of `open_video` and `video_stream`.
+        Arguments and errors as in `open_video` and `video_stream`.
         """
         with closing(open_video(self.path, apply_edits=apply_edits, fill_times=fill_times)) as container:
             stream = video_stream(container, self.track)
@@ -144,7 +146,7 @@ class VideoFile:
 
 
 def video_streams(container: InputContainer) -> list[VideoStream]:
-    """The video tracks that are no cover pictures or thumbnails: FFmpeg's `V`."""
+    """The video tracks without cover pictures and thumbnails: FFmpeg's `V`."""
     pictures = av.stream.Disposition.attached_pic | av.stream.Disposition.timed_thumbnails
     return [stream for stream in container.streams.video if not stream.disposition & pictures]
 
@@ -152,15 +154,15 @@ def video_streams(container: InputContainer) -> list[VideoStream]:
 def video_stream(container: InputContainer, track: int | None = None) -> VideoStream:
     """A video track, by default the one that FFmpeg would take.
 
-    That is, of those with a decoder, one that is marked as default, then one with the largest pictures, and then the
+    Of the tracks with a decoder, it prefers those marked as default, then those with the largest pictures, then the
     first by `av_find_best_stream`, which counts bits.
 
     Args:
         container: as `open_video` gives it.
-        track: its number in `video_streams`.
+        track: the track's number in `video_streams`; None: FFmpeg's choice.
 
     Raises:
-        ValueError: there is none, or none of that number.
+        ValueError: there is no video track, or none of that number.
     """
     streams = video_streams(container)
     if not streams:
@@ -184,8 +186,8 @@ def read_stream_info(source: VideoFile) -> StreamInfo:
     """Read the headers of a file's video stream.
 
     Raises:
-        ValueError: no video track, or a part of a split MXF clip.
-        CannotCopyError: a codec that is not stored.
+        ValueError: the file has no video track, or is a part of a split MXF clip.
+        CannotCopyError: the codec is none of CODECS.
     """
     with source.open() as (container, stream):
         check_pattern(container.metadata.get("operational_pattern_ul", ""))
@@ -205,13 +207,13 @@ _ENCRYPTED: Final = "it is encrypted, as by a DRM: decrypt it first"
 
 
 def _check_readable(stream: VideoStream, entries: Mapping[bytes, Mapping[bytes, bytes]]) -> None:
-    """Refuse what FFmpeg demuxes and does not decode.
+    """Refuse tracks that FFmpeg demuxes but cannot decode.
 
     Args:
-        entries: its sample entries, if the file is an MP4.
+        entries: the track's sample entries, if the file is an MP4.
 
     Raises:
-        ValueError: it is encrypted, or in a codec without a decoder.
+        ValueError: the track is encrypted, or in a codec without a decoder.
     """
     if b"encv" in entries or any(b"sinf" in boxes for boxes in entries.values()):
         raise ValueError(_ENCRYPTED)
@@ -223,10 +225,10 @@ def _check_readable(stream: VideoStream, entries: Mapping[bytes, Mapping[bytes, 
 
 
 def probe_first_frame(source: VideoFile) -> FrameFormat:
-    """Decode the first frame that is displayed, or where nothing can be decoded that an edit list shows, the first.
+    """Decode the first displayed frame, or, if no frame that the edit list shows can be decoded, the first frame.
 
     Raises:
-        ValueError: no frame decodes, or it is too large, or to be shown askew.
+        ValueError: no frame decodes, or the frame is too large, or has an unsupported display matrix.
     """
     with suppress(av.error.InvalidDataError, _NoFrameError):
         return _first_frame(source, apply_edits=True)
@@ -256,32 +258,33 @@ def _first_frame(source: VideoFile, *, apply_edits: bool) -> FrameFormat:
 
 
 def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
-    """The same as `probe_first_frame`, and the profile as in `StreamInfo`, from the first packet of a track alone.
+    """The result of `probe_first_frame`, and the profile as in `StreamInfo`, from only the first packet of a track.
 
     Args:
-        track: as read from the file's tables.
+        track: the track as read from the file's tables.
 
     Raises:
-        ValueError: it does not decode to a frame by itself, or to one that is too large, or askew.
+        ValueError: the packet does not decode to a frame by itself, or the frame is too large, or has an unsupported
+            display matrix.
     """
     if not track.configuration:  # it is part of what FFmpeg's demuxer reads
         context = open_context(track.stsd, 0)
     else:
         context = bare_context(_DECODERS.get(track.codec, track.codec), track.configuration)
-    context.options = {**context.options, "skip_loop_filter": "all"}  # pixels do not matter here
-    # The container's matrix and range hold where the bitstream has none.
+    context.options = {**context.options, "skip_loop_filter": "all"}  # pixels are not used
+    # The container's matrix and range apply if the bitstream has none.
     if track.matrix is not None:
         context.colorspace = track.matrix
     if track.full_range is not None:
         context.color_range = 2 if track.full_range else 1
     frames = context.decode(padded_packet(packet)) or context.decode(None)
     found = _frame_format(frames[0] if frames else None)
-    # As FFmpeg does it, the bitstream's own (a SEI, or EXIF) counts where the container has none.
+    # As in FFmpeg, the rotation in the bitstream (a SEI, or EXIF) applies if the container has none.
     own = jpeg.rotation(packet) if track.codec == "mjpeg" else found.rotation
     return replace(found, rotation=track.rotation or own), context.profile or ""
 
 
-_DECODERS: Final = {"av1": "libdav1d"}  # FFmpeg's own needs hardware
+_DECODERS: Final = {"av1": "libdav1d"}  # FFmpeg's native decoder needs hardware
 
 
 def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> FrameFormat:
@@ -307,13 +310,13 @@ _COLOR_RANGES: Final = {1: "tv", 2: "pc"}  # FFmpeg's AVColorRange
 
 
 def frame_rotation(frame: VideoFrame, source: Path | None = None) -> int:
-    """How the frame is to be shown: one of `streamvid.mp4.boxes.ROTATIONS`.
+    """The display rotation of a frame: one of `streamvid.mp4.boxes.ROTATIONS`.
 
     Args:
-        source: named in a warning, where the frame's display matrix is garbage, so that players ignore it.
+        source: named in a warning if the frame's display matrix is invalid, so that players ignore it.
 
     Raises:
-        ValueError: it is to be turned by other than quarter turns, or sheared.
+        ValueError: the display matrix rotates by other than quarter turns, or shears.
     """
     try:
         data: Any = frame.side_data.get("DISPLAYMATRIX")

@@ -42,11 +42,11 @@ class PacketTimes:
         pts: int64 [packets], in ticks of `time_base`.
         size: int64 [packets], in bytes.
         keyframe: bool [packets], the container's key frame flags.
-        hidden: bool [packets], cut off by an edit list.
-        last_duration: of the last packet that has a duration, in ticks; 0 if none has.
+        hidden: bool [packets], whether an edit list cuts the packet off.
+        last_duration: duration in ticks of the last packet that has one; 0 if none has.
         time_base: seconds per tick, as (numerator, denominator).
-        edits_applied: FFmpeg applied the edit lists when it demuxed these packets.
-        num_skipped: packets that the demuxer gives before these, and that are left out.
+        edits_applied: whether FFmpeg applied the edit lists when it demuxed these packets.
+        num_skipped: number of packets that the demuxer returns before these, and that are left out.
     """
 
     pts: Int64
@@ -59,10 +59,10 @@ class PacketTimes:
     num_skipped: int = 0
 
     def up_to_last_visible(self) -> PacketTimes:
-        """The same without the packets after the last visible one in decode order: no frame depends on them.
+        """A copy without the packets after the last visible one in decode order, on which no frame depends.
 
         Raises:
-            ValueError: none is visible.
+            ValueError: no packet is visible.
         """
         shown = np.flatnonzero(~self.hidden)
         if len(shown) == 0:
@@ -70,7 +70,7 @@ class PacketTimes:
         return self.rows(slice(0, int(shown[-1]) + 1))
 
     def rows(self, rows: slice) -> PacketTimes:
-        """The same for some of the packets."""
+        """A copy with some of the packets."""
         return replace(
             self, pts=self.pts[rows], size=self.size[rows], keyframe=self.keyframe[rows], hidden=self.hidden[rows]
         )
@@ -81,21 +81,21 @@ class PacketTimes:
         return int(self.pts[~self.hidden].min())
 
     def last_frame_ticks(self) -> int:
-        """Ticks for which the last frame is shown: see `last_frame_duration`."""
+        """Duration of the last frame in ticks: see `last_frame_duration`."""
         return last_frame_duration(np.unique(self.pts), self.last_duration, Fraction(*self.time_base))
 
 
 def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
-    """Ticks for which the last frame of a video is shown.
+    """Duration of the last frame of a video in ticks.
 
     Args:
-        times: int64 [frames], presentation times, rising.
-        stated: the container's statement, in ticks.
+        times: int64 [frames], presentation times, ascending.
+        stated: the duration in the container, in ticks.
         time_base: seconds per tick.
 
     Returns:
-        what is stated if that is positive and at most 10 times the longest distance of frames; else the median
-        distance, or 1/25 s for a single frame.
+        `stated` if that is positive and at most 10 times the longest distance of frames; else the median distance, or
+        1/25 s for a single frame.
     """
     steps = np.diff(times)
     typical = int(np.median(steps)) if len(steps) else max(1, round(1 / time_base / 25))
@@ -143,10 +143,10 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
 
 
 def decoded_times(source: VideoFile, codec: str, container: str) -> Int64 | None:
-    """int64 [frames], rising, the times of the frames that a file decodes to; None where they are those of its packets.
+    """int64 [frames], ascending: the times of the decoded frames of a file; None if they are those of its packets.
 
     Args:
-        codec, container: as FFmpeg names them.
+        codec, container: FFmpeg's names.
 
     Raises:
         ValueError: times are missing, or two are the same.
@@ -158,11 +158,11 @@ def decoded_times(source: VideoFile, codec: str, container: str) -> Int64 | None
 def _date_by_order(
     source: VideoFile, demuxed: _Demuxed, codec: str, container: str, *, count: int | None = None
 ) -> tuple[Int64, Int64] | None:
-    """Times by the order of the decoded pictures, where the container dates packets for decoding, or dates only some.
+    """Times by the order of the decoded pictures, if a container has only decode times, or times of only some packets.
 
     Returns:
-        int64 [frames], the packets' numbers in the order of their pictures, and int64 [frames], their times, rising.
-        None where each packet has a presentation time that can be trusted.
+        int64 [frames], the packets' numbers in the order of their pictures, and int64 [frames], their times, ascending;
+        None if each packet has a reliable presentation time.
     """
     pts, clock = demuxed.packets.pts, demuxed.clock
     if container in _DATES_PACKS:
@@ -192,10 +192,10 @@ class _Demuxed:
     """A video track as FFmpeg demuxes it.
 
     Attributes:
-        packets: its packets; `_NO_PTS` for those without a presentation time.
-        clock: int64 [packets], decode times in ticks; `_NO_PTS` for those without.
-        duration: int64 [packets], for how long each is shown, in ticks; 0 where that is not known.
-        expected: number of packets that the container's header promises; 0 if it does not say.
+        packets: its packets; `_NO_PTS` for packets without a presentation time.
+        clock: int64 [packets], decode times in ticks; `_NO_PTS` for packets without one.
+        duration: int64 [packets], duration of each in ticks; 0 if unknown.
+        expected: number of packets according to the container's header; 0 if it has none.
         track: the track's number in the container.
     """
 
@@ -207,7 +207,7 @@ class _Demuxed:
 
 
 def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
-    """int64 [packets], the presentation times that the container has, without those that FFmpeg makes up."""
+    """int64 [packets]: the presentation times in the container, without those that FFmpeg invents."""
     with source.open(fill_times=False) as (container, stream):
         found = demux(container, stream, codec)
         pts = np.array([_NO_PTS if packet.pts is None else packet.pts for packet in found], dtype=np.int64)
@@ -259,24 +259,24 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
 
 
 def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:
-    """Apply an edit list here, where FFmpeg cuts off frames that the edit list shows.
+    """Apply an edit list here if FFmpeg cuts off frames that the edit list shows.
 
     FFmpeg compares decode times with the end of an edit (mov.c, mov_fix_index). So it may leave out a key frame there,
     or pictures that are shown before it and decoded after it. Of fragmented files it may hide the first fragment.
 
     Args:
         edited, whole: the packets as FFmpeg demuxes them with and without edit lists.
-        edit: the part of the track that the edit list shows, if it is one part.
+        edit: the part of the track that the edit list shows; None if it is not a single part.
 
     Returns:
-        the packets that are needed; None if FFmpeg loses none, or that is not known.
+        the needed packets; None if FFmpeg loses none, or if that is unknown.
     """
     if edit is None or (whole.pts == _NO_PTS).any():
         return None
     shown = (whole.pts >= edit.begin) & (whole.pts < edit.end)
     if shown.sum() <= np.count_nonzero(~edited.hidden):
         return None
-    # From the last key frame on that comes, by decode order and by time, before all that is shown.
+    # From the last key frame on that precedes, in decode order and in time, all frames that are shown.
     keys = np.flatnonzero(whole.keyframe)
     before = keys[(keys <= np.argmax(shown)) & (whole.pts[keys] <= whole.pts[shown].min())]
     first = int(before[-1]) if len(before) else 0
@@ -284,12 +284,12 @@ def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) ->
 
 
 def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> PacketTimes:
-    """Assign the same times to the packets that are shown, in the order in which a decoder outputs their pictures.
-    Those of hidden ones come behind the one before, in finer ticks where there are too few. `source` and `codec` are as
-    for `scan_packet_times`.
+    """Reassign the times of the displayed packets, in the order in which a decoder outputs their pictures. A hidden
+    packet gets a time after that of the previous packet, in finer ticks if there is no room. `source` and `codec` are
+    as in `scan_packet_times`.
 
     Raises:
-        ValueError: packets and frames do not match, two frames have the same time, or none is shown.
+        ValueError: packets and frames do not match, two frames have the same time, or no frame is displayed.
     """
     output = output_order(
         source, codec, count=len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped
@@ -310,21 +310,21 @@ def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> Packet
 
 
 def _shown(found: PacketTimes, order: Int64, times: Int64) -> PacketTimes:
-    """The packets at other times: int64 [packets], rising, in the order of their pictures."""
+    """The packets at new times, int64 [packets], ascending, in the order of their pictures."""
     pts = np.empty(len(order), dtype=np.int64)
     pts[order] = times
     return replace(found, pts=pts, hidden=np.zeros(len(pts), dtype=bool))
 
 
 def _fill_times(times: Int64, durations: Int64) -> Int64:
-    """Times of all frames, where a container has those of some: see `_DATES_PACKS`.
+    """The times of all frames from a container that has only some: see `_DATES_PACKS`.
 
-    A frame is shown when the one before it ends, and dates correct that. One date that neither of its neighbours agrees
-    with is passed over: FFmpeg's parsers give it to the wrong frame where a start code lies across two packs.
+    A frame begins when the previous one ends, and stored times correct that. A time that agrees with neither of its
+    neighbours is ignored, because FFmpeg's parsers give it to the wrong frame if a start code lies across two packs.
 
     Args:
-        times: int64 [frames], in display order, in ticks; -2**63 for those without.
-        durations: int64 [frames], in ticks; 0 where they are not known.
+        times: int64 [frames], in display order, in ticks; -2**63 for frames without a time.
+        durations: int64 [frames], in ticks; 0 if unknown.
 
     Returns:
         int64 [frames].
@@ -341,7 +341,7 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
     if len(at) > 2:
         middle = np.median(np.stack([ahead[:-2], ahead[1:-1], ahead[2:]]), axis=0)
         ahead = np.concatenate([middle[:1], middle, middle[-1:]])
-    # Where the clock falls back, recordings were joined: the frames' durations go on.
+    # The clock falls back where recordings were joined; then the frames' durations continue the times.
     steps = np.diff(ahead)
     ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -_RESTART_FRAMES * np.median(durations), steps, 0))])
     filled: Int64 = ends - durations + np.round(np.interp(np.arange(len(times)), at, ahead)).astype(np.int64)

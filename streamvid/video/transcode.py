@@ -1,7 +1,7 @@
 """Transcoding: frames → an MP4 with closed GOPs, in 4:2:0.
 
-The MP4 is then stored like any other video (`streamvid.video.remux`). Encoders run with one thread and options by which
-the same frames give the same bytes on every machine; docs/packing.md has the cost of that.
+The MP4 is then stored like any other video (`streamvid.video.remux`). Encoders run with one thread, and with options
+for the same bytes on every machine; docs/packing.md has the cost of that.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class TranscodeOptions:
 
     Attributes:
         codec: H.264, HEVC, VP9, AV1 or Motion JPEG.
-        short_side: pixels of the shorter side; frames are made smaller, never larger. None: as they are.
-        max_fps: frames per second at most; frames are dropped, and none is moved. None: all are kept.
-        gop: frames from one key frame to the next at most.
+        short_side: pixels of the shorter side; frames are made smaller, never larger. None: unchanged.
+        max_fps: most frames per second; frames are dropped, but never moved. None: all are kept.
+        gop: most frames from one key frame to the next.
         crf: quality, in the codec's own measure, smaller is better; None: the codec's default, near lossless to the
             eye. For Motion JPEG the quantiser scale, 1 to 31.
 
     Raises:
-        InputError: a value that cannot be used.
+        InputError: an option is invalid.
     """
 
     codec: Target = "h264"
@@ -91,14 +91,14 @@ class TimedFrames:
     """Frames to be encoded, with their presentation times.
 
     Attributes:
-        frames: frames and their times in ticks, rising; read once.
+        frames: frames with their times in ticks, ascending; read once.
         time_base: seconds per tick.
         rate: approximate frames per second, for the encoder's rate control.
-        rotation: how frames are to be shown, one of `streamvid.mp4.boxes.ROTATIONS`; written to the MP4, not applied.
-        end: the tick at which the last frame's display ends; None if that is not known.
-        tags: their clip's `color_space` and `color_range`; None: those of the frames count.
-        siting: of their chroma, by FFmpeg's name. H.264 and HEVC are tagged with another than "left"; VP9 and AV1 have
-            no tag for the centre.
+        rotation: the display rotation, one of `streamvid.mp4.boxes.ROTATIONS`; written to the MP4, not applied.
+        end: the tick at which the last frame ends; None if unknown.
+        tags: the clip's `color_space` and `color_range`; None: the frames' own.
+        siting: siting of the chroma, FFmpeg's name. H.264 and HEVC are tagged if it is not "left"; VP9 and AV1 have no
+            tag for the centre.
     """
 
     frames: Iterable[tuple[VideoFrame, int]]
@@ -120,13 +120,13 @@ def transcode(
     """Decode a video and encode its visible frames into an MP4, at exactly the same times.
 
     Args:
-        source: a clip that was stored by copying: its index tells which frames are shown, and when. Or a file, for
-            codecs that cannot be stored: its timestamps and its edit list tell that.
+        source: a clip that was stored by copying, whose index has the displayed frames and their times; or, for codecs
+            that cannot be stored, a file, with its timestamps and edit list.
         target: the MP4 to write.
         keyframes: seconds from the first visible frame; the first frame at or after each becomes a key frame.
 
     Raises:
-        VideoError: a frame is missing or damaged, or the times do not rise: nothing is concealed.
+        VideoError: a frame is missing or damaged, or times do not ascend; errors are never concealed.
     """
     with as_video_error():
         if isinstance(source, StoredClip):
@@ -143,13 +143,13 @@ def transcode(
 def encode(
     source: TimedFrames, target: Path, options: TranscodeOptions, *, keyframes: Sequence[Fraction | float] = ()
 ) -> None:
-    """Encode frames into an MP4; memory does not grow with their number but for 8 bytes each.
+    """Encode frames into an MP4. Memory grows only by 8 bytes per frame.
 
     Args:
-        target, options, keyframes: as for `transcode`.
+        target, options, keyframes: as in `transcode`.
 
     Raises:
-        VideoError: a frame is damaged, or times do not rise.
+        VideoError: a frame is damaged, or times do not ascend.
     """
     frames = _limit_fps(source, options.max_fps)
     first = next(frames, None)
@@ -162,14 +162,14 @@ def encode(
     muxer_options = {"movflags": "+faststart", "fflags": "+bitexact"}
     encoder = ENCODERS[options.codec]
     settings = encoder_options(options.codec, gop=options.gop, crf=options.crf, width=encoder_format.size[0])
-    # Of chroma in full size, swscale makes samples in the centre.
+    # swscale puts subsampled chroma into the centre.
     siting = "center" if first[0].format.chroma_width(2) > 1 else source.siting
     if siting != "left" and options.codec in ("h264", "hevc"):
         settings["chroma_sample_location"] = siting
     with closing(av.open(os.fspath(target), "w", format="mp4", options=muxer_options)) as output:
         track: Any = output.add_stream(encoder.name, rate=rate, options=settings)
         encoder_format.configure(track.codec_context)
-        # The encoder gets frame numbers as times: its output must not depend on odd time bases or long gaps.
+        # The encoder gets frame numbers as times, so that its output does not depend on odd time bases or long gaps.
         track.codec_context.time_base = 1 / rate
         track.codec_context.gop_size = options.gop
         track.codec_context.thread_count = 1
@@ -186,7 +186,7 @@ def encode(
                 number, key = clock.add(ticks)
                 converted = encoder_format(frame)
                 converted.pts, converted.time_base = number, 1 / rate
-                # A decoded frame still has the picture type that it was coded as.
+                # A decoded frame still has the picture type of its source.
                 converted.pict_type = av.video.frame.PictureType.I if key else av.video.frame.PictureType.NONE
                 yield from track.encode(converted)
             yield from track.encode(None)
@@ -195,7 +195,7 @@ def encode(
         for number, packet in enumerate(packets()):
             if held is not None:
                 output.mux(held)
-            # x265's own decode times are garbage where a video ends within the first frames.
+            # x265's own decode times are wrong if a video ends within the first frames.
             assert packet.pts is not None
             packet.pts = clock.pts(packet.pts)
             packet.dts = clock.dts(number - encoder.reorder_frames)
@@ -212,11 +212,11 @@ def encode(
 
 
 class _FrameClock:
-    """Translates the frame numbers that the encoder is given to times, and tells which frames must be key frames.
+    """Translates the encoder's frame numbers to times, and decides which frames must be key frames.
 
     Args:
         time_base: seconds per tick.
-        keyframes: seconds from the first frame, as for `transcode`.
+        keyframes: seconds from the first frame, as in `transcode`.
     """
 
     def __init__(self, time_base: Fraction, keyframes: Sequence[Fraction | float]) -> None:
@@ -236,22 +236,22 @@ class _FrameClock:
         return len(self._ticks) - 1, key
 
     def pts(self, number: int) -> int:
-        """Ticks from the first frame to the frame of that number."""
+        """Ticks from the first frame to frame `number`."""
         return self._ticks[number] - self._ticks[0]
 
     def dts(self, number: int) -> int:
-        """A decode time, rising and never after the presentation time, for the packet whose number in decode order,
-        less `Encoder.reorder_frames`, is `number`."""
+        """The decode time for the packet whose number in decode order minus `Encoder.reorder_frames` is `number`. It
+        ascends, and is never after the presentation time."""
         return self.pts(number) if number >= 0 else number
 
     def last_duration(self, end: int | None) -> int:
-        """Ticks for which the last frame is shown, if its display ends at the tick `end`."""
+        """Duration of the last frame in ticks, if it ends at the tick `end`."""
         left = 0 if end is None else end - self._ticks[-1]
         return last_frame_duration(np.array(self._ticks, dtype=np.int64), left, self._base)
 
 
 def _limit_fps(source: TimedFrames, max_fps: Fraction | None) -> Iterator[tuple[VideoFrame, int]]:
-    """Drop frames that come sooner than the rate allows, by a grid that restarts after a gap.
+    """Drop frames that exceed the rate, on a grid of times that restarts after a gap.
 
     Frames may be early by a millisecond, as some containers round to them: 33, 67 and 100 ms are 30 frames per second.
     """
@@ -278,13 +278,13 @@ def _frames_of_clip(clip: StoredClip) -> TimedFrames:
 
 
 def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
-    """The visible frames by the index, with their times: one of every visible packet, or an error."""
+    """The visible frames with their times from the index: exactly one for every visible packet."""
     index = clip.index
     order = np.argsort(index.pts, kind="stable")
     display_order = np.empty(len(order), dtype=np.int64)
     display_order[order] = np.arange(len(order))
     visible = (index.flags[order] & HIDDEN) == 0
-    # Visible frames may be predicted from the others, but for leading pictures that lack what they refer to.
+    # Visible frames may be predicted from hidden ones, except leading pictures whose references are missing.
     needed = visible | ((index.flags[order] & LEADING) == 0)
     times = index.pts[order]
     expected = 0
@@ -331,7 +331,7 @@ def _frames_of_file(source: VideoFile) -> TimedFrames:
 
 
 def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:
-    """The frames of a file without times, at a rate, with their times in halves of a frame.
+    """The frames of a file without times, with times by the frame rate, in halves of a frame.
 
     MPEG-2 may show a frame for one and a half or more (repeat_first_field), as film at 24 frames per second is stored
     at 30. FFmpeg's parser adds that to the duration.
@@ -361,7 +361,7 @@ def _decode_dated(source: VideoFile, times: Int64) -> Iterator[tuple[VideoFrame,
 
 
 def _decode_file(source: VideoFile) -> Iterator[tuple[VideoFrame, int]]:
-    """The frames that a file shows by its edit list, with their times."""
+    """The displayed frames of a file, by its edit list, with their times."""
     with source.open() as (_, stream):
         shown = read_edit(source.path, stream.id)
     # FFmpeg loses frames where an edit ends (`streamvid.video.timestamps`).

@@ -1,7 +1,7 @@
-"""Clips cut out of a stored video, frame-exact and without re-encoding: a choice of packets, and their bytes copied.
+"""Cuts clips out of a stored video, frame-exact and without re-encoding, by copying a selection of its packets.
 
-Most cuts begin in the middle of a group of pictures. Then the packets that their frames depend on are stored, too, as
-non-displayed packets (the hidden flag). Which packets those are is told by `streamvid.video.packet_selection`.
+Most cuts begin in the middle of a group of pictures. Then the packets on which their frames depend are stored, too, as
+non-displayed packets (the hidden flag); `streamvid.video.packet_selection` selects them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from streamvid.video.stored_clip import StoredClip
 
 
 def cut_packets(index: FrameIndex, first: int, end: int) -> Int64:
-    """The packets that the frames [first, end) of a video need, and no others.
+    """The packets that the frames [first, end) of a video need.
 
     Args:
         first, end: frame numbers, first < end.
 
     Returns:
-        int64 [packets]: their positions in decode order, rising.
+        int64 [packets]: their positions in decode order, ascending.
 
     Raises:
         IndexError: the video has no such frames.
@@ -37,7 +37,7 @@ def cut_packets(index: FrameIndex, first: int, end: int) -> Int64:
     if not 0 <= first < end <= len(index.visible):
         raise IndexError(f"frames {first} to {end} of a video that has {len(index.visible)}")
     wanted = index.visible[first:end]
-    # Selection is given no more of the video than can be needed, as its work grows with the index.
+    # Select from the part of the index that may be needed, because the work grows with the index.
     start, stop = _decode_range(index, wanted)
     flags = index.flags[start:stop] | HIDDEN
     flags[wanted - start] &= ~np.int64(HIDDEN)
@@ -64,7 +64,7 @@ def _decode_range(index: FrameIndex, wanted: Int64) -> tuple[int, int]:
 def non_displayed_bytes(index: FrameIndex, first: int, end: int) -> int:
     """Bytes of the packets that a clip of the frames [first, end) stores only because its frames depend on them.
 
-    Packets between its frames that the video does not display either, as VP8 and VP9 have, do not count.
+    Packets between its frames that are not displayed in the video either, as in VP8 and VP9, do not count.
     """
     packets = cut_packets(index, first, end)
     wanted = index.visible[first:end]
@@ -87,9 +87,9 @@ def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredCl
     """Make a clip of the frames [first, end) of a video.
 
     Args:
-        whole: the video; its `mp4` may be any file that holds the packets at the offsets of its index.
+        whole: the video; its `mp4` may be any file with the packets at the offsets of its index.
         first, end: frame numbers, first < end.
-        target: where the clip's MP4 is written. Players show its frames alone, by an edit list.
+        target: path of the clip's MP4, which has an edit list, so that players show only its frames.
 
     Raises:
         IndexError: the video has no such frames.

@@ -40,12 +40,12 @@ _LETTERS: Final = 20
 
 @dataclass(frozen=True)
 class Chart:
-    """Numbers of clips by the values of a column, or by intervals of them.
+    """Numbers of clips by the values of a column, or by intervals of values.
 
     Attributes:
-        title: what is counted.
-        bars: values, in order.
-        none: clips without a value.
+        title: the column in words.
+        bars: the values in words, in order.
+        none: number of clips without a value.
     """
 
     title: str
@@ -58,7 +58,7 @@ def dataset_charts(dataset: ClipSource, rows: Int64 | None) -> list[Chart]:
     numbers.
 
     Args:
-        rows: which of them; None for all.
+        rows: the rows that count; None for all.
     """
     taken = None if rows is None else pa.array(rows)
     charts: list[Chart] = []
@@ -72,7 +72,7 @@ def dataset_charts(dataset: ClipSource, rows: Int64 | None) -> list[Chart]:
             continue
         try:
             array = read_column(dataset, name)
-        except StreamvidError:  # the table says why
+        except StreamvidError:  # the table shows the reason
             continue
         chart = _chart(_TITLES.get(name, name), array if taken is None else array.take(taken))
         if chart is not None:
@@ -81,7 +81,7 @@ def dataset_charts(dataset: ClipSource, rows: Int64 | None) -> list[Chart]:
 
 
 def _chart(title: str, array: pa.Array) -> Chart | None:
-    """None for a column without values, or of text and lists of many."""
+    """The histogram of a column; None for a column without values, with many texts, or with lists."""
     none = array.null_count
     if is_number(array):
         values = np.asarray(array.drop_null().to_numpy(zero_copy_only=False))

@@ -1,5 +1,5 @@
-"""Strips, histograms and tables as HTML. Text of a dataset is escaped, and a page may load nothing: a
-Content-Security-Policy allows its own style and script alone, by their SHA-256, and pictures that are part of it."""
+"""Strips, histograms and tables as HTML. Text of a dataset is escaped, and a page can load nothing: a
+Content-Security-Policy allows only its own style and script, by their SHA-256, and inline pictures."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def page(title: str, body: str, data: str = "") -> str:
     """A whole page.
 
     Args:
-        title: as text.
-        body: as HTML.
-        data: JSON for the page's script; without it there is none.
+        title: the title as text.
+        body: the body as HTML.
+        data: JSON for the page's script; None: no script.
     """
     style, script = asset("preview.css"), asset("preview.js") if data else ""
     policy = (
@@ -79,7 +79,7 @@ def lines_html(lines: Iterable[str]) -> str:
 
 
 def fill(template: str, **parts: str) -> str:
-    """A template with parts of HTML, each in the place of its $name; what looks like a name in them stays."""
+    """A template in which each $name is replaced by a part of HTML; names within these parts are not replaced."""
     return Template(template).substitute(parts)
 
 
@@ -89,31 +89,31 @@ def asset(name: str) -> str:
 
 
 def write_page(path: str, html: str) -> int:
-    """Write a page to a file or URL, atomically; returns its size in bytes. Errors as of `check_target`."""
+    """Write a page to a file or URL, atomically; returns its size in bytes. Errors as in `check_target`."""
     data = html.encode("utf-8", errors="replace")
     filesystem.write_bytes(path, data)
     return len(data)
 
 
 def check_target(path: str) -> None:
-    """Whether a page may be written there.
+    """Check that a page may be written to a path.
 
     Raises:
-        InputError: what is there is no page of streamvid.
+        InputError: the path exists, and is no page of streamvid.
         DatasetError: the storage cannot tell.
     """
     if not filesystem.exists(path):
         return
     try:
         ours = GENERATOR.encode() in filesystem.read_bytes(path)[:_HEAD]
-    except StreamvidError:  # a folder, a device, or far larger than a page
+    except StreamvidError:  # it is a folder or a device, or far larger than a page
         ours = False
     if not ours:
         raise InputError(f"{redact(path)} is there, and is no page of streamvid: name another file")
 
 
 def _hash(text: str) -> str:
-    """How a Content-Security-Policy names an inline style or script (CSP Level 3, section 2.3.1)."""
+    """The hash of an inline style or script for a Content-Security-Policy (CSP Level 3, section 2.3.1)."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

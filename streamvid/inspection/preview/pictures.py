@@ -1,5 +1,5 @@
-"""A model's tensor → frames to look at, with layout, dtype and normalisation undone; frames → small JPEGs, and the
-strip that those of a sample make."""
+"""Converts a model's tensor back to frames, undoing layout, dtype and normalisation; and frames to small JPEGs, which
+make the strip of a sample."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Picture:
     """One frame position of a sample.
 
     Attributes:
-        jpeg: the frame.
-        width, height: its pixels.
-        seconds: presentation time, from the clip's first frame; None where it is unknown or the frame is black.
+        jpeg: the frame as a JPEG.
+        width, height: its size in pixels.
+        seconds: presentation time, from the clip's first frame; None if it is unknown or the frame is black.
         real: False for padding.
     """
 
@@ -52,17 +52,17 @@ class Picture:
 
 @dataclass(frozen=True)
 class Strip:
-    """What a sample shows, or why it shows nothing.
+    """The pictures of a sample, or the reason why there are none.
 
     Attributes:
-        title: the clip's key, or what stands for it.
+        title: the clip's key, or a substitute.
         pictures: some of its frame positions, in order.
-        positions: how many it has.
-        facts: few words on the clip each.
-        fields: its metadata, name and value.
-        more_fields: those that are shown on demand.
-        bad: why the clip cannot be shown; "" for sound ones.
-        row: of the dataset, -1 if unknown.
+        positions: number of its frame positions.
+        facts: short facts about the clip.
+        fields: its metadata, as names and values.
+        more_fields: metadata that are shown on demand.
+        bad: why the clip cannot be shown; "" if it can.
+        row: row number in the dataset, -1 if unknown.
     """
 
     title: str
@@ -87,7 +87,7 @@ def make_picture(frame: UInt8, seconds: float | None, *, real: bool) -> Picture:
 
     Args:
         frame: uint8 [height, width, 3], RGB.
-        seconds: its presentation time; negative of a black frame.
+        seconds: presentation time; negative for a black frame.
         real: False for padding.
     """
     height, width = frame.shape[:2]
@@ -119,11 +119,11 @@ def _jpeg(frame: UInt8, width: int, height: int) -> bytes:
 
 @dataclass(frozen=True)
 class Scale:
-    """How a tensor's values become 0 to 1: times `std`, plus `mean`.
+    """Maps a tensor's values to 0 to 1: times `std`, plus `mean`.
 
     Attributes:
-        mean, std: of R, G, B.
-        words: that in words.
+        mean, std: for R, G, B.
+        words: the mapping in words.
     """
 
     mean: tuple[float, ...]
@@ -131,7 +131,7 @@ class Scale:
     words: str
 
     def rgb(self, values: Float64 | UInt8) -> UInt8:
-        """Values [height, width, 3] as uint8 of that shape: uint8 as they are; NaN is black."""
+        """Values [height, width, 3] as uint8 of the same shape. uint8 is unchanged; NaN becomes black."""
         if values.dtype == np.uint8:
             return np.asarray(values, dtype=np.uint8)
         shown = np.nan_to_num(values * self.std + self.mean, nan=0.0, posinf=1.0, neginf=0.0)
@@ -139,14 +139,14 @@ class Scale:
 
 
 def scale_of(transform: Transform) -> Scale:
-    """The scale that undoes what a transform does to values."""
+    """The scale that undoes a transform's normalisation."""
     if transform.dtype == "uint8":
         return Scale((0.0,) * 3, (1 / 255,) * 3, "pixels as they are")
     return Scale(*transform.mean_std, "normalisation undone by the transform's mean and std")
 
 
 def guess_scale(video: torch.Tensor) -> Scale:
-    """A scale for values of which nothing is known, by their range."""
+    """A scale for values whose transform is unknown, guessed from their range."""
     import torch
 
     finite = video.detach()
@@ -163,11 +163,11 @@ def guess_scale(video: torch.Tensor) -> Scale:
 
 
 def guess_layout(shape: Sequence[int], frames: int | None) -> Layout:
-    """The layout of a clip's tensor by its four dimensions. Where that may be TCHW or CTHW, as of three frames, it is
-    CTHW, a Transform's default.
+    """Guess the layout of a clip's tensor from its four dimensions. If both TCHW and CTHW are possible, as with three
+    frames, it is CTHW, the default of `Transform`.
 
     Raises:
-        InputError: it fits no layout of 3 channels and that many frames, if they are known.
+        InputError: the shape fits no layout with 3 channels (and `frames` frames, if given).
     """
     for layout in reversed(LAYOUTS):
         if len(shape) == 4 and shape[layout.index("C")] == 3 and frames in (None, shape[layout.index("T")]):
@@ -177,10 +177,10 @@ def guess_layout(shape: Sequence[int], frames: int | None) -> Layout:
 
 
 def frame_of(clip: torch.Tensor, layout: Layout, position: int) -> Float64 | UInt8:
-    """A frame of a clip, [height, width, 3], uint8 as it is and all else float64.
+    """A frame of a clip, [height, width, 3], uint8 or, for all other dtypes, float64.
 
     Args:
-        clip: of four dimensions in that layout; on any device, of any dtype.
+        clip: four dimensions in the given layout; on any device, of any dtype.
     """
     import torch
 

@@ -1,5 +1,5 @@
-"""`streamvid preview`: a dataset as one HTML file. Its strips show clips as a loader with the same sampling, transform
-and seed gives them."""
+"""`streamvid preview`: a dataset as one HTML file. Its strips show clips as in batches of a loader with the same
+sampling, transform and seed."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ _NAMED: Final = 20
 
 @dataclass(frozen=True)
 class PreviewReport:
-    """What a preview shows.
+    """The result of `preview`.
 
     Attributes:
-        bytes: of the file.
-        clips: of the dataset that were selected.
-        strips: clips that are shown.
-        bad: how many of these are bad.
-        full: whether fewer were drawn than asked for, as the page would be too large.
+        bytes: size of the file.
+        clips: number of selected clips.
+        strips: number of clips with a strip.
+        bad: number of bad clips among them.
+        full: whether there are fewer strips than requested, because the page would be too large.
     """
 
     bytes: int
@@ -86,12 +86,12 @@ def preview(
     """Write a page that shows a dataset: strips of some clips, histograms of all, and a table to filter.
 
     Args:
-        dataset: an open one, a folder or a URL.
-        out: the file or URL; a page that streamvid has written there is replaced.
-        sampling, transform: what strips show, in epoch 0; of several views, each has its own.
+        dataset: an open dataset, a folder or a URL.
+        out: the file or URL to write; an earlier page of streamvid is replaced.
+        sampling, transform: applied to the clips with strips, in epoch 0; each view of several has its own strip.
         where, keys: which clips, as of `streamvid.Subset`; default: all.
-        clips: how many have strips, drawn at random.
-        seed: of that, and of what sampling and transform draw.
+        clips: number of clips with strips, drawn at random.
+        seed: seed of that draw, and of sampling and transform.
         progress: whether to show a progress bar.
 
     Raises:
@@ -139,7 +139,7 @@ def preview(
 
 
 def _strips(samples: SampleSet, count: int, random: np.random.Generator, *, progress: bool) -> tuple[list[Strip], bool]:
-    """Strips of that many clips, in the order of rows, and whether the page has room for no more."""
+    """Strips of `clips` clips, in the order of rows, and whether the page is full."""
     (pool,) = samples.pools.pools
     rows = rows_of(pool.sample_ids)
     there = samples.pools.rows()
@@ -175,7 +175,7 @@ def _about(dataset: Dataset, rows: Int64, where: str | None) -> list[str]:
 
 
 def _facts(dataset: Dataset, row: int) -> tuple[str, ...]:
-    """Few words on a clip."""
+    """Short facts about a clip."""
     clips, label = dataset.clips, int(dataset.clips.label[row])
     width, height = int(clips.width[row]), int(clips.height[row])
     if clips.rotation[row] % 180:
@@ -196,7 +196,7 @@ _UNREACHABLE: Final = 3
 
 @dataclass(frozen=True)
 class _Read:
-    """A sample with the frame positions that are shown, and how many it has."""
+    """A sample, the frame positions that are shown, and the number of all."""
 
     plan: SamplePlan
     positions: int
@@ -204,15 +204,15 @@ class _Read:
 
 
 def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
-    """The strips of some samples, in that order, of each one for each view; of a bad clip one that says why. A child
-    process decodes, so that a clip may crash FFmpeg.
+    """The strips of samples, in order, one for each view; a bad clip has one with the reason. A child process decodes,
+    because a clip may crash FFmpeg.
 
     Args:
         samples: the clips, with sampling and transform.
-        ids: which samples; see `streamvid.plan.sample_id`.
+        ids: the sample ids; see `streamvid.plan.sample_id`.
 
     Raises:
-        StorageUnavailable: the first clip cannot be read, or several.
+        StorageUnavailable: the storage did not answer for the first clip, or for several.
     """
     renderer = SampleRenderer(samples.clip_transform(), isolate=True)
     drawn = unreachable = 0
@@ -220,7 +220,7 @@ def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
         some = ids[first : first + _TOGETHER]
         try:
             read: list[_Read | None] = list(_read(samples, some))
-        except (StreamvidError, ValueError):  # a sampler's ValueError is about a clip, too
+        except (StreamvidError, ValueError):  # also a sampler's ValueError, which is about the clip
             read = [None] * len(some)
         for item, one in zip(some, read, strict=True):
             row = row_of(item)
@@ -268,7 +268,7 @@ def _draw(samples: SampleSet, renderer: SampleRenderer, read: _Read) -> list[Str
 
 
 def _cause(dataset: ClipSource, row: int, error: Exception) -> str:
-    """Why a clip cannot be shown, without its key, which is beside it."""
+    """Why a clip cannot be shown, without its key, which the strip has as its title."""
     if isinstance(error, ClipError) and error.key:
         return error.reason
     return str(error).replace(f"clip {dataset.key(row)!r}", "the clip").replace(f"clip {dataset.key(row)}", "the clip")

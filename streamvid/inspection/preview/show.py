@@ -1,4 +1,4 @@
-"""`show`: what a batch holds, as a picture in a notebook or as a page."""
+"""`show`: a batch as a picture in a notebook, or as a page."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _TEXT: Final = 2000
 
 @dataclass(frozen=True)
 class Shown:
-    """The picture of a batch. A notebook shows it where it is a cell's value; `save` writes it as a page.
+    """The picture of a batch. A notebook displays it as a cell's value; `save` writes it as a page.
 
     Attributes:
         strips: one for each clip and view.
-        notes: how values became colours, and what is left out.
+        notes: remarks on how values became colours, and on omissions.
     """
 
     strips: tuple[Strip, ...]
@@ -48,15 +48,15 @@ class Shown:
         return f"Shown({len(self.strips)} strips; save('batch.html') writes them as a page)"
 
     def _repr_html_(self) -> str:
-        """For notebooks: no script, no links, and a style that holds within it."""
+        """HTML for notebooks, without scripts or links, and with a style that applies only within it."""
         return f'<style>{asset("preview.css")}</style><div class="streamvid">{self._body()}</div>'
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as a page; an earlier page of streamvid is replaced.
+        """Write the picture as a page; an earlier page of streamvid is replaced.
 
         Raises:
-            InputError: there is another file.
-            DatasetError: it cannot be written.
+            InputError: the path is another file.
+            DatasetError: the page cannot be written.
         """
         check_target(path := given_path(path, "path"))
         write_page(path, page("streamvid batch", f"<main><h1>Batch</h1>{self._body()}</main>"))
@@ -73,18 +73,18 @@ def show(
     transform: Transform | Views | Mapping[str, Transform] | None = None,
     clips: int = 16,
 ) -> Shown:
-    """A batch of any loader, or a sample of a `ClipDataset`, as strips of frames with padding darkened, times, labels
-    and metadata. Only the frames that are shown leave the GPU.
+    """Show a batch of any loader, or a sample of a `ClipDataset`, as strips of frames with times, labels and metadata;
+    padding is darkened. Only frames that are shown are copied from the GPU.
 
     Args:
-        batch: the dict.
-        transform: the loader's, by which layout and normalisation are undone. Without it the layout is told from the
-            shape; uint8, and floats from 0 to 1, are shown as they are, and others scaled, their least value to black
-            and their greatest to white.
-        clips: how many are shown at most; of each, up to 16 frames, evenly spaced.
+        batch: the batch, a dict.
+        transform: the loader's transform, whose layout and normalisation are undone. Without it, the layout is guessed
+            from the shape; uint8, and floats from 0 to 1, are shown unchanged; other values are scaled, the smallest to
+            black and the greatest to white.
+        clips: most clips that are shown, each with up to 16 frames, evenly spaced.
 
     Raises:
-        InputError: it holds no frames in the layout of the transform, or in any.
+        InputError: the batch has no frames in the layout of the transform, or in any layout.
     """
     integer(clips, "clips")
     if not isinstance(batch, Mapping):
@@ -111,7 +111,7 @@ def show(
 
 @dataclass(frozen=True)
 class _View:
-    """Frames [batch, …], and how they are read."""
+    """A view: frames [batch, …], with their layout and scale."""
 
     video: torch.Tensor
     layout: Layout
@@ -148,7 +148,7 @@ def _tensor(batch: Mapping[str, Any], name: str) -> torch.Tensor:
 
 
 def _values(value: Any, count: int) -> list[Any]:
-    """A column of a batch as Python's values, the first `count`."""
+    """The first `count` values of a column of a batch, as Python objects."""
     listed = value[:count] if hasattr(value, "__getitem__") and not isinstance(value, str) else []
     return list(listed.tolist() if hasattr(listed, "tolist") else listed)
 

@@ -1,4 +1,4 @@
-"""The table of a preview: all columns of as many clips as a page has room for, as numbers, few values, or text."""
+"""The table of a preview: all columns of as many clips as fit into a page."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ class Column:
 
     Attributes:
         name: its name, displayable.
-        kind: "number"; "choice", of few values; or "text".
-        values: one for each clip, None where it has none: numbers, with text for infinities; numbers of `names`; text.
-        names: the values that there are to choose from.
+        kind: "number"; "choice", for columns of few distinct values; or "text".
+        values: one for each clip, None for no value: numbers, with infinities as text; for a "choice" indices into
+            `names`; or text.
+        names: the distinct values of a "choice".
     """
 
     name: str
@@ -60,7 +61,7 @@ class Column:
 
 
 def column_names(dataset: ClipSource) -> list[str]:
-    """All columns of a dataset: the most looked at, then the user's own, then the others."""
+    """All columns of a dataset: the most interesting, then the user's own, then the others."""
     names, built_in = dataset.columns.names, dataset.columns.built_in
     first = [name for name in _FIRST if name in names]
     own = [name for name in names if name not in built_in]
@@ -82,7 +83,7 @@ def page_column(name: str, array: pa.Array, most: int) -> Column:
     """A column for a page.
 
     Args:
-        array: its values for the clips of the page.
+        array: the values for the clips of the page.
     """
     kind = array.type
     shown = displayable(name, most)
@@ -111,7 +112,7 @@ def page_column(name: str, array: pa.Array, most: int) -> Column:
 
 
 def _number(value: float | None) -> float | str | None:
-    """NaN is none; JSON has no infinities."""
+    """A number for JSON: None for NaN, and text for infinities."""
     if value is None or math.isnan(value):
         return None
     return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
@@ -151,9 +152,9 @@ class Table:
     """The columns of some clips.
 
     Attributes:
-        rows: int64 [clips], rising.
-        columns: one value per clip each.
-        own: for each column, whether it is the user's.
+        rows: int64 [clips], ascending.
+        columns: the columns, one value per clip each.
+        own: for each column, whether it is a metadata column of the user.
         notes: remarks about omissions.
     """
 
@@ -163,13 +164,13 @@ class Table:
     notes: list[str]
 
     def to_json(self, strips: Sequence[int]) -> str:
-        """What the page's script reads: the columns, and for each strip the place of its clip in them."""
+        """The JSON for the page's script: the columns, and for each strip the index of its clip in them."""
         columns = [vars(column) for column in self.columns]
         value = {"columns": columns, "cards": np.searchsorted(self.rows, strips).tolist()}
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
     def beside(self, strips: Sequence[int]) -> Iterator[tuple[Fields, Fields]]:
-        """For each strip the values that stand beside it openly, and those that are shown on demand."""
+        """For each strip, the values that are shown beside it, and those that are shown on demand."""
         most = max(_OPEN, _FIELDS // max(1, len(strips)))
         for place in np.searchsorted(self.rows, strips).tolist():
             fields = [(column.name, column.text(place)) for column in self.columns]
@@ -181,9 +182,9 @@ def make_table(dataset: Dataset, rows: Int64, strips: Sequence[int], random: np.
     """The table of a dataset.
 
     Args:
-        rows: int64, those that are selected.
-        strips: rows of the clips with strips, which are in the table.
-        random: draws the others where there is no room for all.
+        rows: int64 [selected], the selected rows.
+        strips: rows of the clips with strips, which the table includes.
+        random: draws the other rows if there is no room for all.
     """
     names, most = column_names(dataset)[:_COLUMNS], _LONG
     kept = _drawn(rows, strips, min(_ROWS, _CELLS // len(names)), random)
@@ -210,7 +211,7 @@ def make_table(dataset: Dataset, rows: Int64, strips: Sequence[int], random: np.
 
 
 def _drawn(rows: Int64, strips: Sequence[int], count: int, random: np.random.Generator) -> Int64:
-    """The rows of strips, and others up to that count."""
+    """The rows of strips, and random others up to `count`."""
     if len(rows) <= count:
         return rows
     with_strips = np.unique(np.array(strips, dtype=np.int64))
