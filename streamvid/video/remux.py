@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
@@ -23,9 +23,11 @@ from streamvid.bitstream.vpx import vp8_sample_description
 from streamvid.errors import VideoError
 from streamvid.mp4.edit_list import limit_edit
 from streamvid.mp4.writer import clip_header, decode_times
+from streamvid.text import format_count
 from streamvid.video.clip_index import index_clip
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.left_out import left_out
+from streamvid.video.output_order import output_order
 from streamvid.video.probe import (
     CannotCopyError,
     FrameFormat,
@@ -115,12 +117,27 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
                 raise CannotCopyError("frames of it that a decoder reorders are shown at the same time") from None
             if times.hidden.any():
                 raise CannotCopyError("a decoder does not give all frames that its edit list shows") from None
+            _check_all_output(source, clip)
             return clip
         if np.array_equal(ordered.pts, times.pts):
             return clip
         # Players show pictures in the decoder's output order, whatever the container's times are.
         log.info("%s: its times contradict the order of its pictures, which is kept", source.path)
         return store(ordered.up_to_last_visible())
+
+
+def _check_all_output(source: VideoFile, clip: StoredClip) -> None:
+    """Refuse a clip of which a decoder does not output some frames: pictures whose order goes back without an IDR
+    picture, as where recordings were joined. Others would come under their numbers.
+
+    Raises:
+        CannotCopyError: it is one.
+    """
+    with suppress(av.error.FFmpegError):  # what is damaged is looked for later
+        output = output_order(source, clip.codec).packets
+        if lost := len(np.setdiff1d(clip.index.visible, output)):
+            frames = format_count(len(clip.index.visible), "frame")
+            raise CannotCopyError(f"decoders do not output {lost} of its {frames}, as where recordings were joined")
 
 
 def _is_in_fields(clip: StoredClip) -> bool:

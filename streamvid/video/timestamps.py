@@ -16,7 +16,7 @@ from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
-from streamvid.video.output_order import distinct, output_order
+from streamvid.video.output_order import OutputOrder, distinct, output_order
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
 
@@ -142,17 +142,27 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
     return _shown(found, order, np.arange(len(order), dtype=np.int64))
 
 
-def decoded_times(source: VideoFile, codec: str, container: str) -> Int64 | None:
+def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bool = False) -> Int64 | None:
     """int64 [frames], ascending: the times of the decoded frames of a file; None if they are those of its packets.
 
     Args:
         codec, container: FFmpeg's names.
+        by_order: whether the times of the packets contradict the order of the pictures; the order is kept then.
 
     Raises:
         ValueError: times are missing, or two are the same.
     """
-    dated = _date_by_order(source, _demux_all(source, codec), codec, container)
+    demuxed = _demux_all(source, codec)
+    dated = _date_by_order(source, demuxed, codec, container)
+    if dated is None and by_order:
+        return _times_in_order(demuxed.packets.pts, output_order(source, codec))
     return None if dated is None else dated[1]
+
+
+def _times_in_order(pts: Int64, order: OutputOrder) -> Int64:
+    """Times for pictures in the order of a decoder, which contradict that: decode times if they rise from packet to
+    packet, otherwise in any order. Errors as of `distinct`."""
+    return order.shown_at(pts) if (np.diff(pts) > 0).all() else distinct(pts[order.packets])
 
 
 def _date_by_order(
@@ -295,8 +305,8 @@ def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> Packet
         source, codec, count=len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped
     )
     order = output.packets
-    if not found.hidden.any() and (np.diff(found.pts) > 0).all():  # decode times
-        return _shown(found, order, output.shown_at(found.pts))
+    if not found.hidden.any():
+        return _shown(found, order, _times_in_order(found.pts, output))
     shown, times = ~found.hidden[order], distinct(found.pts[~found.hidden])
     if not len(times):
         raise ValueError("none of its frames is shown")

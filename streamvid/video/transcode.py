@@ -132,12 +132,11 @@ def transcode(
         if isinstance(source, StoredClip):
             encode(_frames_of_clip(source), target, options, keyframes=keyframes)
             return
-        encode(
-            _frames_of_file(VideoFile(source) if isinstance(source, Path) else source),
-            target,
-            options,
-            keyframes=keyframes,
-        )
+        file = VideoFile(source) if isinstance(source, Path) else source
+        try:
+            encode(_frames_of_file(file), target, options, keyframes=keyframes)
+        except _TimesFallError:
+            encode(_frames_of_file(file, by_order=True), target, options, keyframes=keyframes)
 
 
 def encode(
@@ -211,6 +210,10 @@ def encode(
             write_rotation(file, source.rotation, width=width, height=height)
 
 
+class _TimesFallError(VideoError):
+    """Frames whose times do not rise."""
+
+
 class _FrameClock:
     """Translates the encoder's frame numbers to times, and decides which frames must be key frames.
 
@@ -227,7 +230,7 @@ class _FrameClock:
     def add(self, ticks: int) -> tuple[int, bool]:
         """The next frame's number, and whether it must be a key frame."""
         if self._ticks and ticks <= self._ticks[-1]:
-            raise VideoError("its times do not rise from frame to frame")
+            raise _TimesFallError("its times do not rise from frame to frame")
         self._ticks.append(ticks)
         key = False
         while self._due and self._due[-1] <= (ticks - self._ticks[0]) * self._base:
@@ -314,7 +317,8 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
         raise ValueError(f"frame {expected} of it is damaged or missing")
 
 
-def _frames_of_file(source: VideoFile) -> TimedFrames:
+def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames:
+    """Args: `by_order`, as of `decoded_times`."""
     with source.open() as (container, stream):
         first = next(iter(container.decode(stream)), None)
         base, rate = stream.time_base, stream.average_rate
@@ -325,7 +329,7 @@ def _frames_of_file(source: VideoFile) -> TimedFrames:
     if not is_timed(name, source.path):
         rate = frame_rate(source)
         return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation, siting=usual_siting(codec))
-    times = decoded_times(source, codec, name)
+    times = decoded_times(source, codec, name, by_order=by_order)
     frames = _decode_file(source) if times is None else _decode_dated(source, times)
     return TimedFrames(frames, base, rate or Fraction(25), rotation, siting=usual_siting(codec))
 

@@ -27,6 +27,7 @@ from tests.support import mpeg4
 from tests.support.clips import write
 from tools.clips import Recipe, read_frame_number
 from tools.pictures import draw_frame_number
+from tools.recipes import Codec
 
 FRAMES, RATE, WIDTH, HEIGHT = 15, 30, 352, 288
 _X264 = {"x264-params": "keyint=6:min-keyint=6:bframes=2:scenecut=0:log-level=none"}
@@ -503,3 +504,45 @@ def _with_vfw_track(source: Path, target: Path) -> Path:
     info = element(0x1549A966, element(0x2AD7B1, 1_000_000))
     target.write_bytes(element(0x1A45DFA3, element(0x4282, b"matroska")) + element(0x18538067, info + tracks + cluster))
     return target
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_parts_of_open_gops_of_which_a_decoder_loses_frames(codec: Codec, tmp_path: Path) -> None:
+    """Their order goes back at the join, without an IDR picture: what a decoder outputs is transcoded."""
+    source = write(
+        Recipe(codec=codec, container="mkv", frames=60, gop=12, b_frames=3, open_gop=True), tmp_path / "a.mkv"
+    )
+    joined, clock = tmp_path / "b.mkv", 0
+    with open_video(source) as container, av.open(str(joined), "w") as output:
+        track = output.add_stream_from_template(container.streams.video[0])
+        packets: list[Any] = [packet for packet in container.demux(video=0) if packet.size]
+        keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
+        for begin, end in ((0, keys[2]), (keys[1], keys[4])):
+            for packet in packets[begin:end]:
+                copy: Any = av.Packet(bytes(packet))
+                copy.pts, copy.dts = 2000 * (1 + (begin > 0)) + packet.pts - packets[begin].pts, clock
+                copy.is_keyframe, copy.time_base, copy.stream = packet.is_keyframe, packet.time_base, track
+                output.mux(copy)
+                clock += 1
+    with pytest.raises(VideoError, match=r"decoders do not output \d+ of its \d+ frames"):
+        prepare(joined, tmp_path / "copied", compatible_with="any")
+    clip, transcoded = prepare(joined, tmp_path / "clip")
+    assert transcoded
+    expected, stored = decoded(joined), decoded(clip.mp4)
+    assert len(clip.index.visible) == len(stored) == len(expected) < clock
+    assert all(abs(one.astype(int) - two).mean() < 8 for one, two in zip(stored, expected, strict=True))
+
+
+def test_decode_times_for_times_of_what_is_transcoded(tmp_path: Path) -> None:
+    source = encode(tmp_path / "a", "mp4", "mpeg2video", options=_MPEG, times=PAUSES)
+    with open_video(source) as container, av.open(str(tmp_path / "b"), "w", format="matroska") as output:
+        track = output.add_stream_from_template(container.streams.video[0])
+        for packet in container.demux(video=0):
+            if packet.size:
+                packet.dts += round(1 / packet.time_base)
+                packet.pts, packet.stream = packet.dts, track
+                output.mux(packet)
+    clip, _ = prepare(tmp_path / "b", tmp_path / "clip")
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
