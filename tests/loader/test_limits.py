@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import streamvid as sv
 from streamvid.loader.torch_options import begin
@@ -102,3 +103,15 @@ def test_workers_without_shared_memory(number: int) -> None:
 
     with pytest.raises(sv.StreamvidError, match=r"cannot start its workers .*/dev/shm.*--shm-size"):
         begin(DataLoader())
+
+
+def test_a_worker_without_room_for_its_batch(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(size: int) -> Any:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    clips = sv.ClipDataset(dataset, sampling=SAMPLING)
+    options: Any = {"num_workers": 1, "multiprocessing_context": "fork"}
+    with sv.GpuDataLoader(clips, batch_size=2, device="cpu", **options) as loader, monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "_new_shared", full)
+        with pytest.raises(sv.StreamvidError, match=r"^a worker has no room in /dev/shm .*--shm-size"):
+            next(iter(loader))
