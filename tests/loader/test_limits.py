@@ -1,4 +1,4 @@
-"""Limits of the process: an error by one names the limit and what raises it; no file is to blame, and no clip."""
+"""Limits of the process and its surroundings: an error by one says what to do; no file is to blame, and no clip."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,19 @@ def test_no_further_thread_may_be_started(dataset: Path, kind: str, monkeypatch:
             with pytest.raises(sv.StreamvidError, match=r"no further thread .*`ulimit -u`.* num_threads"):
                 next(iter(loader))
         assert next(iter(loader))["valid"].all()
+
+
+@pytest.mark.parametrize("kind", ["StreamLoader", "GpuDataLoader", "ClipDataset"])
+def test_a_working_directory_that_was_removed(
+    dataset: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run makes its loader for validation in every epoch, and nothing that it needs is there."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert next(iter(made(kind, dataset)))["valid"].all()
+    for make in (partial(made, kind, Path("set")), partial(sv.ClipDataset, dataset, quarantine="bad")):
+        with pytest.raises(sv.InputError, match="the working directory was removed; change to another one, or give"):
+            make()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
