@@ -109,13 +109,13 @@ def test_a_working_directory_that_was_removed(
             make()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.ENOENT])
 def test_workers_without_shared_memory(number: int) -> None:
     class DataLoader:
         def __iter__(self) -> Iterator[Any]:
             raise OSError(number, os.strerror(number))  # what the semaphores of its queues say
 
-    with pytest.raises(sv.StreamvidError, match=r"cannot start its workers .*/dev/shm.*--shm-size"):
+    with pytest.raises(sv.StreamvidError, match=r"cannot start its workers .*/dev/shm.*--shm-size.*working directory"):
         begin(DataLoader())
 
 
