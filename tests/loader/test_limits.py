@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,18 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> P
 
 
 @contextmanager
-def no_further_file() -> Iterator[None]:
-    """What is open stays open."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+def limited(kind: int, most: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(kind, before)
+
+
+def no_further_file() -> AbstractContextManager[None]:
+    """What is open stays open."""
+    return limited(resource.RLIMIT_NOFILE, 3)
 
 
 def made(kind: str, dataset: Path) -> Any:
@@ -76,6 +80,17 @@ def test_a_dataset_is_opened_without_files_left(dataset: Path) -> None:
     said = r"dataset.json: this process has all files open .*`ulimit -n`"
     with pytest.raises(sv.StreamvidError, match=said), no_further_file():
         sv.Dataset.open(dataset)
+
+
+def test_files_may_not_be_long(dataset: Path, tmp_path: Path) -> None:
+    """Opening a dataset writes its rows to a file in memory."""
+    with pytest.raises(sv.StreamvidError, match="raise the limit by `ulimit -f`"), limited(resource.RLIMIT_FSIZE, 0):
+        sv.Dataset.open(dataset)
+    said = f"{tmp_path}/set: .*`ulimit -f`, and do the same again: it goes on"
+    with pytest.raises(sv.StreamvidError, match=said), limited(resource.RLIMIT_FSIZE, 1024):
+        pack([dataset.parent / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    pack([dataset.parent / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    assert len(sv.Dataset.open(tmp_path / "set")) == len(sv.Dataset.open(dataset))
 
 
 @pytest.mark.parametrize("kind", ["StreamLoader", "GpuDataLoader"])
