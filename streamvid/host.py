@@ -49,10 +49,10 @@ def limit_met(error: BaseException) -> str | None:
         return f"this process has all files open that it may, {soft}: raise the limit by `ulimit -n` (up to {hard})"
     if number == errno.ENFILE:
         return "all files are open that this machine may open: raise fs.file-max by `sysctl`"
-    # What Python says of pthread_create, and the kernel of fork.
-    if isinstance(error, BlockingIOError) or (
-        isinstance(error, RuntimeError) and "can't start new thread" in str(error)
-    ):
+    if number == errno.EFBIG:
+        return "a file would be longer than this process may write: raise the limit by `ulimit -f`"
+    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    if no_thread or isinstance(error, BlockingIOError):  # of pthread_create, of fork
         return (
             "no further thread or process can be started: raise the limits of processes (`ulimit -u`, pids.max of the "
             "container) and of address space (`ulimit -v`), or use fewer by num_threads and num_workers"

@@ -72,12 +72,14 @@ class WorkerProcess:
     """
 
     def __init__(self, *, inherit: Sequence[int] = ()) -> None:
+        # With relative entries Python does not start if the working directory was removed; `_import_path` has them.
+        named = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         # In a process group of its own, so that Ctrl-C interrupts the parent alone, which then kills its workers.
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD],
             bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, pass_fds=inherit,
             # nvImageCodec starts CUDA where it sees a GPU, to decode on the CPU, too: seconds, and memory of the GPU.
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(named)},
         )  # fmt: skip
         self.pid = self._popen.pid
         self._to, self._from = (cast(IO[bytes], pipe).fileno() for pipe in (self._popen.stdin, self._popen.stdout))

@@ -78,6 +78,7 @@ def test_time_without_a_core_does_not_count() -> None:
 def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that meets a bad clip starts such a process, and went on without that directory until then."""
     monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", os.environ.get("PYTHONPATH", "")]))
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
     process = WorkerProcess()

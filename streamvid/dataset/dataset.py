@@ -34,7 +34,7 @@ from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks
 from streamvid.dataset.tables import TableEntry, usable
 from streamvid.errors import DatasetError, InputError
-from streamvid.host import usable_cores
+from streamvid.host import limits_named, usable_cores
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
@@ -132,6 +132,7 @@ class Dataset(ClipSource):
             raise
 
     @classmethod
+    @limits_named()
     def _open(
         cls, path: str, cache: ShardCache | None, retry: Retry, roots: tuple[str, ...], revision: int | None
     ) -> Dataset:

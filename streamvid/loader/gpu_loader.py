@@ -370,7 +370,12 @@ def _begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
 
 def _share(batch: Any) -> _Read | SharedBatch[_Read]:
     """The collate function: in a worker, pack for the main process; in the main process, the batch itself."""
-    return batch if torch.utils.data.get_worker_info() is None else pack(batch)
+    if torch.utils.data.get_worker_info() is None:
+        return batch  # type: ignore[no-any-return]
+    try:
+        return pack(batch)
+    except StreamvidError as error:
+        return pack(error.with_traceback(None))
 
 
 def _watched(iterator: Iterator[_Read | SharedBatch[_Read]]) -> Iterator[_Read | SharedBatch[_Read]]:

@@ -77,7 +77,13 @@ class ErrorPolicy:
         if not is_local(folder):
             raise InputError(f"quarantine must be a local folder; it is {redact(folder)}")
         # Made absolute now, as the program or its workers may change the working directory later.
-        return cls(on_error, max_errors, Path(local_path(folder)).absolute(), _now())
+        try:
+            absolute = Path(local_path(folder)).absolute()
+        except InputError:
+            if quarantine is not None:
+                raise
+            absolute = Path(FOLDER)  # the working directory was removed: a warning says so if there is a bad clip
+        return cls(on_error, max_errors, absolute, _now())
 
     def but(
         self, on_error: OnError | None, max_errors: int | None, quarantine: str | os.PathLike[str] | None

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
+from streamvid.errors import StreamvidError
+
 if TYPE_CHECKING:
     import torch
 
@@ -35,7 +37,11 @@ class SharedBatch(Generic[T]):
 
 
 def pack(value: T) -> SharedBatch[T]:
-    """Prepare any value that can be pickled; NumPy arrays in it are copied once."""
+    """Prepare any value that can be pickled; NumPy arrays in it are copied once.
+
+    Raises:
+        StreamvidError: shared memory has no room for them.
+    """
     import torch
 
     buffers: list[pickle.PickleBuffer] = []
@@ -49,7 +55,13 @@ def pack(value: T) -> SharedBatch[T]:
     data = torch.empty(0, dtype=torch.uint8)
     if end:
         storages: Any = torch.UntypedStorage
-        data = data.set_(storages._new_shared(end))
+        try:
+            data = data.set_(storages._new_shared(end))
+        except RuntimeError as error:
+            raise StreamvidError(
+                f"a worker has no room in /dev/shm for a batch of {end:,} bytes: give it more, in a container by "
+                "docker run --shm-size=8g, or use fewer num_workers, or a smaller prefetch_factor"
+            ) from error
         memory = _memory(data)
         for view, (start, size) in zip(views, extents, strict=True):
             memory[start : start + size] = view

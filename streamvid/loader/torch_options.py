@@ -52,7 +52,7 @@ def begin(loader: Iterable[Any]) -> Iterator[Any]:
     """The iterator of a DataLoader, with its workers. Freed in a forked child, it would end those of its parent.
 
     Raises:
-        StreamvidError: their locks and queues find no place in shared memory.
+        StreamvidError: they cannot be started, as their locks find no place in shared memory.
     """
     try:
         return in_children(iter(loader))
@@ -60,6 +60,6 @@ def begin(loader: Iterable[Any]) -> Iterator[Any]:
         if limit_met(error) is not None:
             raise
         raise StreamvidError(
-            f"DataLoader cannot start its workers ({error}): they need /dev/shm, writable and with room, in a "
-            "container by docker run --shm-size=8g; or give num_workers=0"
+            f"DataLoader cannot start its workers ({error}): they need /dev/shm, writable and with room (in a "
+            "container by docker run --shm-size=8g), and a working directory that is there; or give num_workers=0"
         ) from error

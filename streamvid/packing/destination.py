@@ -36,7 +36,8 @@ from streamvid.dataset.manifest import (
 )
 from streamvid.dataset.revisions import commit, kept_manifests, kept_revisions, table_files, with_etags
 from streamvid.dataset.tables import TABLE_FOLDER
-from streamvid.errors import InputError
+from streamvid.errors import InputError, StreamvidError
+from streamvid.host import limit_met
 from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.journal import (
     PROGRESS_FOLDER,
@@ -217,14 +218,16 @@ def work_folder(destination: str) -> Iterator[Path]:
 
 @contextmanager
 def disk_errors_named(destination: str, *, then: str) -> Iterator[None]:
-    """A context that adds the destination to an OSError without a file name, as Arrow's, and a remedy if the disk is
-    full."""
+    """A context that adds the destination to an OSError without a file name, as Arrow's, and what to do if the disk is
+    full or a limit of this process is met (a StreamvidError)."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"{os.strerror(error.errno)}; free some, there or in {tempfile.gettempdir()}, and do the same again"
             raise OSError(error.errno, f"{what}: {then}", error.filename or redact(destination)) from error
+        if (limit := limit_met(error)) is not None:
+            raise StreamvidError(f"{redact(destination)}: {limit}, and do the same again: {then}") from error
         if error.errno is None or error.filename is not None:
             raise
         raise OSError(error.errno, error.strerror, redact(destination)) from error

@@ -72,8 +72,17 @@ def is_local(path: AnyPath) -> bool:
 
 
 def local_path(path: AnyPath) -> str:
-    """The absolute path of a local path or ``file://`` URL."""
-    return str(make_path_posix(_LOCAL.sub("", os.fspath(path)))).rstrip("/") or "/"
+    """The absolute path of a local path or ``file://`` URL.
+
+    Raises:
+        InputError: it is relative, and the working directory was removed.
+    """
+    try:
+        return str(make_path_posix(_LOCAL.sub("", os.fspath(path)))).rstrip("/") or "/"
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{os.fspath(path)}: the working directory was removed; change to another one, or give an absolute path"
+        ) from error
 
 
 def join(base: AnyPath, *parts: str) -> str:

@@ -1,4 +1,4 @@
-"""Limits of the process: an error by one names the limit and what raises it; no file is to blame, and no clip."""
+"""Limits of the process and its surroundings: an error by one says what to do; no file is to blame, and no clip."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import os
 import resource
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import streamvid as sv
 from streamvid.loader.torch_options import begin
@@ -34,14 +36,18 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> P
 
 
 @contextmanager
-def no_further_file() -> Iterator[None]:
-    """What is open stays open."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+def limited(kind: int, most: int) -> Iterator[None]:
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most, before[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(kind, before)
+
+
+def no_further_file() -> AbstractContextManager[None]:
+    """What is open stays open."""
+    return limited(resource.RLIMIT_NOFILE, 3)
 
 
 def made(kind: str, dataset: Path) -> Any:
@@ -76,6 +82,17 @@ def test_a_dataset_is_opened_without_files_left(dataset: Path) -> None:
         sv.Dataset.open(dataset)
 
 
+def test_files_may_not_be_long(dataset: Path, tmp_path: Path) -> None:
+    """Opening a dataset writes its rows to a file in memory."""
+    with pytest.raises(sv.StreamvidError, match="raise the limit by `ulimit -f`"), limited(resource.RLIMIT_FSIZE, 0):
+        sv.Dataset.open(dataset)
+    said = f"{tmp_path}/set: .*`ulimit -f`, and do the same again: it goes on"
+    with pytest.raises(sv.StreamvidError, match=said), limited(resource.RLIMIT_FSIZE, 1024):
+        pack([dataset.parent / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    pack([dataset.parent / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    assert len(sv.Dataset.open(tmp_path / "set")) == len(sv.Dataset.open(dataset))
+
+
 @pytest.mark.parametrize("kind", ["StreamLoader", "GpuDataLoader"])
 def test_no_further_thread_may_be_started(dataset: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     start, left = threading.Thread.start, 2
@@ -94,11 +111,36 @@ def test_no_further_thread_may_be_started(dataset: Path, kind: str, monkeypatch:
         assert next(iter(loader))["valid"].all()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("kind", ["StreamLoader", "GpuDataLoader", "ClipDataset"])
+def test_a_working_directory_that_was_removed(
+    dataset: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run makes its loader for validation in every epoch, and nothing that it needs is there."""
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert next(iter(made(kind, dataset)))["valid"].all()
+    for make in (partial(made, kind, Path("set")), partial(sv.ClipDataset, dataset, quarantine="bad")):
+        with pytest.raises(sv.InputError, match="the working directory was removed; change to another one, or give"):
+            make()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.ENOENT])
 def test_workers_without_shared_memory(number: int) -> None:
     class DataLoader:
         def __iter__(self) -> Iterator[Any]:
             raise OSError(number, os.strerror(number))  # what the semaphores of its queues say
 
-    with pytest.raises(sv.StreamvidError, match=r"cannot start its workers .*/dev/shm.*--shm-size"):
+    with pytest.raises(sv.StreamvidError, match=r"cannot start its workers .*/dev/shm.*--shm-size.*working directory"):
         begin(DataLoader())
+
+
+def test_a_worker_without_room_for_its_batch(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(size: int) -> Any:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    clips = sv.ClipDataset(dataset, sampling=SAMPLING)
+    options: Any = {"num_workers": 1, "multiprocessing_context": "fork"}
+    with sv.GpuDataLoader(clips, batch_size=2, device="cpu", **options) as loader, monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "_new_shared", full)
+        with pytest.raises(sv.StreamvidError, match=r"^a worker has no room in /dev/shm .*--shm-size"):
+            next(iter(loader))
