@@ -22,9 +22,8 @@ from streamvid.dataset.columns import Columns, check_labels, is_number
 from streamvid.dataset.where import evaluate
 from streamvid.errors import InputError, StreamvidError
 from streamvid.storage import filesystem
-from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.parquet import read_parquet
-from streamvid.storage.table_bounds import check_csv
+from streamvid.storage.table_bounds import check_csv, read_csv
 from streamvid.storage.url import redact
 from streamvid.text import first_line
 
@@ -182,8 +181,7 @@ def _read_keys(path: str) -> list[str]:
         if kind == ".csv":
             check_csv(data)
             options = pa.csv.ConvertOptions(column_types={"key": pa.string()}, strings_can_be_null=False)
-            parse = pa.csv.ParseOptions(newlines_in_values=True)
-            table = pa.csv.read_csv(arrow_reader(data), convert_options=options, parse_options=parse)
+            table = read_csv(data, options)
         elif kind == ".parquet":
             table = read_parquet(data)
         else:

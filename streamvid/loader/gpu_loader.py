@@ -119,7 +119,7 @@ class GpuDataLoader(Refusals):
         if num_threads is not None:
             integer(num_threads, "num_threads")
         check_order(sampler, batch_sampler, shuffle=shuffle, drop_last=drop_last)
-        check_workers(num_workers, prefetch_factor, persistent_workers, timeout)
+        check_workers(num_workers, prefetch_factor, persistent_workers, timeout, worker_init_fn, generator)
         if any(given is not None for given in (on_error, max_errors, quarantine)):
             dataset = dataset.with_policy(dataset.policy.but(on_error, max_errors, quarantine))
         self.dataset = dataset

@@ -89,7 +89,11 @@ class ErrorPolicy:
         self, on_error: OnError | None, max_errors: int | None, quarantine: str | os.PathLike[str] | None
     ) -> ErrorPolicy:
         """This policy with the given options replaced."""
-        other = self.of(on_error or self.on_error, max_errors, quarantine or self.folder)
+        other = self.of(
+            self.on_error if on_error is None else on_error,
+            max_errors,
+            self.folder if quarantine is None else quarantine,
+        )
         return other if max_errors is not None else replace(other, max_errors=self.max_errors)
 
     def most(self, clips: int) -> int:

@@ -18,7 +18,8 @@ def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: b
     boolean(drop_last, "drop_last")
     for name, given, kind in (("sampler", sampler, "items"), ("batch_sampler", batch_sampler, "lists of items")):
         # PyTorch's older samplers have no __iter__ of their own, but all can be iterated over.
-        if given is not None and (isinstance(given, str | bytes | type) or not isinstance(given, Iterable)):
+        single = isinstance(given, str | bytes | type) or getattr(given, "ndim", 1) == 0
+        if given is not None and (single or not isinstance(given, Iterable)):
             raise InputError(f"{name} must be a sampler, something that yields {kind}; it is {given!r}"[:300])
     if sampler is not None and shuffle:
         raise InputError("a sampler decides the order: leave out shuffle")
@@ -26,7 +27,14 @@ def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: b
         raise InputError("a batch_sampler decides the order: leave out sampler, shuffle and drop_last")
 
 
-def check_workers(num_workers: int, prefetch_factor: int | None, persistent_workers: bool, timeout: float) -> None:
+def check_workers(
+    num_workers: int,
+    prefetch_factor: int | None,
+    persistent_workers: bool,
+    timeout: float,
+    worker_init_fn: object,
+    generator: object,
+) -> None:
     """Raises InputError if one of the options of DataLoader's workers is of another type or out of range."""
     integer(num_workers, "num_workers", least=0)
     boolean(persistent_workers, "persistent_workers")
@@ -34,6 +42,14 @@ def check_workers(num_workers: int, prefetch_factor: int | None, persistent_work
         integer(prefetch_factor, "prefetch_factor")
     if not is_real(timeout) or timeout < 0:
         raise InputError(f"timeout must be a number of seconds, 0 for none; it is {timeout!r}")
+    if timeout and not num_workers:
+        raise InputError("timeout is for batches of worker processes: give num_workers, too, or leave it out")
+    if worker_init_fn is not None and not callable(worker_init_fn):
+        raise InputError(f"worker_init_fn must be a function of a worker's number; it is {worker_init_fn!r}"[:300])
+    import torch
+
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise InputError(f"generator must be a torch.Generator; it is {generator!r}"[:300])
 
 
 def check_items(items: Any, most: int) -> None:

@@ -18,7 +18,7 @@ from streamvid.packing.typed_columns import dump_json, is_text, json_values, to_
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.parquet import read_parquet
-from streamvid.storage.table_bounds import check_csv, check_json_lines
+from streamvid.storage.table_bounds import check_csv, check_json_lines, read_csv
 from streamvid.storage.url import redact
 from streamvid.text import first_line
 from streamvid.video.containers import other_content
@@ -92,7 +92,7 @@ def read_list(path: str) -> ParsedList:
         table = _parse(path.lower(), data, [])
         table.validate(full=True)  # raised for text that is not UTF-8
         if path.lower().endswith(".csv"):
-            _check_line_breaks(table, shown)
+            _check_texts(table, shown)
         names = table.schema.names
         if len(names) == 1 and path.lower().endswith(".csv") and (mark := re.search("[;\t|]", names[0])):
             raise InputError(f"{shown} has {mark[0]!r} between its columns: write commas there")
@@ -225,13 +225,16 @@ def _check_quotes(data: bytes, shown: str) -> None:
             )
 
 
-def _check_line_breaks(table: pa.Table, shown: str) -> None:
-    """Refuse a CSV with line breaks where none is meant: a quotation mark too many has made several rows one.
+def _check_texts(table: pa.Table, shown: str) -> None:
+    """Refuse a CSV with bytes that are no UTF-8, or with line breaks where none is meant: a quotation mark too many has
+    made several rows one.
 
     Raises:
         InputError: it is one.
     """
     for field in table.schema:
+        if pa.types.is_binary(field.type):
+            raise InputError(f"the column {field.name!r} of {shown} is not UTF-8: save the list as UTF-8")
         if field.name in (*TEXT_COLUMNS, "label") and is_text(field.type):
             row = pc.index(pc.match_substring_regex(table[field.name], "[\r\n]"), True).as_py()
             if row >= 0:
@@ -244,10 +247,9 @@ def _check_line_breaks(table: pa.Table, shown: str) -> None:
 def _parse(path: str, data: bytes, text: list[str]) -> pa.Table:
     """The columns of a list; if `text` is given, only these columns, as text."""
     if path.endswith(".csv"):
-        return pa.csv.read_csv(
-            arrow_reader(data),
-            parse_options=pa.csv.ParseOptions(newlines_in_values=True),
-            convert_options=pa.csv.ConvertOptions(
+        return read_csv(
+            data,
+            pa.csv.ConvertOptions(
                 column_types=dict.fromkeys((*TEXT_COLUMNS, *text), pa.string()),
                 include_columns=text,
                 strings_can_be_null=False,

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from streamvid.checks import integer, suggest_keywords
+from streamvid.checks import integer, one_of, suggest_keywords
 from streamvid.dataset.forgotten import write_forgotten
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.revisions import read_manifest
@@ -97,8 +97,7 @@ class JobRun:
             raise InputError(f"destination {self.destination[:200]!r} is not UTF-8: name another")
         if self.workers is not None:
             integer(self.workers, "workers")
-        if self.engine not in ENGINES:
-            raise InputError(f"there is no engine {self.engine!r}: use {' or '.join(map(repr, ENGINES))}")
+        one_of(self.engine, ENGINES, "engine")
         if self.address is not None and self.engine != "ray":
             raise InputError("an address is that of a Ray cluster: give it with engine 'ray' (--engine ray)")
         if self.workers is not None and self.engine == "ray":

@@ -3,10 +3,12 @@ request."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,9 +23,12 @@ from streamvid.dataset.revisions import Base, change, publish_revision
 from streamvid.dataset.selection import given_keys, select_rows
 from streamvid.errors import InputError
 from streamvid.packing.revise import forgotten_clips, opened_to_change
+from streamvid.storage.url import given_path, local_path
 
 if TYPE_CHECKING:
     from streamvid.revising.purge import Caches
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ def forget(
     """
     if keys is None and not purge:
         raise InputError("no keys are given: name the clips to forget")
+    folder = _cache_folder(cache_dir, purge=purge)
     with opened_to_change(dataset, roots) as (base, opened):
         table = forgotten_clips(base)
         table = table.take(np.unique(forgotten_rows(table, base.manifest), return_index=True)[1])
@@ -84,7 +90,7 @@ def forget(
         if purge:
             from streamvid.revising.purge import Caches, sweep  # imported here, because it takes a while
 
-            caches = Caches.of(base, cache_dir)
+            caches = Caches.of(base, folder)
             chosen = opened.forgotten if keys is None else rows
             there = np.union1d(chosen, new)
             there = there[opened.clips.mp4_size[there] > 0]
@@ -128,3 +134,15 @@ def _purge(base: Base, dataset: Dataset, table: pa.Table, rows: Int64, new: int,
     published, shards = purge_clips(base, dataset, table, rows, caches)
     foreign = sum(not dataset.shards[s].has_tar for s in dataset.clips.shard[rows].tolist())
     return ForgetReport(published.revision, new, len(table), len(rows), shards, foreign)
+
+
+def _cache_folder(cache_dir: str | os.PathLike[str] | None, *, purge: bool) -> Path | None:
+    """The option as a path. Raises InputError if it is none, or has nothing to do."""
+    if cache_dir is None:
+        return None
+    if not purge:
+        raise InputError("cache_dir is where bytes are removed: give it with purge=True, or leave it out")
+    folder = Path(local_path(given_path(cache_dir, "cache_dir")))
+    if not folder.is_dir():
+        log.warning("cache_dir: there is no folder %s, so that no copy of a clip is removed from it", folder)
+    return folder

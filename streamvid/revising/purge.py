@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +46,7 @@ class Caches:
     rows: frozenset[str]
 
     @classmethod
-    def of(cls, base: Base, cache_dir: str | os.PathLike[str] | None) -> Caches:
+    def of(cls, base: Base, cache_dir: Path | None) -> Caches:
         """The user's cache folder and `cache_dir`, with the names for `base` and its older revisions."""
         names: set[str] = set()
         for one in (base.manifest, *kept_manifests(base.path)):
@@ -55,7 +54,7 @@ class Caches:
             names.add(consolidated.cache_key(one.shards, signatures))
             names |= {row_texts.cache_key(table.texts, one.shards[at]) for table, at in usable(one.tables, one.shards)}
             names |= {cache_key(overlay, name) for overlay in one.overlays for name, _ in overlay.columns}
-        folders = {user_cache_dir(), *([Path(cache_dir)] if cache_dir is not None else [])}
+        folders = {user_cache_dir(), *([] if cache_dir is None else [cache_dir])}
         return cls(tuple(sorted(folders)), frozenset(names))
 
     def forget(self, sums: Iterable[str]) -> None:

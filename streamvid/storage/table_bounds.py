@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.json
 
 from streamvid.storage.arrow_buffers import arrow_reader
@@ -25,6 +26,7 @@ _LEAST_ROW: Final = 8
 _MAX_DEPTH: Final = 64
 _HEADER_BYTES: Final = 4 << 20
 _BLOCK: Final = 1 << 16
+_MAX_ROW: Final = 16 << 20
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _BOM: Final = b"\xef\xbb\xbf"
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -78,6 +80,22 @@ def check_csv(data: bytes) -> None:
         raise ValueError(f"its first line is none of columns ({error})") from error
     if columns > MAX_COLUMNS:
         raise TooLargeError(f"it has {columns} columns, where {MAX_COLUMNS} are the most")
+
+
+def read_csv(data: bytes, convert: pyarrow.csv.ConvertOptions) -> pa.Table:
+    """The rows of a CSV for which `check_csv` holds. Cells may have line ends.
+
+    Raises:
+        ValueError: it is none, or a row has more than `_MAX_ROW` bytes.
+    """
+    parse = pyarrow.csv.ParseOptions(newlines_in_values=True)
+    read = pyarrow.csv.ReadOptions(block_size=_MAX_ROW)
+    try:
+        return pyarrow.csv.read_csv(arrow_reader(data), read, parse, convert)
+    except pa.ArrowInvalid as error:
+        if "straddling" in str(error):
+            raise TooLargeError(f"a row of it has more than {_MAX_ROW >> 20} MiB") from error
+        raise
 
 
 def check_json_lines(data: bytes) -> None:

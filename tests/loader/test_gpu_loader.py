@@ -486,6 +486,10 @@ def test_options_that_cannot_be(dataset: Path) -> None:
         {"batch_sampler": [[0]], "batch_size": 1, "shuffle": True}, {"batch_size": 2, "num_workers": -1},
         {"batch_size": 2, "persistent_workers": True},
         {"batch_size": 2, "device": "cuda:77"}, {"dataset": [1], "batch_size": 1},
+        {"batch_size": 2, "sampler": np.array(2)}, {"batch_size": 2, "batch_sampler": torch.tensor(2)},
+        {"batch_size": 2, "timeout": 1}, {"batch_size": 2, "generator": 3}, {"batch_size": 2, "worker_init_fn": 3},
+        {"batch_size": 2, "on_error": ""}, {"batch_size": 2, "quarantine": ""},
+        {"batch_size": 2, "quarantine": np.array([1, 2])},
     ]  # fmt: skip
     for options in wrong:
         with pytest.raises(sv.InputError):

@@ -68,6 +68,8 @@ def test_a_surplus_label_is_an_error_and_a_missing_one_is_counted(tmp_path: Path
         ("path;n\na;1\n", "has ';' between its columns: write commas there"),
         ("path\tn\na\t1\n", r"has '\\t' between its columns"),
         ("path,n\na,1\n".encode("utf-16"), "is UTF-16: save it as UTF-8"),
+        ("path,n\na,é\n".encode("latin-1"), "the column 'n' of .* is not UTF-8: save the list as UTF-8"),
+        pytest.param("path,n\na," + "x" * (40 << 20), "a row of it has more than 16 MiB", id="a long row"),
     ],
 )
 def test_metadata_that_cannot_be_used(tmp_path: Path, text: str | bytes, said: str) -> None:
@@ -216,3 +218,10 @@ def test_a_list_that_git_lfs_has_not_fetched_is_told(tmp_path: Path, name: str) 
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n")
     with pytest.raises(InputError, match="git lfs pull"):
         attach_labels(SOURCES, str(tmp_path / name), MetadataLists())
+
+
+def test_a_caption_of_two_megabytes(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("path,caption\na," + "x" * (2 << 20))
+    lists = MetadataLists()
+    found, _ = attach_metadata(SOURCES, str(tmp_path / "l.csv"), lists)
+    assert len(json.loads(lists.json(*found[0].rows))["caption"]) == 2 << 20

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -216,6 +217,8 @@ def test_every_file_found_is_packed_or_rejected(tmp_path: Path, caplog: pytest.L
         ({"destination": "d\udcffs"}, r"destination 'd\\udcffs' is not UTF-8: name another"),
         ({"overwrite": "no"}, "overwrite must be True or False; it is 'no'"),
         ({"append": 1}, "append must be True or False; it is 1"),
+        ({"engine": "rey"}, "engine must be one of 'local', 'ray'; it is 'rey'; did you mean 'ray'"),
+        ({"engine": np.array([1, 2])}, "engine must be one of"),
     ],
 )
 def test_arguments_of_another_type(arguments: dict[str, Any], said: str) -> None:

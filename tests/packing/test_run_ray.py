@@ -125,7 +125,7 @@ def test_an_address_without_a_cluster(videos: Path, tmp_path: Path) -> None:
 
 
 def test_options_for_one_engine_alone(videos: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no engine 'spark'"):
+    with pytest.raises(InputError, match="it is 'spark'"):
         pack([videos], tmp_path / "ds", engine="spark")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="--engine ray"):
         pack([videos], tmp_path / "ds", address="auto")

@@ -323,3 +323,16 @@ def test_a_run_whose_revision_a_purge_ends_says_so(folder: Path) -> None:
     with pytest.raises(DatasetError, match=r"is gone: revision 1, in which clips were purged, ended the one") as found:
         order(run)
     assert "\n" not in str(found.value)
+
+
+def test_a_cache_folder_that_would_not_be_looked_at_is_told(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for wrong, said in ((3, "cache_dir must be a path"), ("~/cache", "only a shell replaces ~")):
+        with pytest.raises(InputError, match=said):
+            sv.forget(folder, ["clip4"], purge=True, cache_dir=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="purge=True"):
+        sv.forget(folder, ["clip4"], cache_dir=tmp_path)
+    assert not len(sv.Dataset.open(folder).forgotten)
+    sv.forget(folder, ["clip4"], purge=True, cache_dir=tmp_path / "mistyped")
+    assert "there is no folder" in caplog.text
