@@ -158,7 +158,7 @@ def call(function: Callable[..., T], arguments: argparse.Namespace, **others: ob
 
 
 def open_dataset(path: str, arguments: argparse.Namespace, revision: int | None = None) -> Dataset:
-    """Open a dataset with the options `--roots` and, if the command has it, `--revision`."""
+    """Open a dataset, or a revision of it, with the option `--roots`."""
     from streamvid.dataset.dataset import Dataset
 
     return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=revision)

@@ -157,13 +157,13 @@ class CpuDecoder:
 
         return Pending(wait, lambda: all(future.done() for future in futures))
 
-    def decode(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> list[UInt8]:
+    def decode(self, slices: Sequence[EncodedSlice]) -> list[UInt8]:
         """The wanted frames of each slice, uint8 [frames, height, width, 3].
 
         Raises:
             VideoError: a slice does not decode to its frames.
         """
-        return self.submit(slices, color=color).result()
+        return self.submit(slices).result()
 
     def close(self) -> None:
         """End the threads. Waits for their segments, but not beyond their deadlines."""
