@@ -1,5 +1,5 @@
-"""Reference pictures that are missing in H.264, because a network lost their packets: FFmpeg takes others instead, and
-says nothing. frame_num tells of them: it counts reference pictures (7.4.3 of ITU-T H.264).
+"""Finds missing reference pictures in H.264, as when a network lost their packets: FFmpeg silently uses others instead.
+They are missing in frame_num, which counts reference pictures (7.4.3 of ITU-T H.264).
 
 Comments name the syntax elements that are read or skipped: 7.3.2.2 (picture parameter set) and 7.3.3 (slice header).
 """
@@ -47,7 +47,7 @@ class FrameNumbers:
     def __init__(self, stsd: bytes) -> None:
         self._sps: set[Sps] = set()
         self._pps: dict[int, _Pps] = {}
-        self._previous, self._last = -1, b""  # of the last reference picture: PrevRefFrameNum, and a slice
+        self._previous, self._last = -1, b""  # PrevRefFrameNum, and a slice, of the last reference picture
         self._is_known = True
         with self._unknown_after_errors():
             sets = parameter_sets(stsd)
@@ -56,15 +56,15 @@ class FrameNumbers:
                 self._read_set(unit)
 
     def gap_before(self, packet: memoryview, *, starts: bool = False) -> tuple[int, int] | None:
-        """Take the next packet in decode order; disposable ones may be left out.
+        """Process the next packet in decode order; disposable packets may be left out.
 
         Args:
-            packet: as MP4 files hold it.
-            starts: decoding begins here; others may have been left out before.
+            packet: in the format of MP4 files.
+            starts: whether decoding begins here, so that earlier packets may have been left out.
 
         Returns:
-            frame_num of the last reference picture, and of this one, if that is not the next; None if none is missing,
-            the stream is allowed to leave some out, or it cannot be told, in later packets either.
+            frame_num of the last reference picture and of this one, if they are not consecutive; None if no picture is
+            missing, if the stream may leave some out, or if that cannot be determined, from here on.
         """
         if self._is_known:
             with self._unknown_after_errors():
@@ -81,7 +81,8 @@ class FrameNumbers:
     def _take(self, units: Sequence[memoryview], *, starts: bool) -> tuple[int, int] | None:
         idr = any(unit[0] & 31 == IDR for unit in units)
         recovery = any(unit[0] & 31 == SEI and _is_recovery_point(bytes(unit)) for unit in units)
-        # Pictures may be missing before either, and leading ones of a recovery point that decoding begins at.
+        # Pictures may be missing before either, and so may leading pictures of a recovery point at which decoding
+        # begins.
         begins = idr or (recovery and not starts)
         if idr or recovery or starts:
             self._previous = -1
@@ -91,7 +92,7 @@ class FrameNumbers:
                 self._read_set(bytes(unit))
             if kind not in WITH_SLICE_HEADER:
                 continue
-            (sps,) = self._sps  # ValueError: which one applies is not tracked
+            (sps,) = self._sps  # ValueError: the one that applies is not tracked
             if sps.gaps_allowed:
                 raise ValueError("frame_num may leave out numbers")
             bits = BitReader.of_nal(bytes(unit[1:_BEGIN_BYTES]))
@@ -124,8 +125,8 @@ class FrameNumbers:
             self._pps[number] = _Pps(order_in_frame, references, weighted, bool(bits.u(1)))
 
     def _resets(self, unit: bytes, sps: Sps) -> bool:
-        """Whether frame_num starts at 0 behind the picture of a slice, by its marking rather than as IDR. Raises
-        ValueError where its header is not read."""
+        """Whether frame_num restarts at 0 after the picture of a slice, by its marking rather than as IDR. Raises
+        ValueError for slice headers that are not supported."""
         if unit[0] & 31 == IDR:
             return False
         bits = BitReader.of_nal(unit[1:])

@@ -68,7 +68,7 @@ def fail(text: str, code: int) -> int:
 _TYPES: Final[Mapping[str, Callable[[str], object]]] = {
     "N": int, "PIXELS": int, "FRAMES": int, "PRICE": float, "SECONDS": float, "SIZE": parse_size,
 }  # fmt: skip
-"""What values are, by their names in usage lines; all others are text."""
+"""Types of values by their names in usage lines; all others are text."""
 _COMMON: Final = {
     "dataset": ("dataset DATASET", "folder or URL"),
     "where": ("--where CONDITION", "such as 'seconds >= 2 and \"dog\" in caption'"),

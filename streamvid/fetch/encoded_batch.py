@@ -44,7 +44,7 @@ BATCH_COLUMNS: Final[Mapping[str, tuple[type[np.generic], int]]] = {
     "valid": (np.bool_, 0),
     "epoch": (np.int64, 0),
 }
-"""Columns of a batch beside the frames: dtype, and number of dimensions per clip."""
+"""Columns of a batch besides the frames: dtype, and number of dimensions per clip."""
 
 T = TypeVar("T", bound=np.generic)
 NO_LABEL: Final = -100
@@ -150,7 +150,7 @@ def plan_parts(
     """Read the frame indexes of several steps, whose shards are read by range.
 
     Args:
-        parts: the steps, in parts. The others are as of `read_batches`.
+        parts: the steps, in parts. The others are as in `read_batches`.
 
     Returns:
         for each part a function that reads its packets and raises the errors of `read_batches`. Call each once;
