@@ -20,10 +20,10 @@ import numpy as np
 from streamvid.errors import InputError
 
 MAX_COUNT: Final = (1 << 31) - 1
-"""The largest count that samplers and loaders take: the product of two fits into int64."""
+"""The largest count that samplers and loaders accept: the product of two fits into int64."""
 
 _MOST_OPTIONS: Final = 1000
-"""Longer lists are data, such as the ten million numbers of a sampler, and too many to look at."""
+"""Longer lists are data, such as the ten million numbers of a sampler, and too long to convert."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -238,7 +238,7 @@ _ELSEWHERE: Final = (
         "frames are transformed by transform=, such as transform=Transform(resize=256, crop=224)",
     ),
 )  # fmt: skip
-"""(argument that there must be, keywords, what to write)."""
+"""(argument that the function must have, unknown keywords, hint)."""
 
 C = TypeVar("C", bound=type[Any])
 

@@ -59,7 +59,7 @@ class Deadline:
     """Two limits of a call: its total seconds, and its seconds without progress.
 
     Args:
-        task: as of `Stopwatch`, which counts the seconds.
+        task: as in `Stopwatch`, which counts the seconds.
         limit_s: most seconds in total.
         silent_s: most seconds without progress.
     """

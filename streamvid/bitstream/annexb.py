@@ -1,4 +1,4 @@
-"""What a hardware decoder needs to know of H.264 and HEVC streams, by codec."""
+"""The properties of H.264 and HEVC streams that a hardware decoder needs, by codec."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parameter_sets(codec: str, stsd: bytes) -> ParameterSets:
 
     Args:
         codec: "h264" or "hevc".
-        stsd: the sample description box, whole.
+        stsd: the whole sample description box.
 
     Raises:
         ValueError: there is no `avcC` or `hvcC` box, or it is cut off.
@@ -30,14 +30,14 @@ def parameter_sets(codec: str, stsd: bytes) -> ParameterSets:
 
 @lru_cache(maxsize=4096)
 def dpb_requirement(codec: str, sets: bytes) -> DpbRequirement:
-    """The DPB that parameter sets ask for.
+    """The DPB that parameter sets require.
 
     Args:
         codec: "h264" or "hevc".
-        sets: in Annex B, as in `ParameterSets`.
+        sets: the parameter sets in Annex B, as in `ParameterSets`.
 
     Returns:
-        what they ask for; a group of its own if they cannot be read, or hold several sequence parameter sets.
+        the requirement; with a group of its own if they cannot be parsed, or have several sequence parameter sets.
     """
     read: Callable[[BitReader], DpbRequirement] = h264.dpb_requirement if codec == "h264" else hevc.dpb_requirement
     syntax = NAL_SYNTAX[codec]

@@ -1,7 +1,7 @@
 """AV1: classification of temporal units.
 
-All that a frame can leave behind for later ones (pictures, probabilities, motion vectors, loop filter and segmentation
-parameters, film grain) is kept in the eight reference slots: AV1 bitstream specification 7.20, "reference frame update
+All state that a frame can leave for later frames (pictures, probabilities, motion vectors, loop filter and segmentation
+parameters, film grain) is in the eight reference slots: AV1 bitstream specification 7.20, "reference frame update
 process". So a temporal unit whose frames refresh no slot is disposable. Sections are those of that specification.
 """
 
@@ -30,8 +30,8 @@ _SELECT: Final = 2
 
 @dataclass(frozen=True)
 class _Sequence:
-    """What a sequence header says of colours, and the fields on which the position of refresh_frame_flags in a frame
-    header depends.
+    """The colour description of a sequence header, and the fields on which the position of refresh_frame_flags in a
+    frame header depends.
 
     Attributes:
         screen_content_tools: seq_force_screen_content_tools.
@@ -49,7 +49,7 @@ def classifier(stsd: bytes) -> Classifier:
     """The classifier of a track's temporal units.
 
     Args:
-        stsd: the sample description box; one without `av1C` will do, as sequence headers are in the stream as well.
+        stsd: the sample description box; `av1C` may be missing, because sequence headers are in the stream, too.
     """
     try:
         configuration = codec_configuration(stsd, b"av1C")
@@ -62,20 +62,20 @@ class _TemporalUnits:
     """Classifies the temporal units of a track, which must come in decode order.
 
     Args:
-        configuration: the payload of the track's `av1C` box, or nothing.
+        configuration: the payload of the track's `av1C` box, or b"".
     """
 
     def __init__(self, configuration: bytes) -> None:
         self._sequence: _Sequence | None = None
-        # The frame type in each reference slot; None if it is not known.
+        # The frame type in each reference slot; None if unknown.
         self._types: list[int | None] = [None] * 8
         for kind, _, payload in _obus(memoryview(configuration)[4:]):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
 
     def classify(self, unit: memoryview) -> PacketKind:
-        """A random access point begins with a key frame that is displayed at once. One that is displayed later does
-        not count: what is displayed before it may refer back."""
+        """A random access point begins with a key frame that is displayed immediately. A key frame that is displayed
+        later does not count, because frames displayed before it may refer to earlier ones."""
         starts: bool | None = None
         refreshes, colors = False, None
         displayed = Counter[int]()  # of each spatial layer, of which a decoder outputs the highest
@@ -88,7 +88,7 @@ class _TemporalUnits:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
                 starts = first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
             if kind in (_FRAME_HEADER, _FRAME):
-                # show_existing_frame, show_frame; what is cut off counts, so that it is missed.
+                # show_existing_frame, show_frame; a frame that is cut off counts as shown, so that it is missed.
                 displayed[layer] += bool(not len(payload) or payload[0] & 0b1001_0000)
                 refreshes |= self._refresh(BitReader(payload[:_FRAME_BYTES])) != 0
         pictures = max(displayed.values(), default=-1)
@@ -101,8 +101,8 @@ class _TemporalUnits:
         )
 
     def _refresh(self, bits: BitReader) -> int:
-        """Take in a frame header: the slots that it refreshes, a bit each (5.9.2, uncompressed_header); all of them if
-        that is not known."""
+        """Process a frame header. Returns the slots that it refreshes, a bit each (5.9.2, uncompressed_header); all of
+        them if that is unknown."""
         refreshed, frame_type = _ALL_SLOTS, None
         with suppress(ValueError):
             if self._sequence is None:
@@ -120,7 +120,7 @@ class _TemporalUnits:
 
 
 def _refresh_frame_flags(bits: BitReader, sequence: _Sequence) -> tuple[int, int]:
-    """frame_type and refresh_frame_flags of a frame header, from behind show_existing_frame (5.9.2)."""
+    """frame_type and refresh_frame_flags of a frame header; reading begins after show_existing_frame (5.9.2)."""
     frame_type, shown = bits.u(2), bits.u(1)
     if not shown:
         bits.u(1)  # showable_frame
@@ -139,7 +139,7 @@ def _refresh_frame_flags(bits: BitReader, sequence: _Sequence) -> tuple[int, int
 
 
 def _sequence(payload: memoryview) -> _Sequence | None:
-    """Read a sequence header; None if it ends early, or has parts that are not read here."""
+    """Read a sequence header; None if it ends early, or has unsupported parts."""
     try:
         return _sequence_header(BitReader(payload[:_SEQUENCE_BYTES]))
     except ValueError:
@@ -147,7 +147,7 @@ def _sequence(payload: memoryview) -> _Sequence | None:
 
 
 def _sequence_header(bits: BitReader) -> _Sequence | None:
-    """sequence_header_obu (5.5). None for still pictures, decoder models and frame ids, which are not read here."""
+    """sequence_header_obu (5.5). None for still pictures, decoder models and frame ids, which are not supported."""
     profile = bits.u(3)  # seq_profile
     bits.u(1)  # still_picture
     if bits.u(1):  # reduced_still_picture_header
@@ -205,7 +205,7 @@ def _color_config(bits: BitReader, profile: int) -> StatedColors:
 _MAIN, _HIGH, _PROFESSIONAL = range(3)
 _SRGB: Final = (1, 13, 0)
 _LOCATIONS: Final = {1: 0, 2: 2}
-"""CSP_VERTICAL and CSP_COLOCATED as chroma_sample_loc_type of ITU-T H.265."""
+"""chroma_sample_loc_type of ITU-T H.265 for CSP_VERTICAL and CSP_COLOCATED."""
 
 
 def _uvlc(bits: BitReader) -> int:
@@ -217,7 +217,7 @@ def _uvlc(bits: BitReader) -> int:
 
 
 def _obus(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """Types, spatial_id and payloads of the open bitstream units (5.3); a size that leads out of the data is cut."""
+    """Types, spatial_id and payloads of the open bitstream units (5.3); a size beyond the end of the data is cut."""
     position, end = 0, len(data)
     while position < end:
         header = data[position]

@@ -1,4 +1,4 @@
-"""Reading headers of compressed video bit by bit."""
+"""Reads headers of compressed video bit by bit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class BitReader:
         data: the bytes to read.
 
     Raises:
-        ValueError: by any method, if the data end within the code.
+        ValueError: raised by all methods if the data end within the code.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:

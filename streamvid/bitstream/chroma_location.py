@@ -1,4 +1,4 @@
-"""Where chroma samples lie between luma samples, as sequence parameter sets and configurations have it."""
+"""The location of chroma samples among luma samples, from sequence parameter sets and decoder configurations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from streamvid.bitstream.nal import stated_colors
 from streamvid.mp4.sample_entry import codec_configuration
 
 _NAMES: Final = ("left", "center", "topleft", "top", "bottomleft", "bottom")
-"""Of chroma_sample_loc_type_top_field, 0 to 5 (ITU-T H.264 and H.265, figure E-1), by FFmpeg's names."""
+"""FFmpeg's names of chroma_sample_loc_type_top_field, 0 to 5 (ITU-T H.264 and H.265, figure E-1)."""
 _OF_AV1: Final = {1: "left", 2: "topleft"}
 """chroma_sample_position: CSP_VERTICAL and CSP_COLOCATED (AV1 bitstream specification, 6.4.2)."""
 
 
 @lru_cache(maxsize=4096)
 def chroma_location(codec: str, stsd: bytes) -> str:
-    """The location by FFmpeg's name; "unknown" if the clip's configuration does not say.
+    """The location, by FFmpeg's name; "unknown" if the clip's configuration does not have it.
 
     Args:
         codec, stsd: as in docs/format.md.
@@ -38,5 +38,5 @@ def chroma_location(codec: str, stsd: bytes) -> str:
 
 
 def location_name(number: int | None) -> str:
-    """FFmpeg's name of a chroma_sample_loc_type; "unknown" if there is none."""
+    """FFmpeg's name of a chroma_sample_loc_type; "unknown" if it has none."""
     return "unknown" if number is None else dict(enumerate(_NAMES)).get(number, "unknown")

@@ -46,8 +46,8 @@ _HIGH_444: Final = 244
 _X264: Final = b"x264 - core "
 _X264_VERSION: Final = re.compile(_X264 + rb"(\d{1,4})")
 _FIXED_444: Final = 151
-"""x264 coded 4:4:4 in CABAC wrongly before this version. Decoders read it as it meant it where they have met its SEI
-message, which is in the first packet alone, so they can start nowhere else."""
+"""x264 coded 4:4:4 in CABAC wrongly before this version. Decoders correct that if they have read its SEI message, which
+only the first packet has, so they cannot start anywhere else."""
 _HEADER_BYTES: Final = 48
 """Bytes of a slice that are enough for its header up to pic_order_cnt_lsb."""
 
@@ -70,11 +70,11 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
 
 
 def known_sets(stsd: bytes) -> tuple[KnownSets, bytes, int]:
-    """What a decoder of a track knows before its first packet, the same in Annex B, and the bytes of the length before
-    each NAL unit.
+    """The parameter sets that a decoder of a track has before its first packet, also in Annex B, and the number of
+    bytes of the length before each NAL unit.
 
     Raises:
-        ValueError: it has no `avcC` box.
+        ValueError: the sample description has no `avcC` box.
     """
     stated, length_size = b"", _length_size(codec_configuration(stsd, b"avcC"))
     with suppress(ValueError):  # parameter sets may be in band alone
@@ -100,16 +100,16 @@ class Sps:
     counts are read alike.
 
     Attributes:
-        profile_idc, constraint_flags, level_idc: as they stand there.
-        separate_colour_plane: slice headers have a colour_plane_id.
+        profile_idc, constraint_flags, level_idc: as in the parameter set.
+        separate_colour_plane: whether slice headers have a colour_plane_id.
         frame_num_bits: size of frame_num in a slice header.
         pic_order_cnt_type: 0, 1 or 2.
-        poc_lsb_bits: size of pic_order_cnt_lsb in a slice header; 0 but for type 0.
-        frame_mbs_only: there are no fields.
-        max_num_ref_frames: as it stands there.
+        poc_lsb_bits: size of pic_order_cnt_lsb in a slice header; 0 for types 1 and 2.
+        frame_mbs_only: whether there are no fields.
+        max_num_ref_frames: as in the parameter set.
         width, height: of coded frames, in luma samples.
-        crop_unit: what cropping is counted in, across and down, in luma samples.
-        gaps_allowed: frame_num may leave out numbers.
+        crop_unit: unit of the cropping offsets, horizontally and vertically, in luma samples.
+        gaps_allowed: whether frame_num may leave out numbers.
     """
 
     profile_idc: int
@@ -181,7 +181,7 @@ def _skip_scaling_list(bits: BitReader, size: int) -> None:
 
 
 def shown_area(bits: BitReader) -> ShownArea:
-    """What a sequence parameter set says of decoded pictures.
+    """The displayed area of decoded pictures in a sequence parameter set.
 
     Raises:
         ValueError: it ends early.
@@ -198,10 +198,10 @@ def shown_area(bits: BitReader) -> ShownArea:
 
 
 def dpb_requirement(bits: BitReader) -> DpbRequirement:
-    """The DPB that a sequence parameter set asks for.
+    """The DPB that a sequence parameter set requires.
 
-    Without bitstream_restriction_flag a decoder may take what profile and level allow, or the reference frames. Then
-    only streams that are equal in all of these share a group.
+    Without bitstream_restriction_flag, a decoder may allocate as much as profile and level allow, or only the reference
+    frames. Then only streams that are equal in all of these share a group.
 
     Raises:
         ValueError: it ends early.
@@ -217,7 +217,7 @@ def dpb_requirement(bits: BitReader) -> DpbRequirement:
 
 
 def skip_to_vui(bits: BitReader) -> bool:
-    """Skip a sequence parameter set up to its VUI (annex E); whether it has one.
+    """Skip a sequence parameter set up to its VUI (annex E). Returns whether it has one.
 
     Raises:
         ValueError: it ends early.
@@ -236,7 +236,7 @@ def _skip_to_vui(bits: BitReader, sps: Sps) -> bool:
 
 
 def _bitstream_restriction(bits: BitReader) -> tuple[int, int] | None:
-    """max_num_reorder_frames and max_dec_frame_buffering of the VUI (E.1.1); None if they are not there."""
+    """max_num_reorder_frames and max_dec_frame_buffering of the VUI (E.1.1); None if it does not have them."""
     read_colors(bits)
     if bits.u(1):  # timing_info_present_flag
         bits.u(65)  # num_units_in_tick, time_scale, fixed_frame_rate_flag
@@ -268,10 +268,10 @@ def _skip_hrd(bits: BitReader) -> None:
 
 
 class H264Order(OutputOrder):
-    """Output order of H.264, of pic_order_cnt_type 0 and 2.
+    """Output order of H.264, for pic_order_cnt_type 0 and 2.
 
     Args:
-        sets: as for `OutputOrder`.
+        sets: as in `OutputOrder`.
     """
 
     def __init__(self, sets: bytes) -> None:
@@ -280,11 +280,11 @@ class H264Order(OutputOrder):
         super().__init__(sets)
 
     def has_profile(self, profile_idc: int) -> bool:
-        """Whether a sequence parameter set so far is of a profile."""
+        """Whether any sequence parameter set so far has a profile."""
         return any(sps.profile_idc == profile_idc for sps in self._sps)
 
     def is_lone_field(self, units: list[memoryview]) -> bool:
-        """Whether a packet holds one field, top or bottom, as parsers of raw and transport streams cut them."""
+        """Whether a packet is a single field, top or bottom, as parsers of raw and transport streams cut them."""
         if len(self._sps) != 1 or next(iter(self._sps)).frame_mbs_only:
             return False
         parities = set()
@@ -310,7 +310,7 @@ class H264Order(OutputOrder):
 
     def _of_slice(self, unit: memoryview, *, is_reference: bool, is_idr: bool) -> int | None:
         if len(self._sps) != 1:
-            return None  # which of them applies, by the picture parameter set, is not tracked
+            return None  # the one that applies, by the picture parameter set, is not tracked
         (sps,) = self._sps
         if is_idr:
             self._start_period()
@@ -339,7 +339,7 @@ def _read_to_field_pic_flag(bits: BitReader, sps: Sps) -> bool:
 
 
 def is_field(packet: memoryview, length_size: int, sps: Sps) -> bool:
-    """Whether a packet as MP4 files hold it has a picture that is coded as a field.
+    """Whether a packet, in the format of MP4 files, has a picture that is coded as a field.
 
     Raises:
         ValueError: a slice header ends early.
@@ -352,7 +352,7 @@ def is_field(packet: memoryview, length_size: int, sps: Sps) -> bool:
 
 
 def _x264_version(units: list[memoryview]) -> int | None:
-    """The version in the SEI message that x264 writes into the first packet of a stream; None if there is none."""
+    """The version of x264 from the SEI message in the first packet of a stream; None if there is none."""
     for unit in units:
         if unit[0] & 31 == SEI and len(unit) > len(_X264) and (found := _X264_VERSION.search(unit)):
             return int(found[1])
@@ -363,7 +363,7 @@ def classifier(stsd: bytes) -> Classifier:
     """The classifier of a track's packets.
 
     Raises:
-        ValueError: it has no `avcC` box.
+        ValueError: the sample description has no `avcC` box.
     """
     known, stated, length_size = known_sets(stsd)
     order = H264Order(stated)

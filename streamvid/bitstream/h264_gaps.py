@@ -1,5 +1,5 @@
-"""Reference pictures that are missing in H.264, because a network lost their packets: FFmpeg takes others instead, and
-says nothing. frame_num tells of them: it counts reference pictures (7.4.3 of ITU-T H.264).
+"""Finds missing reference pictures in H.264, as when a network lost their packets: FFmpeg silently uses others instead.
+They are missing in frame_num, which counts reference pictures (7.4.3 of ITU-T H.264).
 
 Comments name the syntax elements that are read or skipped: 7.3.2.2 (picture parameter set) and 7.3.3 (slice header).
 """
@@ -60,7 +60,7 @@ class FrameNumbers:
     def __init__(self, stsd: bytes) -> None:
         self._sps: set[Sps] = set()
         self._pps: dict[int, _Pps] = {}
-        self._previous, self._last = -1, b""  # of the last reference picture: PrevRefFrameNum, and a slice
+        self._previous, self._last = -1, b""  # PrevRefFrameNum, and a slice, of the last reference picture
         self._lost: Gap | None = None  # before the last recovery point
         self._recovery_rank, self._recovery_frames, self._is_unrecovered = 0, 0, False
         self._is_known = True
@@ -71,20 +71,20 @@ class FrameNumbers:
                 self._read_set(unit)
 
     def gap_before(self, packet: memoryview, *, starts: bool = False, rank: int = 0, wanted: bool = True) -> Gap | None:
-        """Take the next packet in decode order; disposable ones may be left out.
+        """Process the next packet in decode order; disposable packets may be left out.
 
-        Of what is missing before a recovery point, pictures tell that refer to it: those that are decoded behind the
-        recovery point and displayed before it, and those up to recovery_frame_cnt. No others refer to them.
+        Pictures missing before a recovery point matter to the pictures that are decoded behind the recovery point and
+        displayed before it, and to those up to recovery_frame_cnt. No others refer to them.
 
         Args:
-            packet: as MP4 files hold it.
-            starts: decoding begins here; others may have been left out before.
-            rank: the picture's place in display order.
-            wanted: the picture is to be shown; if not, what is missing before a recovery point does not matter.
+            packet: in the format of MP4 files.
+            starts: whether decoding begins here, so that earlier packets may have been left out.
+            rank: position of the picture in display order.
+            wanted: whether the picture is displayed; if not, pictures missing before a recovery point do not matter.
 
         Returns:
-            None if no reference picture is missing, the stream is allowed to leave some out, or it cannot be told, in
-            later packets either.
+            None if no reference picture is missing, if the stream may leave some out, or if that cannot be determined,
+            from here on.
         """
         if self._is_known:
             with self._unknown_after_errors():
@@ -114,7 +114,7 @@ class FrameNumbers:
                 self._read_set(bytes(unit))
             if kind not in WITH_SLICE_HEADER:
                 continue
-            (sps,) = self._sps  # ValueError: which one applies is not tracked
+            (sps,) = self._sps  # ValueError: the one that applies is not tracked
             if sps.gaps_allowed:
                 raise ValueError("frame_num may leave out numbers")
             bits = BitReader.of_nal(bytes(unit[1:_BEGIN_BYTES]))
@@ -155,8 +155,8 @@ class FrameNumbers:
             self._pps[number] = _Pps(order_in_frame, references, weighted, bool(bits.u(1)))
 
     def _resets(self, unit: bytes, sps: Sps) -> bool:
-        """Whether frame_num starts at 0 behind the picture of a slice, by its marking rather than as IDR. Raises
-        ValueError where its header is not read."""
+        """Whether frame_num restarts at 0 after the picture of a slice, by its marking rather than as IDR. Raises
+        ValueError for slice headers that are not supported."""
         if unit[0] & 31 == IDR:
             return False
         bits = BitReader.of_nal(unit[1:])

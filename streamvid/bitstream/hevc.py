@@ -63,17 +63,17 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
 
 
 def pictures(packet: bytes) -> bytes:
-    """The slices and parameter sets of a packet in Annex B: what a decoder needs for its picture."""
+    """The slices and parameter sets of a packet in Annex B, which are all that a decoder needs for its picture."""
     units = (unit for unit in packet.split(START_CODE) if unit)
     return b"".join(START_CODE + unit for unit in units if SYNTAX.unit_type(unit[0]) in (*_VCL, *_PARAMETER_SETS))
 
 
 def with_complete_arrays(hvcc: bytes) -> bytes:
-    """An `hvcC` payload with array_completeness set: no parameter sets are in band, as `hvc1` demands (8.3.3.1.2 and
+    """An `hvcC` payload with array_completeness set: no parameter sets are in band, as `hvc1` requires (8.3.3.1.2 and
     8.4.1 of ISO/IEC 14496-15).
 
     Raises:
-        ValueError: it is not as long as it says.
+        ValueError: the payload is shorter than its arrays.
     """
     arrays = list(_arrays(hvcc))
     if (arrays[-1][2] if arrays else _HVCC_HEADER_BYTES) != len(hvcc):
@@ -86,7 +86,7 @@ def with_complete_arrays(hvcc: bytes) -> bytes:
 
 
 def _arrays(hvcc: bytes) -> Iterator[tuple[int, bytes, int]]:
-    """The arrays of NAL units of an `hvcC` payload: where each begins, its units in Annex B, where it ends.
+    """The arrays of NAL units in an `hvcC` payload: start, units in Annex B, and end of each.
 
     Raises:
         ValueError: the box is cut off.
@@ -102,11 +102,11 @@ def _arrays(hvcc: bytes) -> Iterator[tuple[int, bytes, int]]:
 
 
 def known_sets(stsd: bytes) -> tuple[KnownSets, bytes, int]:
-    """What a decoder of a track knows before its first packet, the same in Annex B, and the bytes of the length before
-    each NAL unit.
+    """The parameter sets that a decoder of a track has before its first packet, also in Annex B, and the number of
+    bytes of the length before each NAL unit.
 
     Raises:
-        ValueError: it has no `hvcC` box.
+        ValueError: the sample description has no `hvcC` box.
     """
     stated, length_size = b"", _length_size(codec_configuration(stsd, b"hvcC"))
     with suppress(ValueError):  # parameter sets may be in band alone
@@ -136,11 +136,11 @@ class Sps:
     """The part of a sequence parameter set up to log2_max_pic_order_cnt_lsb_minus4.
 
     Attributes:
-        max_sub_layers: temporal sub-layers at most.
+        max_sub_layers: most temporal sub-layers.
         level_idc: general_level_idc.
-        separate_colour_plane: slice headers have a colour_plane_id.
+        separate_colour_plane: whether slice headers have a colour_plane_id.
         poc_lsb_bits: size of slice_pic_order_cnt_lsb in a slice header.
-        shown: see there.
+        shown: the displayed area, see `ShownArea`.
     """
 
     max_sub_layers: int
@@ -172,7 +172,7 @@ def read_sps(bits: BitReader) -> Sps:
 
 
 def _skip_profile_tier_level(bits: BitReader) -> tuple[int, int]:
-    """Skip a sequence parameter set up to its id; the number of temporal sub-layers, and general_level_idc."""
+    """Skip a sequence parameter set up to its id. Returns the number of temporal sub-layers, and general_level_idc."""
     bits.u(4)  # sps_video_parameter_set_id
     layers = bits.u(3) + 1  # sps_max_sub_layers_minus1
     bits.u(1)  # sps_temporal_id_nesting_flag
@@ -187,7 +187,7 @@ def _skip_profile_tier_level(bits: BitReader) -> tuple[int, int]:
 
 
 def shown_area(bits: BitReader) -> ShownArea:
-    """What a sequence parameter set says of decoded pictures. Fields are pictures of their own.
+    """The displayed area of decoded pictures in a sequence parameter set. Fields are pictures of their own.
 
     Raises:
         ValueError: it ends early.
@@ -196,7 +196,7 @@ def shown_area(bits: BitReader) -> ShownArea:
 
 
 def dpb_requirement(bits: BitReader) -> DpbRequirement:
-    """The DPB that a sequence parameter set asks for.
+    """The DPB that a sequence parameter set requires.
 
     Raises:
         ValueError: it ends early.
@@ -212,10 +212,10 @@ def dpb_requirement(bits: BitReader) -> DpbRequirement:
 
 
 def skip_to_vui(bits: BitReader) -> bool:
-    """Skip a sequence parameter set up to its VUI (annex E); whether it has one.
+    """Skip a sequence parameter set up to its VUI (annex E). Returns whether it has one.
 
     Raises:
-        ValueError: it ends early, or breaks a limit.
+        ValueError: it ends early, or exceeds a limit.
     """
     sps = read_sps(bits)
     for _ in range(sps.max_sub_layers if bits.u(1) else 1):  # sps_sub_layer_ordering_info_present_flag
@@ -253,8 +253,8 @@ def _skip_scaling_lists(bits: BitReader) -> None:
 
 
 def _skip_reference_picture_set(bits: BitReader, before: int | None) -> int:
-    """st_ref_pic_set, 7.3.7, of a sequence parameter set; how many pictures it has. `before`: the one before it has so
-    many."""
+    """Skip st_ref_pic_set, 7.3.7, of a sequence parameter set. Returns its number of pictures; `before` is that of the
+    previous one."""
     if before is not None and bits.u(1):  # inter_ref_pic_set_prediction_flag
         bits.u(1)  # delta_rps_sign
         bits.ue()  # abs_delta_rps_minus1
@@ -274,10 +274,10 @@ def _limited(count: int, most: int) -> int:
 
 
 class HevcOrder(OutputOrder):
-    """Output order of HEVC, of the base layer (nuh_layer_id 0).
+    """Output order of HEVC, for the base layer (nuh_layer_id 0).
 
     Args:
-        sets: as for `OutputOrder`.
+        sets: as in `OutputOrder`.
     """
 
     def __init__(self, sets: bytes) -> None:
@@ -313,7 +313,7 @@ class HevcOrder(OutputOrder):
 
     def _of_slice(self, unit: memoryview, kind: int, *, is_lowest_layer: bool) -> int | None:
         if len(self._sps) != 1:
-            return None  # which of them applies, by pps_seq_parameter_set_id, is not tracked
+            return None  # the one that applies, by pps_seq_parameter_set_id, is not tracked
         (sps,) = self._sps
         bits = BitReader.of_nal(bytes(unit[2:_HEADER_BYTES]))
         bits.u(1)  # first_slice_segment_in_pic_flag
@@ -343,12 +343,12 @@ def classifier(stsd: bytes) -> Classifier:
     """The classifier of a track's packets.
 
     Raises:
-        ValueError: it has no `hvcC` box.
+        ValueError: the sample description has no `hvcC` box.
     """
     known, stated, length_size = known_sets(stsd)
     order = HevcOrder(stated)
     skips_leading = ended = begun = False
-    reorders = True  # unless all sets say that they do not: they may be in band alone
+    reorders = True  # unless all sets say that they do not; parameter sets may be only in band
     with suppress(ValueError):
         if sets := list(SYNTAX.sequence_parameter_sets(stated)):
             reorders = any(dpb_requirement(BitReader.of_nal(one[2:])).reorder for one in sets)
@@ -371,7 +371,7 @@ def classifier(stsd: bytes) -> Classifier:
                 continue
             drops_prior = False
             if kind in _IRAP:
-                # NoOutputOfPriorPicsFlag (C.5.2.2): of a CRA picture 1, else what the slice says in its second bit.
+                # NoOutputOfPriorPicsFlag (C.5.2.2): 1 for a CRA picture, otherwise the second bit of the slice.
                 flagged = len(unit) > 2 and bool(unit[2] & 0x40)
                 drops_prior, begun = begun and reorders and (ended if kind == _CRA else flagged), True
                 # NoRaslOutputFlag (8.1.3) of a picture in the middle: its RASL pictures are not output.

@@ -1,6 +1,6 @@
-"""Files of single images: what their headers say, before anything is decoded. JPEG, PNG, WebP, TIFF, BMP, JPEG 2000.
+"""Parses the headers of image files before they are decoded: JPEG, PNG, WebP, TIFF, BMP, JPEG 2000.
 
-Only what all decoders that are used read alike passes; the rest is refused, with the reason.
+Only features on which all used decoders agree are accepted; all others are refused, with the reason.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CODECS: Final[Mapping[str, bytes]] = {
 }  # fmt: skip
 """Codecs of clips that are single images → the four letters of their sample entries, QuickTime's where it has some."""
 MAX_SIDE: Final = 16384
-"""Frames wider or higher than this, in pixels, are refused: no model wants them, and headers lie."""
+"""Frames wider or higher than this, in pixels, are refused: no model needs them, and a header may be forged."""
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _JP2: Final = b"\0\0\0\x0cjP  \r\n\x87\n"
 _CODESTREAM: Final = b"\xff\x4f\xff\x51"
@@ -41,14 +41,14 @@ _CUT_OFF: Final = "it is cut off"
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """What the header of an image file says.
+    """The contents of the header of an image file.
 
     Attributes:
         codec: one of `CODECS`.
-        width, height: in pixels, as stored.
-        pix_fmt: as FFmpeg names it; "cmyk", which it has no name for.
-        rotation: how the image is to be shown, by its EXIF orientation: one of `streamvid.mp4.boxes.ROTATIONS`.
-        picture: of WebP, where the chunk with the picture lies; else None.
+        width, height: stored size in pixels.
+        pix_fmt: FFmpeg's name of the pixel format; or "cmyk", for which FFmpeg has no name.
+        rotation: the display rotation, from the EXIF orientation: one of `streamvid.mp4.boxes.ROTATIONS`.
+        picture: for WebP, the position of the chunk with the picture; else None.
     """
 
     codec: str
@@ -64,15 +64,15 @@ class AnimationError(ValueError):
 
 
 def is_image(head: bytes) -> bool:
-    """Whether a file that begins so is an image of one of the formats that are read."""
+    """Whether a file that begins with `data` is an image of a supported format."""
     return _reader(head) is not None
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """The header of an image file, which must be there to its end.
+    """Read the header of a complete image file.
 
     Raises:
-        ValueError: it is no image, damaged, cut off, too large, or of a kind that is not read; AnimationError: an
+        ValueError: the file is no image, damaged, cut off, too large, or of an unsupported kind; as AnimationError: an
             animation.
     """
     read = _reader(data)
@@ -93,23 +93,23 @@ def is_image_entry(stsd: bytes) -> bool:
 
 
 def to_decode(data: bytes, stsd: bytes) -> tuple[ImageHeader, bytes]:
-    """An image's header, found to be that of its clip, and the file as decoders are given it: `part_to_decode`.
+    """The header of an image, checked against its clip, and the bytes for decoders: see `part_to_decode`.
 
     Raises:
-        ValueError: as of `part_to_decode`.
+        ValueError: as in `part_to_decode`.
     """
     header, head, (start, end) = part_to_decode(data, stsd)
     return header, head + data[start:end] + bytes((end - start) % 2) if head else data
 
 
 def part_to_decode(data: bytes, stsd: bytes) -> tuple[ImageHeader, bytes, tuple[int, int]]:
-    """An image's header, found to be that of its clip, and what decoders are given: a head, and a part of the file.
+    """The header of an image, checked against its clip, and the bytes for decoders: a head, and a part of the file.
 
-    Of WebP, that is the picture alone, with a byte behind it if it is of odd length: DALI's parser stumbles over chunks
-    behind one of odd length, and alpha is left out in any case. Of all others it is the file, without a head.
+    For WebP, that is only the picture, padded to even length, because DALI's parser fails on chunks after one of odd
+    length, and alpha is left out in any case. For all other formats it is the file, without a head.
 
     Raises:
-        ValueError: as of `read_header`, or it is another image than the sample description's.
+        ValueError: as in `read_header`, or the image contradicts the sample description.
     """
     header = read_header(data)
     if CODECS[header.codec] != stsd[20:24] or (header.width, header.height) != coded_size(stsd):
@@ -162,7 +162,7 @@ def _jpeg(data: bytes) -> ImageHeader:
 
 
 def _is_rgb_jpeg(data: bytes, frame: bytes) -> bool:
-    """Whether three components are R, G and B, as libjpeg tells it: by Adobe's marker, else by their names."""
+    """Whether three components are R, G and B, decided like libjpeg: by Adobe's marker, or else by their names."""
     kinds = dict(jpeg.segments(data))
     adobe = kinds.get(0xEE, b"")
     if 0xE0 in kinds and kinds[0xE0][:5] == b"JFIF\0":
@@ -225,7 +225,7 @@ def _webp(data: bytes) -> ImageHeader:
 
 
 def _bmp(data: bytes) -> ImageHeader:
-    """The info header of Windows 3 and those that begin as it does."""
+    """The info header of Windows 3, and later headers that begin with it."""
     start, size = struct.unpack_from("<II", data, 10)
     if size < 40:
         raise ValueError("it is a BMP of OS/2: save it anew")
@@ -279,7 +279,7 @@ def _tiff(data: bytes) -> ImageHeader:
 
 
 def _check_tiff(colour: int, samples: int, bits: tuple[int, ...], compression: int, formats: set[int]) -> None:
-    """Refuse what decoders read differently, or not."""
+    """Refuse features that decoders read differently, or not at all."""
     if not bits or len(bits) != samples:
         raise ValueError("it does not say how many bits its samples have")
     if formats != {1}:
@@ -314,7 +314,7 @@ def _jp2(data: bytes) -> ImageHeader:
 
 
 def _codestream(data: bytes) -> int:
-    """Where the codestream of a JP2 file begins."""
+    """Start of the codestream in a JP2 file."""
     stack, found = [(12, len(data))], 0
     for _ in range(_MAX_PARTS):
         if not stack:
@@ -343,7 +343,7 @@ def _codestream(data: bytes) -> int:
 
 
 def _chunks(data: bytes, at: int, form: str, *, sized_first: bool, trailer: int) -> Iterator[tuple[bytes, memoryview]]:
-    """The chunks of a PNG or RIFF file: name and content. Raises ValueError where one is cut off."""
+    """The chunks of a PNG or RIFF file: name and content. Raises ValueError if a chunk is cut off."""
     view = memoryview(data)
     for _ in range(_MAX_PARTS):
         if at + 8 > len(data):

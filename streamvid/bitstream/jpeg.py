@@ -1,5 +1,5 @@
-"""JPEG: classification of Motion JPEG packets; and of image files, before they are decoded, the coding process, whether
-the file is complete, and the EXIF orientation."""
+"""JPEG: classifies Motion JPEG packets; and reads the coding process, completeness and EXIF orientation of image files
+before they are decoded."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ROTATIONS: Final = {1: 0, 2: 360, 3: 180, 4: 540, 5: 630, 6: 90, 7: 450, 8: 270}
 def classifier(stsd: bytes) -> Classifier:
     """See `streamvid.bitstream.packet_info.classifier`.
 
-    Every packet of Motion JPEG is a picture of its own, but may leave out tables that one before it has brought (B.2.4
-    of ITU-T T.81): then it is no start. `finalize` completes what it returns.
+    Every packet of Motion JPEG is a picture of its own, but may lack tables that an earlier packet has (B.2.4 of ITU-T
+    T.81): then it is no random access point. `finalize` completes the result.
     """
     brought: set[tuple[int, int]] = set()
 
@@ -40,19 +40,20 @@ def classifier(stsd: bytes) -> Classifier:
 
 
 def finalize(kinds: list[PacketKind]) -> list[PacketKind]:
-    """Where a picture needs tables of earlier ones, no packet is disposable: which one brought them is not told."""
+    """If a picture needs tables of earlier ones, no packet is disposable, because it is unknown which packet has
+    them."""
     if all(kind.random_access for kind in kinds):
         return kinds
     return [replace(kind, disposable=False) for kind in kinds]
 
 
 def has_tables(data: bytes) -> bool:
-    """Whether a picture brings its own quantization and Huffman tables."""
+    """Whether a picture has its own quantization and Huffman tables."""
     return {_QUANTIZATION, _HUFFMAN} <= {marker for marker, _ in _tables(memoryview(data))}
 
 
 def _tables(packet: memoryview) -> Iterator[tuple[int, int]]:
-    """Marker and number of each table before the first scan; of a Huffman table its class, too (B.2.4.1, B.2.4.2)."""
+    """Marker and number of each table before the first scan; for Huffman tables also the class (B.2.4.1, B.2.4.2)."""
     for marker, payload in segments(packet):
         at = 0
         while marker in (_QUANTIZATION, _HUFFMAN) and at < len(payload):
@@ -69,7 +70,8 @@ def check_jpeg(data: bytes, name: str) -> None:
     """Refuse an image file that cannot become a frame of Motion JPEG.
 
     Raises:
-        VideoError: no JPEG, cut off, lossless or arithmetic coding, or neither grey nor YCbCr with 8 bits.
+        VideoError: the file is no JPEG, cut off, coded losslessly or arithmetically, or neither grey nor YCbCr with 8
+            bits.
     """
     if data[:2] != b"\xff\xd8":
         raise VideoError(f"{name} is no JPEG")
@@ -86,8 +88,8 @@ def check_jpeg(data: bytes, name: str) -> None:
 
 
 def check_complete(data: bytes) -> None:
-    """Refuse a file that is cut off: decoders fill up what is missing without an error. Some cameras write more data
-    behind the end marker."""
+    """Refuse a file that is cut off, because decoders fill the missing part without an error. Data after the end
+    marker, which some cameras write, are allowed."""
     if data.rfind(_END, max(0, len(data) - 65536)) < 0:
         raise ValueError("it is cut off")
 
@@ -101,12 +103,12 @@ def orientation(data: bytes) -> int:
 
 
 def rotation(data: bytes) -> int:
-    """How a JPEG is to be shown by its EXIF orientation: one of `streamvid.mp4.boxes.ROTATIONS`."""
+    """The display rotation of a JPEG, from its EXIF orientation: one of `streamvid.mp4.boxes.ROTATIONS`."""
     return ROTATIONS[orientation(data)]
 
 
 def rotation_of_exif(exif: bytes) -> int:
-    """The same by EXIF metadata alone, with or without the name that they have in a JPEG."""
+    """The display rotation from EXIF metadata, with or without their identifier in a JPEG."""
     return ROTATIONS[_tiff_orientation(exif.removeprefix(b"Exif\0\0"))]
 
 

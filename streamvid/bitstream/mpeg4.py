@@ -23,7 +23,7 @@ _I_VOP, _B_VOP = 0, 2
 _USER_DATA: Final = 0xB2
 _SETS: Final = NalSyntax(1, 0, 255, range(_VOP, _VOP + 1), (), _VOL[0], (*_VOL, _USER_DATA))
 _ENCODERS: Final = (b"DivX", b"Lavc", b"FFmpe", b"ffmpeg", b"XviD")
-"""Names in user data by which FFmpeg decodes as the encoder meant it: an IDCT, for instance."""
+"""Names in user data that make FFmpeg decode as the encoder intended, by another IDCT, for instance."""
 _HEADER_BYTES: Final = 64
 
 
@@ -36,10 +36,10 @@ def classifier(stsd: bytes) -> Classifier:
 
 
 def vop_classifier(headers: bytes) -> Classifier:
-    """The classifier of packets that follow some headers: reads vop_coding_type (6.2.5), the two bits after
-    vop_start_code (0 I, 1 P, 2 B, 3 S), and vop_coded. A VOP that is not coded shows the picture before it once more,
-    so that decoders output none; it still counts for the times of B-VOPs. A packet of several VOPs ("packed bitstream")
-    is no frame: FFmpeg takes it apart in AVIs alone."""
+    """The classifier of the packets after some headers. It reads vop_coding_type (6.2.5), the two bits after
+    vop_start_code (0 I, 1 P, 2 B, 3 S), and vop_coded. A VOP that is not coded repeats the previous picture, so that
+    decoders output none; it still counts for the times of B-VOPs. A packet of several VOPs ("packed bitstream") is not
+    a frame; FFmpeg splits it only in AVI files."""
     clock, known = VopClock(), KnownSets(_SETS, _sections(headers), lambda unit: 0)
     with suppress(ValueError):
         clock.read_headers(headers)
@@ -65,7 +65,7 @@ def vop_classifier(headers: bytes) -> Classifier:
 
 
 def _sections(headers: bytes) -> list[bytes]:
-    """VideoObjectLayers and names of encoders, each from behind its start code prefix."""
+    """VideoObjectLayers and names of encoders, each without its start code prefix."""
     found = headers.split(_START)[1:]
     return [
         one for one in found if one and (one[0] in _VOL or (one[0] == _USER_DATA and one[1:].startswith(_ENCODERS)))
@@ -73,10 +73,10 @@ def _sections(headers: bytes) -> list[bytes]:
 
 
 def output_order(is_b: Sequence[bool]) -> list[int]:
-    """The numbers of VOPs in the order in which they are shown: B-VOPs before the one that they follow.
+    """The numbers of VOPs in display order: B-VOPs come before the VOP that precedes them in decode order.
 
     Args:
-        is_b: of each in decode order, whether it is a B-VOP.
+        is_b: for each VOP in decode order, whether it is a B-VOP.
     """
     shown: list[int] = []
     held: list[int] = []
@@ -87,10 +87,10 @@ def output_order(is_b: Sequence[bool]) -> list[int]:
 
 
 class VopClock:
-    """Reads when each VOP of a stream is shown.
+    """Reads the display time of each VOP of a stream.
 
-    A VOP has the fraction of a second at which it is shown, and counts the full seconds since the VOP before it that is
-    no B-VOP; a B-VOP counts from the one before that (modulo_time_base, 6.3.5).
+    A VOP has the fraction of a second of its time, and the number of full seconds since the previous VOP that is no
+    B-VOP; a B-VOP counts from the one before that (modulo_time_base, 6.3.5).
 
     Attributes:
         resolution: ticks per second (vop_time_increment_resolution); 0 before the first packet.
@@ -104,7 +104,7 @@ class VopClock:
         """The time of the next VOP in decode order, in ticks.
 
         Raises:
-            ValueError: it holds no VOP, or no VideoObjectLayer came before.
+            ValueError: the packet has no VOP, or no VideoObjectLayer came before it.
         """
         at = self.read_headers(packet)
         if at is None or not self.resolution:
@@ -117,7 +117,8 @@ class VopClock:
         return self._second * self.resolution + increment
 
     def read_headers(self, packet: bytes) -> int | None:
-        """Read what comes before the first VOP; where that begins, behind its start code, or None if there is none."""
+        """Read the headers before the first VOP. Returns the position after the VOP's start code, or None if there is
+        no VOP."""
         at = packet.find(_START)
         while 0 <= at < len(packet) - 4:
             kind, bits = packet[at + 3], BitReader(packet[at + 4 : at + 4 + _HEADER_BYTES])
@@ -133,7 +134,7 @@ class VopClock:
         return None
 
     def is_coded(self, vop: bytes) -> bool:
-        """vop_coded of a VOP, which begins behind its start code; True where no header came before."""
+        """vop_coded of a VOP, given from after its start code; True if no header came before it."""
         try:
             return not self.resolution or self._read_vop(vop)[-1]
         except ValueError:
@@ -157,10 +158,10 @@ class Vol:
 
     Attributes:
         resolution: ticks per second (vop_time_increment_resolution).
-        width, height: of its pictures; 0 if it is of another shape than a rectangle.
-        interlaced: pictures may be coded as fields.
-        plain: it has no sprites, overlapped motion compensation, other bit depths, partitioned data, scalability and
-            the like.
+        width, height: size of its pictures; 0 if its shape is no rectangle.
+        interlaced: whether pictures may be coded as fields.
+        plain: whether it is without sprites, overlapped motion compensation, other bit depths, partitioned data,
+            scalability and the like.
     """
 
     resolution: int
@@ -171,10 +172,10 @@ class Vol:
 
 
 def video_object_layers(headers: bytes) -> list[Vol]:
-    """Those among headers.
+    """The VideoObjectLayers among headers.
 
     Raises:
-        ValueError: one ends early.
+        ValueError: a layer ends early.
     """
     found = []
     at = headers.find(_START)

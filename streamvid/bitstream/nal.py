@@ -1,6 +1,6 @@
-"""What H.264 and HEVC share: NAL units, parameter sets, and output order by picture order count.
+"""Common parts of H.264 and HEVC: NAL units, parameter sets, and output order by picture order count.
 
-MP4 files keep the parameter sets in the sample description (ISO/IEC 14496-15), NVDEC takes them in band.
+MP4 files have parameter sets in the sample description (ISO/IEC 14496-15); NVDEC needs them in band.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streamvid.bitstream.packet_kind import StatedColors
 from streamvid.bitstream.packets import START_CODE
 
 _LEAST_UNIT: Final = 4
-"""FFmpeg ignores fewer bytes than these behind the last unit of a packet (h2645_parse.c)."""
+"""FFmpeg ignores fewer bytes than this after the last unit of a packet (h2645_parse.c)."""
 _PERIOD_BITS: Final = 40
 """Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
 _MIDDLE: Final = 1 << (_PERIOD_BITS - 1)
@@ -30,7 +30,7 @@ class NalSyntax:
 
     Attributes:
         header_bytes: size of the header.
-        type_shift, type_mask: where the first byte holds nal_unit_type.
+        type_shift, type_mask: position of nal_unit_type in the first byte.
         vcl: types of all parts of coded pictures.
         idr: types of slices of IDR pictures.
         sps: type of sequence parameter sets.
@@ -50,17 +50,17 @@ class NalSyntax:
         return first >> self.type_shift & self.type_mask
 
     def is_idr(self, packet: bytes) -> bool:
-        """Whether a packet in Annex B holds an IDR picture: no packet from it on refers to any before it."""
+        """Whether a packet in Annex B has an IDR picture, so that no packet from it on refers to earlier packets."""
         # The type of the first slice decides; delimiters, parameter sets and SEI may come before it.
         kinds = (kind for kind, _ in self._units(packet))
         return next((kind in self.idr for kind in kinds if kind in self.vcl), False)
 
     def in_band_parameter_sets(self, packet: bytes) -> bytes:
-        """The parameter sets before the picture of a packet in Annex B, each behind a start code; may be empty."""
+        """The parameter sets before the picture of a packet in Annex B, each with a start code; may be empty."""
         return b"".join(START_CODE + unit for kind, unit in self._units(packet) if kind in self.parameter_sets)
 
     def sequence_parameter_sets(self, sets: bytes) -> list[bytes]:
-        """Those of the parameter sets, in Annex B, that are sequence parameter sets, without their start codes."""
+        """The sequence parameter sets among parameter sets in Annex B, without start codes."""
         units = [unit for unit in sets.split(START_CODE) if unit]
         return [unit for unit in units if self.unit_type(unit[0]) == self.sps]
 
@@ -83,9 +83,9 @@ class ParameterSets:
     """The decoder configuration of a sample description: the `avcC` or `hvcC` box.
 
     Attributes:
-        annex_b: the parameter sets in the order of the box, each behind a start code.
+        annex_b: the parameter sets in the order of the box, each with a start code.
         length_size: bytes of the length before each NAL unit in the MP4: 1, 2 or 4.
-        bit_depth: of luma samples.
+        bit_depth: bits per luma sample.
     """
 
     annex_b: bytes
@@ -95,13 +95,13 @@ class ParameterSets:
 
 @dataclass(frozen=True)
 class ShownArea:
-    """What a sequence parameter set says of decoded pictures.
+    """The displayed area of decoded pictures, from a sequence parameter set.
 
     Attributes:
-        left, top: where in them that begins which is shown, in luma samples.
-        width, height: of that.
-        fields: pictures may be coded as fields.
-        mixes_fields: macroblocks of frames may be, too (MBAFF).
+        left, top: upper left corner of the area, in luma samples.
+        width, height: size of the area, in luma samples.
+        fields: whether pictures may be coded as fields.
+        mixes_fields: whether macroblocks of frames may be coded as fields, too (MBAFF).
     """
 
     left: int
@@ -114,16 +114,16 @@ class ShownArea:
 
 @dataclass(frozen=True)
 class DpbRequirement:
-    """What a stream's parameter sets ask of the decoded picture buffer (DPB).
+    """The decoded picture buffer (DPB) that a stream's parameter sets require.
 
-    A hardware decoder is opened for a number of frames. One that was opened for fewer than a later stream needs
-    gives wrong pixels without an error, so this must be known before streams share a decode session.
+    A hardware decoder is opened for a number of frames. If a later stream needs more, its pixels are wrong without an
+    error, so this must be known before streams share a decode session.
 
     Attributes:
         group: streams of one codec and size may share a session if their groups are equal, and it was opened for at
             least as many frames.
-        frames: how many the stream needs, comparable within its group.
-        reorder: the most pictures that a decoder must expect to be decoded before one and displayed after it.
+        frames: number of frames that the stream needs, comparable within its group.
+        reorder: most pictures that may be decoded before a picture and displayed after it.
     """
 
     group: str
@@ -132,15 +132,15 @@ class DpbRequirement:
 
 
 def read_units(box: bytes, at: int, count: int) -> tuple[bytes, int]:
-    """Convert parameter sets of an `avcC` or `hvcC` box, each behind a 16-bit length, to Annex B.
+    """Convert parameter sets of an `avcC` or `hvcC` box, each preceded by a 16-bit length, to Annex B.
 
     Args:
         box: the box's payload.
-        at: where in it the first length is.
-        count: how many units follow.
+        at: position of the first length in it.
+        count: number of units.
 
     Returns:
-        the units behind start codes, and where in the box they end.
+        the units with start codes, and the position after them in the box.
 
     Raises:
         IndexError: the box is cut off.
@@ -156,7 +156,8 @@ def read_units(box: bytes, at: int, count: int) -> tuple[bytes, int]:
 
 
 def split_packet(packet: memoryview, length_size: int) -> list[memoryview]:
-    """The NAL units of a packet as MP4 files hold it, without their lengths; units that do not fit are left out."""
+    """The NAL units of a packet in the format of MP4 files, without their lengths; units that do not fit are left
+    out."""
     units = []
     position, end = 0, len(packet)
     while position + length_size < end:
@@ -169,20 +170,21 @@ def split_packet(packet: memoryview, length_size: int) -> list[memoryview]:
 
 
 def is_broken(packet: memoryview, units: list[memoryview], length_size: int) -> bool:
-    """Whether some of a packet is in none of its NAL units, as one is empty or does not fit: FFmpeg and NVDEC then
-    refuse the whole packet.
+    """Whether a packet has bytes outside of its NAL units, because a unit is empty or does not fit: FFmpeg and NVDEC
+    then refuse the whole packet.
 
     Args:
-        packet, length_size: as for `split_packet`.
+        packet, length_size: as in `split_packet`.
     """
     return len(packet) - sum(map(len, units)) - length_size * len(units) >= _LEAST_UNIT
 
 
 def head_of_packet(head: bytes, length_size: int) -> bytes:
-    """The first bytes of a packet as a packet of its own: the length of the last NAL unit is cut to the bytes given.
+    """The first bytes of a packet as a packet of its own, in which the length of the last NAL unit is reduced to the
+    given bytes.
 
     Args:
-        head: the first bytes of a packet as MP4 files hold it.
+        head: the first bytes of a packet in the format of MP4 files.
         length_size: bytes of a unit's length.
     """
     position = 0
@@ -196,13 +198,13 @@ def head_of_packet(head: bytes, length_size: int) -> bytes:
 
 
 class KnownSets:
-    """The parameter sets that a decoder knows, and whether one that begins at a packet would know the same.
+    """The parameter sets that a decoder has, and whether a decoder that starts at a packet would have the same.
 
-    A set in band counts until another of its type and number comes. So a random access packet behind it that does not
-    repeat it is no start: a decoder would take the sample description's set, and give other pictures.
+    A set in band is valid until another of its type and number comes. So a later random access packet that does not
+    repeat it is no start: a decoder would use the set of the sample description, and output other pictures.
 
     Args:
-        syntax: the codec's.
+        syntax: the codec's syntax.
         sets: the parameter sets of the sample description.
         number: the number (id) of a parameter set, a NAL unit; raises ValueError if it ends early.
     """
@@ -211,16 +213,16 @@ class KnownSets:
         self._syntax, self._number = syntax, number
         self._stated = dict(self._named(unit) for unit in sets if unit)
         self.changed: dict[tuple[int, int | bytes], bytes] = {}
-        """By type and number, those in band so far that are not the sample description's."""
+        """By type and number, the sets in band so far that differ from the sample description's."""
 
     def take(self, units: Sequence[memoryview | bytes]) -> tuple[bool, bool]:
-        """Take in the next packet in decode order.
+        """Process the next packet in decode order.
 
         Args:
             units: its NAL units, without their lengths.
 
         Returns:
-            whether a decoder that begins here knows the same sets; whether the packet has sets that others may need.
+            whether a decoder that starts here has the same sets; whether the packet has sets that others may need.
         """
         kinds = self._syntax.parameter_sets
         own = dict(self._named(bytes(unit)) for unit in units if self._syntax.unit_type(unit[0]) in kinds)
@@ -243,16 +245,16 @@ class KnownSets:
 class OutputOrder(ABC):
     """The order in which a decoder outputs the pictures of one track, by their picture order counts.
 
-    An NVDEC session, which is given many packets at a time, knows pictures by the order of output alone. That order
-    must be the order of the container's presentation times, and a container is free to contradict it. Picture order
-    counts are decoded as in 8.2.1 of ITU-T H.264 and 8.3.1 of ITU-T H.265.
+    An NVDEC session, which gets many packets at a time, identifies pictures only by their output order. That must be
+    the order of the container's presentation times, which a container may contradict. Picture order counts are decoded
+    as in 8.2.1 of ITU-T H.264 and 8.3.1 of ITU-T H.265.
 
     Args:
         sets: the parameter sets of the sample description, in Annex B.
     """
 
     def __init__(self, sets: bytes) -> None:
-        # Of the last reference picture (prevPicOrderCntMsb and prevPicOrderCntLsb): later counts extend it.
+        # prevPicOrderCntMsb and prevPicOrderCntLsb of the last reference picture, which later counts extend.
         self._previous = 0
         self._periods = 0
         with suppress(ValueError):
@@ -266,7 +268,7 @@ class OutputOrder(ABC):
             units: the packet's NAL units, without their lengths.
 
         Returns:
-            None if it cannot be told, or the picture is not output.
+            None if it is unknown, or the picture is not output.
         """
         try:
             count = self._picture_order_count(units)
@@ -276,14 +278,14 @@ class OutputOrder(ABC):
 
     @abstractmethod
     def _read_parameter_set(self, unit: bytes | memoryview) -> None:
-        """Take in a NAL unit if it is a parameter set. Raises ValueError if it ends early."""
+        """Process a NAL unit if it is a parameter set. Raises ValueError if it ends early."""
 
     @abstractmethod
     def _picture_order_count(self, units: list[memoryview]) -> int | None:
-        """The picture order count of a packet; None if it is not known, or the picture is not output."""
+        """The picture order count of a packet; None if it is unknown, or the picture is not output."""
 
     def _start_period(self) -> None:
-        """Counts begin again at 0: every later picture is output after all earlier ones."""
+        """Restart the counts at 0; every later picture is output after all earlier ones."""
         self._periods += 1
         self._previous = 0
 
@@ -301,11 +303,11 @@ class OutputOrder(ABC):
 
 @lru_cache(maxsize=256)
 def stated_colors(unit: bytes, header_bytes: int, skip_to_vui: Callable[[BitReader], bool]) -> StatedColors:
-    """What a sequence parameter set, a NAL unit, says of colours; nothing if it cannot be read.
+    """The colour description of a sequence parameter set, a NAL unit; all unspecified if it cannot be read.
 
     Args:
-        header_bytes: of the unit.
-        skip_to_vui: the codec's.
+        header_bytes: size of the unit's header.
+        skip_to_vui: the codec's function of this name.
     """
     with suppress(ValueError):
         bits = BitReader.of_nal(unit[header_bytes:])

@@ -1,7 +1,7 @@
 """Classification of compressed packets by codec: where decoding may start, and which packets may be left out.
 
-Container flags are hints that files get wrong; these functions read the bitstream instead. They read headers only,
-never coded pictures, and where a header is not understood a packet is neither a random access point nor disposable.
+Container flags are hints that files get wrong; these functions read the bitstream instead. They read only headers,
+never coded pictures. A packet whose header is not understood counts neither as a random access point nor as disposable.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _WITHOUT_STATE: Final[dict[str, Classifier]] = {
 def classifier(codec: str, stsd: bytes) -> Classifier:
     """The function that classifies packets of a track, which must come in decode order.
 
-    It knows a packet and those before it. Once all are known, `finalize_disposable` completes what it returned.
+    The result depends on a packet and earlier ones. After the last packet, `finalize_disposable` completes the results.
 
     Args:
         codec: as in docs/format.md, such as "h264".
-        stsd: the track's sample description box; tells how NAL units are framed.
+        stsd: the track's sample description box, which has the size of NAL unit lengths.
 
     Raises:
-        ValueError: unknown codec, or a sample description without the codec's configuration box.
+        ValueError: the codec is unknown, or the sample description lacks the codec's configuration box.
     """
     if codec in _WITH_STATE:
         return _WITH_STATE[codec](stsd)
@@ -51,8 +51,8 @@ def classifier(codec: str, stsd: bytes) -> Classifier:
 
 
 def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:
-    """A function of packets of a track: whether those so far leave a decoder with other parameter sets than those of
-    the sample description. For codecs without parameter sets, False."""
+    """A function of the packets of a track, in decode order, that returns whether the packets so far leave a decoder
+    with other parameter sets than the sample description's. False for codecs without parameter sets."""
     if codec not in ("h264", "hevc"):
         return lambda packet: False
     try:
@@ -68,7 +68,7 @@ def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:
 
 
 def classify(codec: str, stsd: bytes, packets: Sequence[memoryview]) -> list[PacketKind]:
-    """Classify a whole track, in decode order. Arguments and errors as for `classifier`."""
+    """Classify a whole track, in decode order. Arguments and errors as in `classifier`."""
     of = classifier(codec, stsd)
     return finalize_disposable(codec, [of(packet) for packet in packets])
 
@@ -77,12 +77,12 @@ def finalize_disposable(codec: str, kinds: list[PacketKind]) -> list[PacketKind]
     """Complete `PacketKind.disposable`, which depends on other packets: on later ones in VP9 and Motion JPEG (see
     `vpx.finalize_disposable`, `jpeg.finalize`), on the highest sub-layer in HEVC.
 
-    A sub-layer non-reference picture of HEVC is not referred to within its own sub-layer, but may be by higher ones
-    (ITU-T H.265, 7.4.2.2), so only those of the highest one present are certain to be disposable.
+    A sub-layer non-reference picture of HEVC is not referred to within its own sub-layer, but may be by higher
+    sub-layers (ITU-T H.265, 7.4.2.2), so only pictures of the highest sub-layer present are certain to be disposable.
 
     Args:
         codec: as in docs/format.md.
-        kinds: of all packets of a track, in decode order, as a `classifier` returned them.
+        kinds: the kinds of all packets of a track, in decode order, from a `classifier`.
     """
     if codec == "vp9":
         return vpx.finalize_disposable(kinds)
@@ -95,11 +95,11 @@ def finalize_disposable(codec: str, kinds: list[PacketKind]) -> list[PacketKind]
 
 
 def in_output_order(codec: str, kinds: Sequence[PacketKind], times: Int64) -> bool:
-    """Whether a decoder outputs pictures in the order of their times; False if that is not known.
+    """Whether a decoder outputs pictures in the order of their times; False if unknown.
 
     Args:
-        kinds: of packets in decode order.
-        times: int64 [packets], when each is shown.
+        kinds: the kinds of packets in decode order.
+        times: int64 [packets], presentation times.
     """
     by_time = np.argsort(times, kind="stable").tolist()
     if codec == "mpeg4":

@@ -1,4 +1,4 @@
-"""The properties of a compressed packet that its headers state, for all codecs."""
+"""The properties of a compressed packet from its headers, for all codecs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Packets of a stream, one after another in one array, and as decoders take them.
+"""Packets of a stream in one array, and their conversion to the format of decoders.
 
-MP4 files put a length before each NAL unit of H.264 and HEVC (ISO/IEC 14496-15). NVDEC takes Annex B of ITU-T H.264 and
-H.265: start codes in place of the lengths.
+MP4 files have a length before each NAL unit of H.264 and HEVC (ISO/IEC 14496-15). NVDEC needs Annex B of ITU-T H.264
+and H.265: start codes instead of the lengths.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ START_CODE: Final = b"\0\0\0\1"
 
 @dataclass(frozen=True, eq=False)
 class Packets:
-    """Packets in decode order. As a sequence, they are as decoders take them: converted, the first behind the header.
+    """Packets in decode order. As a sequence, its items are packets in the format of decoders, the first preceded by
+    the header.
 
     Attributes:
-        data: uint8 [bytes], contiguous, as long as `sizes` say.
-        sizes: int64 [packets], in bytes.
-        header: what a decoder needs before the first packet, as parameter sets in Annex B; may be empty.
-        length_size: bytes of the length before each NAL unit, in place of which decoders take a start code; 0 for
-            packets that decoders take as they are.
+        data: uint8 [bytes], contiguous; its length is the sum of `sizes`.
+        sizes: int64 [packets], sizes in bytes.
+        header: headers that a decoder needs before the first packet, such as parameter sets in Annex B; may be empty.
+        length_size: bytes of the length before each NAL unit, which is replaced by a start code; 0 for packets that
+            need no conversion.
     """
 
     data: UInt8
@@ -38,7 +39,7 @@ class Packets:
 
     @classmethod
     def of(cls, packets: Sequence[bytes]) -> Packets:
-        """Packets from one `bytes` each, as decoders take them."""
+        """Packets from a `bytes` object each, in the format of decoders."""
         return cls(np.frombuffer(b"".join(packets), dtype=np.uint8), np.array([*map(len, packets)], dtype=np.int64))
 
     @classmethod
@@ -46,7 +47,7 @@ class Packets:
         """Packets from arrays.
 
         Raises:
-            ValueError: the sizes are not those of the data.
+            ValueError: the sizes contradict the data.
         """
         made = cls(data, sizes, length_size=length_size)
         if len(data) != made.bounds[-1] or min(sizes.tolist(), default=0) < 0:
@@ -55,8 +56,8 @@ class Packets:
 
     @cached_property
     def bounds(self) -> list[int]:
-        """Where each packet begins, and where the last one ends."""
-        # Without NumPy, whose sum would wrap around.
+        """The start of each packet, and the end of the last."""
+        # Not with NumPy, whose sum would wrap around.
         return [*accumulate(self.sizes.tolist(), initial=0)]
 
     def __len__(self) -> int:
@@ -66,7 +67,7 @@ class Packets:
         """A packet.
 
         Raises:
-            ValueError: a NAL unit's length leads out of the packet.
+            ValueError: a NAL unit does not end within the packet.
         """
         packet = self.data[self.bounds[number] : self.bounds[number + 1]].tobytes()
         if self.length_size:
@@ -87,14 +88,14 @@ class Packets:
 
 
 def to_annex_b(packet: bytes, length_size: int) -> bytes:
-    """A packet with start codes in place of the lengths before its NAL units.
+    """A packet with start codes instead of the lengths of its NAL units.
 
     Args:
-        packet: as MP4 files hold it.
+        packet: the packet in the format of MP4 files.
         length_size: bytes of a length.
 
     Raises:
-        ValueError: a unit's length leads out of the packet.
+        ValueError: a unit does not end within the packet.
     """
     units: list[bytes] = []
     at = 0

@@ -67,8 +67,8 @@ def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width:
 
     Args:
         codec, stsd: as in docs/format.md.
-        packets: as they are stored.
-        width, height: of frames, in pixels.
+        packets: the stored packets.
+        width, height: size of frames, in pixels.
     """
     try:
         if codec == "h264":

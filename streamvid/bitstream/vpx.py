@@ -15,10 +15,10 @@ _SUPERFRAME_MARKER: Final = 0b110
 
 
 def classify_vp8(packet: memoryview) -> PacketKind:
-    """Of the first byte, bit 0 is 0 for a key frame, and bit 4 is show_frame (RFC 6386, 9.1).
+    """Classify a packet by its first byte: bit 0 is 0 for a key frame, and bit 4 is show_frame (RFC 6386, 9.1).
 
-    Never disposable: a frame that refreshes no picture still changes the probabilities, unless refresh_entropy_probs
-    is 0, and the map of segments, if there is one. libvpx writes the one or the other into every such frame.
+    No packet is disposable: a frame that refreshes no picture still changes the probabilities, unless
+    refresh_entropy_probs is 0, and the segment map, if there is one. libvpx writes one of these into every such frame.
     """
     if len(packet) == 0:
         return PacketKind()
@@ -30,7 +30,7 @@ def classify_vp9(packet: memoryview) -> PacketKind:
     error_resilient_mode; then, in displayed frames that are no key frames, reset_frame_context and
     refresh_frame_flags.
 
-    `finalize_disposable` tells which frames are disposable.
+    `finalize_disposable` finds the disposable frames.
     """
     if len(packet) == 0:
         return PacketKind()
@@ -38,7 +38,7 @@ def classify_vp9(packet: memoryview) -> PacketKind:
     profile = bits >> 29 & 1 | (bits >> 28 & 1) << 1
     place = _after_profile(profile)
     shows_existing, not_key, shown, error_resilient = (bits >> (place - n) & 1 for n in range(4))
-    # A superframe ends with a marker; mostly its last frame alone is displayed, whatever show_frame of the first says.
+    # A superframe ends with a marker; usually only its last frame is displayed, regardless of show_frame of the first.
     superframe = packet[-1] >> 5 == _SUPERFRAME_MARKER
     displayed = sum(map(_is_displayed, _vp9_frames(bytes(packet)))) if superframe else shows_existing or shown
     refresh = bits >> (place - (11 if error_resilient else 13)) & 255
@@ -57,8 +57,8 @@ def classify_vp9(packet: memoryview) -> PacketKind:
 
 
 def _after_profile(profile: int) -> int:
-    """The place of show_existing_frame among the first 32 bits of uncompressed_header, from the last bit: profile 3 has
-    a reserved bit before it."""
+    """The position of show_existing_frame among the first 32 bits of uncompressed_header, counted from the last bit;
+    profile 3 has a reserved bit before it."""
     return 26 if profile == _PROFILE_3 else 27
 
 
@@ -81,21 +81,21 @@ def finalize_disposable(kinds: list[PacketKind]) -> list[PacketKind]:
     """Mark VP9's disposable packets, given all packets of a track in decode order.
 
     A frame that refreshes no picture still changes the probabilities, loop filter deltas, segmentation and motion
-    vectors that the next frame builds on (6.1.2 and 7.2). A key frame or an error-resilient one builds on none of them
-    and resets them all (setup_past_independence). So a frame that refreshes no picture is disposable if the next frame
-    in decode order is such a one.
+    vectors on which the next frame depends (6.1.2 and 7.2). A key frame or an error-resilient frame depends on none of
+    them, and resets them all (setup_past_independence). So a frame that refreshes no picture is disposable if the next
+    frame in decode order is a key frame or error-resilient.
     """
     resets = [*(kind.resets_context for kind in kinds[1:]), False]
     return [replace(k, disposable=k.no_refresh and r) for k, r in zip(kinds, resets, strict=False)]
 
 
 def coded_sizes(codec: str, packet: bytes) -> set[tuple[int, int]]:
-    """The widths and heights that the frames of a packet state. A frame that states none has that of another frame, to
-    which it refers; key frames state theirs.
+    """The widths and heights in the headers of a packet's frames. Key frames have them; a frame without them has the
+    size of a reference frame.
 
     Args:
         codec: "vp8" or "vp9".
-        packet: its bytes.
+        packet: the packet's bytes.
 
     Raises:
         ValueError: it ends early.
@@ -126,7 +126,7 @@ def _vp9_frames(packet: bytes) -> list[bytes]:
 
 
 def _vp9_size(bits: BitReader) -> tuple[int, int] | None:
-    """Width and height in an uncompressed_header (6.2); None if there are none."""
+    """Width and height in an uncompressed_header (6.2); None if it has none."""
     bits.u(2)  # frame_marker
     profile = bits.u(1) | bits.u(1) << 1
     if profile == _PROFILE_3:
@@ -178,7 +178,7 @@ def vp8_sample_description(*, width: int, height: int, full_range: bool) -> byte
 
     Args:
         width, height: of coded frames, in pixels.
-        full_range: luma from 0 to 255.
+        full_range: whether luma is from 0 to 255.
     """
     # profile 0, level 1.0; 8 bits, 4:2:0 with colocated chroma, videoFullRangeFlag; primaries, transfer, matrix unknown
     fields = bytes([0, 10, 8 << 4 | 1 << 1 | full_range, 2, 2, 2])

@@ -68,7 +68,7 @@ def fail(text: str, code: int) -> int:
 _TYPES: Final[Mapping[str, Callable[[str], object]]] = {
     "N": int, "PIXELS": int, "FRAMES": int, "PRICE": float, "SECONDS": float, "SIZE": parse_size,
 }  # fmt: skip
-"""What values are, by their names in usage lines; all others are text."""
+"""Types of values by their names in usage lines; all others are text."""
 _COMMON: Final = {
     "dataset": ("dataset DATASET", "folder or URL"),
     "where": ("--where CONDITION", "such as 'seconds >= 2 and \"dog\" in caption'"),
@@ -158,7 +158,7 @@ def call(function: Callable[..., T], arguments: argparse.Namespace, **others: ob
 
 
 def open_dataset(path: str, arguments: argparse.Namespace, revision: int | None = None) -> Dataset:
-    """Open a dataset with the options `--roots` and, if the command has it, `--revision`."""
+    """Open a dataset, or a revision of it, with the option `--roots`."""
     from streamvid.dataset.dataset import Dataset
 
     return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=revision)

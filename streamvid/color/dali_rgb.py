@@ -1,4 +1,4 @@
-"""RGB of DALI's decoder → by a clip's tags."""
+"""Corrects the RGB of DALI's decoder by a clip's tags."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def recoloured(frames: torch.Tensor, color: Color) -> torch.Tensor:
-    """DALI's RGB, which is BT.601 whatever a stream is tagged with, as if converted by another matrix. What DALI has
-    clipped does not come back, and its chroma is sited at the centre.
+    """Convert DALI's RGB, which is BT.601 regardless of a stream's tags, to the RGB of another matrix. Levels that DALI
+    has clipped cannot be restored, and its chroma siting stays the centre.
 
     Args:
         frames: uint8 [frames, height, width, 3] on a GPU.
-        color: what decoded samples meant.
+        color: matrix, range and siting of the decoded samples.
 
     Returns:
         uint8 of the same shape; `frames` itself if nothing changes.

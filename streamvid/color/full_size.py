@@ -1,4 +1,4 @@
-"""Decoded frames → RGB at their full size, where resizing is left to others."""
+"""Decoded frames → RGB at full size, for callers that resize later or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class FullSizeConverter:
     """Converts frames of one clip; any thread may call it.
 
     Args:
-        color: what their samples mean.
+        color: matrix, range and siting of their samples.
     """
 
     def __init__(self, color: Color) -> None:

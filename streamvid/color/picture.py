@@ -55,9 +55,9 @@ def picture_at(name: str, height: int, width: int, addresses: Sequence[int | Non
 
     Args:
         name: FFmpeg's name of the pixel format: planar YUV, planar RGB or gray.
-        height, width: in pixels.
-        addresses: of the planes; None where there is no plane.
-        strides: of the planes, in bytes.
+        height, width: size in pixels.
+        addresses: addresses of the planes; None if there is no plane.
+        strides: strides of the planes, in bytes.
     """
     form = _format(name, height, width)
     sizes = [(height, width), form.chroma, form.chroma]

@@ -43,7 +43,7 @@ class PlaneFormat:
         height, width: of luma, in samples.
         subsampling: luma samples per chroma sample, vertically and horizontally.
         bits: bits per sample; more than 8 are stored in uint16.
-        is_rgb: the planes are G, B and R, whatever the clip's tags say.
+        is_rgb: whether the planes are G, B and R, regardless of the clip's tags.
     """
 
     height: int
@@ -98,7 +98,7 @@ def normalise(
     Args:
         planes: red, green and blue, uint8 [height, width] each.
         out: [3, height, width] of the dtype, of any strides; written.
-        dtype: as of `PlaneRenderer`.
+        dtype: as in `PlaneRenderer`.
         mean, std: per channel, in units of the full range; not for uint8.
     """
     for plane, target, centre, spread in zip(planes, out, mean, std, strict=True):
@@ -173,7 +173,7 @@ class Targets:
         output_at: offset of the output's address in `picture`, in bytes.
         outputs: uint64 [rows], the output's address for each row; 0: the picture is not rendered.
         floats: float32 elements of scratch memory that the function needs.
-        kept: the array in which the outputs lie, kept alive.
+        kept: the array of the outputs, kept alive.
     """
 
     render: int
@@ -193,7 +193,7 @@ class PlaneRenderer:
         start, end: y and x of the crop box's upper left and lower right corner, in luma samples from the frame's upper
             left corner.
         size: height and width to which the crop is resized.
-        dtype: of the output: "uint8", "float16", "bfloat16" (its bits in uint16) or "float32".
+        dtype: dtype of the output: "uint8", "float16", "bfloat16" (as bits in uint16) or "float32".
         mean, std: per channel, in levels: (level - mean) / std; not for uint8.
     """
 
@@ -261,7 +261,7 @@ class PlaneRenderer:
         """The targets with which C code renders a clip's frames; None if the native part was not built.
 
         Args:
-            out: as of a call, for a picture at offset 0.
+            out: as in a call, for a picture at offset 0.
             offsets: int64 [rows], bytes from `out` to each row's output; -1: the row is not rendered.
         """
         if (call := compiled()) is None:

@@ -1,5 +1,5 @@
-"""Resampling along one axis: a triangle as wide as the source samples that an output pixel covers, two at least, as
-antialiased bilinear resizing of torchvision and Pillow."""
+"""Resampling along one axis with a triangle filter, as in antialiased bilinear resizing of torchvision and Pillow: it
+is as wide as the source samples that an output pixel covers, at least two."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Taps:
 def taps(
     source: int, start: float, end: float, out: int, *, subsampling: int = 1, siting: int = 0, repeats: bool = False
 ) -> Taps:
-    """The part from `start` to `end` of an axis becomes `out` samples.
+    """The taps for resampling the part of an axis from `start` to `end` to `out` samples.
 
     Args:
-        source: samples of the plane.
-        start, end: in luma samples, from the edge of the first one.
-        out: how many samples the part becomes.
+        source: number of samples of the plane along the axis.
+        start, end: in luma samples, from the edge of the first luma sample.
+        out: number of output samples.
         subsampling: luma samples per sample of this plane.
-        siting: where among them it lies, as of `streamvid.color.tags.Color`.
-        repeats: beyond the frame's edge the outermost sample is repeated, as DALI does; otherwise nothing is there, as
-            for torchvision and Pillow.
+        siting: position of this plane's sample among them, as in `streamvid.color.tags.Color`.
+        repeats: whether the outermost sample is repeated beyond the frame's edge, as in DALI; if not, the filter is cut
+            off there, as in torchvision and Pillow.
     """
     shift = siting * (0.5 - 0.5 / subsampling)
     start, end = start / subsampling + shift, end / subsampling + shift
@@ -50,7 +50,7 @@ def taps(
     shares *= repeats | ((at >= 0) & (at < source))
     shares /= shares.sum(axis=1, keepdims=True)
     inside = np.clip(at, 0, source - 1).astype(np.int64)
-    # Only samples with a share: others may lie in another row's memory.
+    # Only samples with a weight, since others may lie in another row's memory.
     low = np.where(shares > 0, inside, source).min(axis=1)
     count = int((np.where(shares > 0, inside, 0).max(axis=1) - low).max()) + 1
     first = np.minimum(low, source - count)

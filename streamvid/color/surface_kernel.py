@@ -86,7 +86,7 @@ def _chroma(
     base, pitch, height, width, cy, ry, taps_y, cx, rx, taps_x, first, last, shift,
     PAIR: tl.constexpr, BITS: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The same for interleaved U and V, SPAN columns at a time."""
+    """`_luma` for interleaved U and V, SPAN columns at a time."""
     x0 = tl.floor(cx - rx)
     total_u, total_v = tl.zeros_like(cx), tl.zeros_like(cx)
     weights, down = tl.zeros_like(cx), 0.0
@@ -174,7 +174,7 @@ def render_rgb(
     table, OUT: tl.constexpr, RECOLOURS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,  # noqa: N803
     ROW: tl.constexpr, FLOATS: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
-    """The same for sources in RGB, uint8 [height, width, 3]: nothing is converted, and the outermost samples are
+    """`render` for sources in RGB, uint8 [height, width, 3]: without conversion, and with the outermost samples
     repeated at edges."""
     row = table + tl.program_id(2) * ROW
     base, pitch = tl.load(row).to(tl.pointer_type(tl.uint8)), tl.load(row + 1)

@@ -32,9 +32,9 @@ width of the picture, output strides of channel, line and pixel in elements, rig
 PARAMS: Final = FLOATS + 20
 """Size of a clip's parameters for a view, in int64 numbers."""
 _BLOCK, _SPAN, _WARPS = 256, 512, 2
-"""Of `surface_kernel`: most pixels of a line per program, pairs of samples per load, and warps."""
+"""Settings of `surface_kernel`: most pixels of a line per program, pairs of samples per load, and warps."""
 _DALI_BLOCK: Final = 512
-"""Of `nv12_kernel`: most pixels of a line per program."""
+"""Setting of `nv12_kernel`: most pixels of a line per program."""
 _NO_CHANGE: Final = (1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0)
 
 
@@ -57,12 +57,13 @@ class Kernel:
     """The settings that all pictures of a launch share.
 
     Attributes:
-        dtype: of the output: "uint8", "float16", "bfloat16" or "float32".
-        wide: samples have 16 bits.
-        recolours: a second matrix follows the conversion (`color_change`).
-        as_dali: makes whole pictures with the pixels of DALI's decoder; uint8, channels last.
-        full_range: luma is from 0 to 255; used only with `as_dali`.
-        rgb: the source is RGB, uint8 [height, width, 3], not a surface: it is cropped and resized, not converted.
+        dtype: dtype of the output: "uint8", "float16", "bfloat16" or "float32".
+        wide: whether samples have 16 bits.
+        recolours: whether a second matrix follows the conversion (`color_change`).
+        as_dali: whether to make whole pictures with the pixels of DALI's decoder; uint8, channels last.
+        full_range: whether luma is from 0 to 255; used only with `as_dali`.
+        rgb: whether the source is RGB, uint8 [height, width, 3], instead of a surface: it is cropped and resized, not
+            converted.
     """
 
     dtype: str
@@ -90,8 +91,8 @@ def clip_params(
     Args:
         form: the planes of its surfaces.
         color: matrix, range and siting of their samples.
-        start, end, size, mean, std: as of `streamvid.color.render.PlaneRenderer`; for uint8 no mean and std.
-        strides: of the output's channels, lines and pixels, in elements.
+        start, end, size, mean, std: as in `streamvid.color.render.PlaneRenderer`; no mean and std for uint8.
+        strides: strides of the output's channels, lines and pixels, in elements.
         change: float64 [3, 4], from `color_change`.
     """
     made = np.zeros(PARAMS, dtype=np.int64)
@@ -115,7 +116,7 @@ def _conversion(color: Color, bits: int) -> list[float]:
 def source_window(
     form: PlaneFormat, *, start: tuple[float, float], end: tuple[float, float], size: tuple[int, int]
 ) -> Window:
-    """A window, hardly larger than necessary, with all samples that the kernel reads for a view. Arguments as of
+    """A window, hardly larger than necessary, with all samples that the kernel reads for a view. Arguments as in
     `clip_params`."""
     sides = []
     for length, low, high, out in zip((form.height, form.width), start, end, size, strict=True):

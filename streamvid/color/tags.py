@@ -1,4 +1,4 @@
-"""How a clip's YUV is meant: matrix, range and chroma siting, settled from its tags.
+"""The matrix, range and chroma siting of a clip's YUV, settled from its tags.
 
 Sources: ITU-T H.273 (matrix_coefficients, colour_primaries), ITU-T H.265 E.3.1 (chroma_sample_loc_type).
 """
@@ -15,7 +15,8 @@ from streamvid.mp4.sample_entry import codec_configuration
 
 Matrix = Literal["bt601", "bt709", "bt2020", "smpte240m", "fcc", "ycgco", "gbr"]
 ColorOption = Literal["auto", "bt601", "bt709", "bt2020"]
-"""How colours are converted: by a clip's tags; as DALI does, BT.601 whatever the tags; by another matrix, likewise."""
+"""How colours are converted: by each clip's tags; or, regardless of tags, by BT.601 as in DALI, or by another
+matrix."""
 KR_KB: Final[Mapping[Matrix, tuple[float, float]]] = {
     "bt601": (0.299, 0.114),
     "bt709": (0.2126, 0.0722),
@@ -44,7 +45,7 @@ _OF_PRIMARIES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """By FFmpeg's names."""
 _NO_MATRIX: Final = ("bt2020c", "smpte2085", "chroma-derived-c", "ictcp", "ipt-c2", "ycgco-re", "ycgco-ro")
-"""What becomes RGB by more than a matrix: constant luminance, LMS, and reversible YCgCo in whole numbers."""
+"""Codings whose conversion to RGB is more than a matrix: constant luminance, LMS, and reversible YCgCo in integers."""
 _SITINGS: Final[Mapping[str, tuple[int, int]]] = {
     "left": (1, 0), "center": (0, 0), "topleft": (1, 1), "top": (0, 1), "bottomleft": (1, -1), "bottom": (0, -1),
 }  # fmt: skip
@@ -53,14 +54,14 @@ _HD_WIDTH, _HD_HEIGHT = 1280, 577
 
 @dataclass(frozen=True)
 class Color:
-    """What a decoded clip's samples mean.
+    """Matrix, range and chroma siting of a clip's samples.
 
     Attributes:
-        matrix: by which Y, Cb and Cr become R, G and B; "gbr": the planes are G, B and R.
-        full_range: luma from 0 to 255 rather than 16 to 235 (8 bit).
-        siting: where a chroma sample lies among the luma samples that it belongs to, across and down: 0 in their
-            centre, 1 on the first, -1 on the last.
-        as_dali: it is converted at full size, with the pixels of DALI's GPU decoder, bit for bit
+        matrix: the matrix that converts Y, Cb and Cr to R, G and B; "gbr": the planes are G, B and R.
+        full_range: whether luma is from 0 to 255 rather than 16 to 235 (8 bit).
+        siting: position of a chroma sample among the luma samples that it belongs to, horizontally and vertically: 0 in
+            their centre, 1 on the first, -1 on the last.
+        as_dali: whether to convert at full size, with the pixels of DALI's GPU decoder, bit for bit
             (`streamvid.color.yuv_to_rgb`).
     """
 
@@ -70,7 +71,7 @@ class Color:
     as_dali: bool = False
 
     def chosen(self, option: ColorOption) -> Color:
-        """The meaning by a transform's option `color`."""
+        """The colour by a transform's option `color`."""
         if option == "auto":
             return self
         if option == "bt601":
@@ -85,14 +86,14 @@ AS_DALI: Final = Color("bt601", False, (0, 0), as_dali=True)
 def settled_tags(
     *, matrix: str, primaries: str, color_range: str, codec: str, pix_fmt: str, width: int, height: int
 ) -> tuple[str, str]:
-    """Matrix and range of a video, by FFmpeg's names, from its tags, by the same names ("unknown" where there is none).
+    """Matrix and range of a video from its tags, all by FFmpeg's names ("unknown" for a missing tag).
 
-    Without a matrix, that of the tagged primaries; without those, by size as mpv does: BT.709 from 1280 pixels of width
-    or more than 576 of height on, BT.601 below. Motion JPEG is BT.601 (JFIF). Without a range, RGB and Motion JPEG are
-    in full range, all else in limited range.
+    If the matrix is missing, it is that of the tagged primaries; if these are missing, too, it follows from the size,
+    as in mpv: BT.709 from 1280 pixels of width or more than 576 of height on, BT.601 below. Motion JPEG is BT.601
+    (JFIF). If the range is missing, RGB and Motion JPEG are in full range, all others in limited range.
 
     Raises:
-        ValueError: no matrix makes RGB of its samples, or it is that of primaries which have none here.
+        ValueError: no supported matrix converts its samples to RGB, or the tagged primaries have none.
     """
     if pix_fmt.startswith("gbr"):
         matrix = "gbr"
@@ -104,14 +105,14 @@ def settled_tags(
             f"its colours are coded as {matrix}{by}, which streamvid does not convert to RGB: convert it to BT.709 or "
             "BT.2020 (non-constant luminance) first, as by FFmpeg's zscale or libplacebo"
         )
-    elif matrix == "gbr" or matrix not in _OF_MATRIX:  # samples that are no RGB cannot be by that matrix
+    elif matrix == "gbr" or matrix not in _OF_MATRIX:  # only RGB samples can have that matrix
         matrix = _OF_PRIMARIES.get(primaries) or _by_size(width, height)
     full = pix_fmt.startswith("yuvj") or (color_range == "unknown" and (codec == "mjpeg" or matrix == "gbr"))
     return matrix, "pc" if full or color_range == "pc" else "tv"
 
 
 def mean_alike(one: tuple[str, str], other: tuple[str, str]) -> bool:
-    """Whether settled tags mean the same."""
+    """Whether two pairs of settled tags have the same meaning."""
     return (_OF_MATRIX[one[0]], one[1]) == (_OF_MATRIX[other[0]], other[1])
 
 
@@ -120,8 +121,8 @@ def _by_size(width: int, height: int) -> str:
 
 
 def container_tags(stsd: bytes) -> tuple[str, str, str]:
-    """Matrix, primaries and range by a sample description, as FFmpeg names them: of `colr` (ISO/IEC 14496-12, 12.1.5;
-    `nclx` has all, QuickTime's `nclc` no range), or of `vpcC` (VP Codec ISO Media File Format Binding, 2.2)."""
+    """Matrix, primaries and range in a sample description, by FFmpeg's names: from `colr` (ISO/IEC 14496-12, 12.1.5;
+    `nclx` has all, QuickTime's `nclc` no range), or from `vpcC` (VP Codec ISO Media File Format Binding, 2.2)."""
     for name in (b"colr", b"vpcC"):
         try:
             box = codec_configuration(stsd, name)
@@ -142,9 +143,9 @@ def tag_names(matrix: int, primaries: int, full_range: int | None) -> tuple[str,
 
 
 def clip_color(*, codec: str, stsd: bytes, color_space: str, color_range: str, width: int, height: int) -> Color:
-    """The meaning of a clip's samples from its row, settled or not. The arguments are columns of docs/format.md.
+    """The colour of a clip from its row, with settled tags or without. The arguments are columns of docs/format.md.
 
-    Chroma lies where the parameter sets say, and else as `usual_siting` says.
+    The siting is that of the parameter sets, or `usual_siting` if they have none.
     """
     if codec == "mjpeg" and color_space != "gbr":
         color_space = "bt470bg"
@@ -156,8 +157,7 @@ def clip_color(*, codec: str, stsd: bytes, color_space: str, color_range: str, w
 
 
 def usual_siting(codec: str) -> str:
-    """Where chroma lies if a stream does not say it, by FFmpeg's name: left, and in the centre for Motion JPEG and
-    MPEG-1."""
+    """The siting if a stream does not have it, by FFmpeg's name: left, or centre for Motion JPEG and MPEG-1."""
     return "center" if codec in ("mjpeg", "mpeg1video") else "left"
 
 

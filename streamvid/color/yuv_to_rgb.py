@@ -1,6 +1,6 @@
 """FFmpeg's frames → RGB on the CPU: BT.601 matrix, chroma sited at the centre, bilinear (docs/decoding.md).
 
-DALI's GPU decoder converts in this way whatever a stream is tagged with, so the CPU does so, too.
+DALI's GPU decoder converts in this way regardless of a stream's tags; this reproduces it on the CPU.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class RgbConverter(threading.local):
         """Convert one frame.
 
         Args:
-            frame: as decoded.
-            full_range: luma from 0 to 255 rather than 16 to 235 (8 bit), whatever the frame is tagged with.
+            frame: the decoded frame.
+            full_range: whether luma is from 0 to 255 rather than 16 to 235 (8 bit), regardless of the frame's tags.
 
         Returns:
             views of one buffer, which is not reused while any of them is alive.
@@ -75,11 +75,11 @@ def _converted(graph: Any, frame: VideoFrame) -> Planes:
 
 
 def _may_overflow(frame: VideoFrame) -> bool:
-    """Whether blue may come out as 0 where it is 255.
+    """Whether blue may become 0 instead of 255.
 
-    swscale computes with 22 bits behind the point in 32: where 1.164·(Y-16) + 2.018·(U-128) reaches 512, in pixels far
-    beyond limited range (Y from 235 on, U from 244), it takes the overflow for a negative number. Red and green do not
-    get there, and nothing does in full range.
+    swscale computes with 22 fractional bits in 32: if 1.164·(Y-16) + 2.018·(U-128) reaches 512, in pixels far beyond
+    limited range (Y from 235 on, U from 244), the overflow makes it negative. Red and green cannot reach that, and in
+    full range blue cannot, either.
     """
     if frame.format.is_rgb or len(frame.planes) < 3:
         return False
@@ -89,7 +89,7 @@ def _may_overflow(frame: VideoFrame) -> bool:
 
 
 def _with_less_luma(frame: VideoFrame) -> VideoFrame:
-    """The frame with its luma cut off at a level where nothing overflows, but blue that would still is 255."""
+    """The frame with its luma clipped to a level at which blue does not overflow, but is still 255."""
     made = type(frame)(frame.width, frame.height, frame.format.name)
     for number, target in enumerate(made.planes):
         samples = _samples(frame, number)
@@ -119,7 +119,7 @@ def _graph(frame: VideoFrame, full_range: bool) -> Any:
     last = graph.add_buffer(
         width=frame.width, height=frame.height, format=frame.format, time_base=Fraction(1, SLICE_TIMESCALE)
     )
-    # Planar output of swscale is twice as fast, and equal but for odd sides, where single pixels are one level off.
+    # swscale's planar output is twice as fast, and equal except at odd sides, where single pixels are one level off.
     output = "rgb24" if frame.width % 2 or frame.height % 2 else "gbrp"
     for name, options in (
         # Convert interlaced frames as whole frames, as GPUs do; swscale's default is field by field.
@@ -139,5 +139,5 @@ def _graph(frame: VideoFrame, full_range: bool) -> Any:
 
 
 def to_rgb(frame: VideoFrame, *, full_range: bool) -> UInt8:
-    """One frame as uint8 [height, width, 3]; arguments as of `RgbConverter`."""
+    """One frame as uint8 [height, width, 3]; arguments as in `RgbConverter`."""
     return np.stack(RgbConverter()(frame, full_range=full_range), axis=-1)

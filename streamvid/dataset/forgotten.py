@@ -33,8 +33,8 @@ SCHEMA: Final = pa.schema(
         pa.field("key_sha256", pa.string()),
     ]
 )
-"""Of each forgotten clip its shard, the row in that, since which revision and when it is forgotten, when its bytes were
-purged, and the SHA-256 of its key: what went and when, without its name."""
+"""For each forgotten clip: its shard and row in it, the revision and time at which it was forgotten, the time at which
+its bytes were purged, and the SHA-256 of its key, so that the table does not contain its name."""
 _NEEDED: Final = 2
 """Columns that a table must have, the first ones."""
 

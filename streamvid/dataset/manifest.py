@@ -15,7 +15,8 @@ FORMAT: Final = "streamvid"
 VERSION: Final = 2
 FILE_NAME: Final = "dataset.json"
 UNFINISHED_FILE: Final = "unfinished.txt"
-"""Exists in a destination while packing has begun and dataset.json is not written: the next pack may clean up."""
+"""Exists at a destination from the beginning of packing until dataset.json is written, so that the next pack can clean
+up."""
 SHARD_FOLDER: Final = "shards"
 SHARD_EXTENSIONS: Final = ("tar", "idx", "packets", "parquet")
 """A shard's files, in the order in which they are written."""

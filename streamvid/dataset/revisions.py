@@ -168,8 +168,7 @@ def _replaced(path: str, shard: ShardEntry) -> str:
 
 
 FIRST_REWRITTEN: Final = 50_000_000
-"""The first number of shards that are written anew: packs, which count from 0, do not come near them at the same time.
-"""
+"""The first number of rewritten shards, which concurrent packs, whose numbers start at 0, do not reach."""
 
 
 def _used_numbers(path: str, manifest: Manifest) -> set[int]:

@@ -119,7 +119,7 @@ def read_columns(
         schema: columns that it must have, with their types.
         prefix: further columns whose names begin with this are read; "": none.
         leave_out: columns of the schema that are not returned.
-        encoded: as of `streamvid.storage.parquet.read_parquet`.
+        encoded: as in `streamvid.storage.parquet.read_parquet`.
 
     Raises:
         DatasetError: as in `read_scalars`.

@@ -48,7 +48,7 @@ LIMIT_BYTES: Final = 32 << 30
 MIN_CLIPS: Final = 20_000
 """Datasets of fewer clips open fast enough without the cache."""
 STALLED_SECONDS: Final = 30.0
-"""How long a process that builds an entry may write nothing before another one builds it, too."""
+"""Seconds for which a process that builds an entry may write nothing, before another one builds it, too."""
 _POLL_SECONDS: Final = 0.2
 _DIGEST_BYTES: Final = 32
 _PART_BYTES: Final = 8 << 20
@@ -59,7 +59,7 @@ _OURS: Final = re.compile(r"[0-9a-f]{64}\.rows")
 
 
 Build = Callable[[str], "Checksum | None"]
-"""Writes the content, a multiple of 8 bytes, to the file at a path; may give its checksum, if that is at hand."""
+"""Writes the content, a multiple of 8 bytes, to the file at a path; may return its checksum if it has computed one."""
 
 
 def open_or_build(key: str, build: Build, otherwise: Build | None = None) -> pa.Buffer:

@@ -1,7 +1,7 @@
-"""What decoders take and give: the seam between reading packets and rendering tensors.
+"""The interfaces of decoders: between reading packets and rendering tensors.
 
-A decoder knows neither datasets nor transforms. It takes `EncodedSlice`s and gives their wanted frames as arrays; the
-one on the CPU can also write each frame into a `FrameSink` as soon as it is decoded.
+A decoder knows neither datasets nor transforms. It takes `EncodedSlice`s and returns their wanted frames as arrays; the
+decoder on the CPU can also write each frame into a `FrameSink` as soon as it is decoded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Result = TypeVar("Result", covariant=True)
 
 @dataclass(frozen=True)
 class Pending(Generic[Result]):
-    """Work that was begun.
+    """Work in progress.
 
     Attributes:
-        result: waits for it, and returns what it made or raises its error. To be called once.
-        done: whether `result` does not wait; True also where nobody knows.
+        result: waits for the work, and returns its result or raises its error. To be called once.
+        done: whether `result` returns without waiting; True also if that is unknown.
     """
 
     result: Callable[[], Result]
@@ -37,7 +37,8 @@ class Pending(Generic[Result]):
 
 
 PendingFrames: TypeAlias = Pending[Sequence[Frames]]
-"""The frames of each slice of a batch, in its order; `result` raises VideoError if a slice does not decode to them."""
+"""The frames of each slice of a batch, in order; `result` raises VideoError if a slice does not decode to its
+frames."""
 
 
 class FrameSink(Protocol):
@@ -52,5 +53,6 @@ class FrameSink(Protocol):
         """
 
     def targets(self, form: PlaneFormat) -> Targets | None:
-        """Where C may write frames that lie so in memory, instead of handing them here; None: nowhere."""
+        """The targets to which C may write frames of a plane format, instead of calling `write`; None if there are
+        none."""
         return None

@@ -1,4 +1,4 @@
-"""Groups of a dataset's clips that a decoder treats alike, with their rows in the table of what a GPU decodes."""
+"""Groups of a dataset's clips that a decoder treats alike, with their rows in the table of GPU support."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ClipGroup:
         return " ".join(text for text in (self.codec, self.profile, self.pix_fmt) if text)
 
     def describe(self, dataset: ClipSource, rows: Int64, reason: str) -> str:
-        """For messages: the number of clips `rows`, the keys of some, and `reason`."""
+        """A group in words, for messages: its number of clips, the keys of some, and `reason`."""
         keys = ", ".join(dataset.key(row) for row in rows[:_NAMED].tolist())
         return f"{len(rows)} clips of {self} such as {keys} ({reason})"
 
@@ -71,9 +71,9 @@ def header_faults(
 
     Args:
         dataset: the dataset.
-        rows: int64 [clips], the clips to look at.
+        rows: int64 [clips], the clips to examine.
         fault: codec, sample description, width and height of decoded frames → the fault, or "".
-        most: with more than this many distinct pairs of sample description and size, nothing is looked at.
+        most: most distinct pairs of sample description and size; if there are more, none is examined.
 
     Returns:
         int64 [clips], the rows with each fault.

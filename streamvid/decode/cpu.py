@@ -47,7 +47,7 @@ class SliceDecoder(Protocol):
 
     Attributes:
         keeps_limit: whether `frames` itself raises StuckDecoderError at its limit. If not, a stuck thread has to be
-            left behind.
+            abandoned.
     """
 
     keeps_limit: ClassVar[bool]
@@ -67,12 +67,12 @@ class SliceDecoder(Protocol):
         """The wanted frames of a slice, or of a segment of one.
 
         Args:
-            encoded, segment: as of `decode_frames`.
+            encoded, segment: as in `decode_frames`.
             limit_s: most seconds for the segment, as `streamvid.stopwatch.Stopwatch` counts them.
-            targets: for a picture format, where frames may be written instead of being yielded.
+            targets: returns, for a picture format, the targets to which frames may be written instead of being yielded.
 
         Returns:
-            each frame's row and the frame, which is valid until the next is asked for; not always in order.
+            each frame's row and the frame, which is valid until the next is requested; not always in order.
 
         Raises:
             DamagedClipError: the slice does not decode to its frames.
@@ -87,13 +87,13 @@ class CpuDecoder:
     keep all threads busy, too.
 
     A slice that is not decoded by its deadline (`streamvid.decode.deadline`) fails. If its thread is stuck, the thread
-    is left behind; its frame sinks are of a batch that is never delivered.
+    is abandoned; its frame sinks belong to a batch that is never delivered.
 
     Args:
-        threads: segments decoded at once; 0 is 1.
+        threads: number of segments that are decoded at the same time; 0 counts as 1.
         initializer: called once in each thread before it decodes.
         decoder: class of each thread's decoder; default: FFmpeg in the thread itself.
-        pace: gives deadlines.
+        pace: computes deadlines.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class CpuDecoder:
         self._pace = Pace() if pace is None else pace
         self._open = decoder or InThreadDecoder
         for native in (native_decoder.compiled, render.compiled):
-            native()  # what was not built is logged once: threads that come to it together would each log it
+            native()  # here, so that a native part that was not built is logged once, and not by several threads
         self._threads = DeadlineThreads(
             max(1, threads), name="streamvid-decode", tool=partial(_opened, self._open, initializer),
             progress=lambda decoder: decoder.packets,
@@ -157,13 +157,13 @@ class CpuDecoder:
 
         return Pending(wait, lambda: all(future.done() for future in futures))
 
-    def decode(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> list[UInt8]:
+    def decode(self, slices: Sequence[EncodedSlice]) -> list[UInt8]:
         """The wanted frames of each slice, uint8 [frames, height, width, 3].
 
         Raises:
             VideoError: a slice does not decode to its frames.
         """
-        return self.submit(slices, color=color).result()
+        return self.submit(slices).result()
 
     def close(self) -> None:
         """End the threads. Waits for their segments, but not beyond their deadlines."""
@@ -244,7 +244,7 @@ def decode_with_pyav(encoded: EncodedSlice, *, color: ColorOption = "bt601") -> 
 
     Args:
         encoded: the slice.
-        color: of a transform.
+        color: the option of a transform.
 
     Returns:
         uint8 [frames, height, width, 3], RGB.
@@ -280,7 +280,7 @@ def split_at_keyframes(encoded: EncodedSlice) -> list[SliceSegment]:
     """Cut a slice into segments that decode independently of each other, in order."""
     cuts = [0]
     if not set(encoded.frames.tolist()) <= set(encoded.display_order.tolist()):
-        # A wanted frame without a packet: only decoding the whole slice notices that, and raises.
+        # A wanted frame has no packet, which only decoding the whole slice notices, and raises an error.
         return [(0, len(encoded.sizes))]
     for start in encoded.starts.tolist():
         if start - cuts[-1] >= _MIN_SEGMENT and len(encoded.sizes) - start >= _MIN_SEGMENT:

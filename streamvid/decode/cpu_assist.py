@@ -41,14 +41,14 @@ log = logging.getLogger(__name__)
 
 
 class CpuAssistWorker:
-    """Decodes jobs with FFmpeg and has the GPU make pixels of them. To be used by one thread.
+    """Decodes jobs with FFmpeg, and has the GPU convert the frames to pixels. To be used by one thread.
 
     Args:
         stream: CUDA stream for copies and kernels, shared by the cores of a pool: the GPU has few hardware queues for
             streams, and the engines' streams must not share one.
         queue: the pool's job queue.
-        pace: measured by the engines.
-        first: shared by the workers of a pool.
+        pace: the pace that the engines measure.
+        first: the pool's `FirstLaunches`.
     """
 
     def __init__(self, stream: torch.cuda.Stream, queue: DecodeQueue, pace: Pace, first: FirstLaunches) -> None:
@@ -116,12 +116,12 @@ class CpuAssistWorker:
             self._send()
             self._surfaces.synchronize()
         except Exception as error:
-            # Frames of the other jobs may have been among those that failed to reach the GPU.
+            # Frames of the other jobs may not have reached the GPU either.
             failed = dict.fromkeys(jobs, error)
             self._staged.clear()
             self._surfaces.clear()
             with suppress(RuntimeError):
-                self._surfaces.synchronize()  # what an engine decodes anew must not be written by what failed
+                self._surfaces.synchronize()  # failed work must not write over the result of an engine's retry
             for upload in self._uploads:
                 upload.used, upload.reusable = 0, None
         return failed
@@ -131,7 +131,7 @@ class CpuAssistWorker:
         key = job.key
         stsd = in_band_description(key.codec, width=key.width, height=key.height)
         packets = zip(job.packets, job.display_order.tolist(), strict=True)
-        # To the last frame: one behind the last wanted frame may be damaged, and the wanted frame predicted from it.
+        # To the last frame, as a frame after the last wanted one may be damaged, and the wanted one predicted from it.
         count = 0
         for frame in self._context.decode(stsd, packets, reorder=reorder_depth(job.display_order)):
             self._stage(frame, job, wanted)
@@ -153,7 +153,7 @@ class CpuAssistWorker:
     def _stage(self, frame: VideoFrame, job: GopJob, wanted: dict[int, int]) -> None:
         """Copy the planes of a frame to pinned memory, as NVDEC's surfaces have them, and take it out of `wanted`
         (rank → row), if it is there."""
-        # Unwanted frames count, too: others are predicted from them, and an engine may conceal damage differently.
+        # Unwanted frames matter, too: others are predicted from them, and an engine may conceal damage differently.
         if frame.is_corrupt:
             raise VideoError(f"a frame of clip {job.encoded.name} is damaged")
         row = wanted.pop(frame.pts, None) if frame.pts is not None else None

@@ -1,7 +1,7 @@
 """Decoding with DALI's `fn.decoders.video` on a GPU, slices with the same sample description joined into few streams.
 
-A hardware decoder costs something per stream, not only per frame. A slice begins with a random access point, so where
-parameter sets and size are the same, a decoder goes from one slice to the next without being opened again.
+A hardware decoder has a cost per stream, not only per frame. A slice begins with a random access point, so if parameter
+sets and size are equal, a decoder continues with the next slice without being opened again.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BLOCKS_PER_OPENING: Final = 350_000
 
 
 class DaliDecoder:
-    """A DALI pipeline that decodes the slices that it is fed.
+    """A DALI pipeline that decodes slices.
 
     Args:
         device_id: the GPU's number.
         threads: CPU threads of the pipeline.
-        max_batch: streams per batch at most.
+        max_batch: most streams per batch.
     """
 
     def __init__(self, *, device_id: int, threads: int, max_batch: int) -> None:
@@ -54,10 +54,10 @@ class DaliDecoder:
         self._pipe.build()
 
     def run(self, slices: Sequence[EncodedSlice]) -> TensorListGPU:
-        """Decode each slice as a stream of its own: per slice uint8 [frames, height, width, 3].
+        """Decode each slice as a stream of its own: for each slice uint8 [frames, height, width, 3].
 
         Raises:
-            VideoError: DALI reports an error. The decoder is of no use then.
+            VideoError: DALI reports an error. The decoder cannot be used again.
         """
         decoded: TensorListGPU
         try:
@@ -74,10 +74,10 @@ class DaliDecoder:
         """Decode slices, joined into about `streams` streams.
 
         Returns:
-            per slice a uint8 tensor [frames, height, width, 3]; those of one stream share memory.
+            for each slice a uint8 tensor [frames, height, width, 3]; tensors of one stream share memory.
 
         Raises:
-            VideoError: as `run`; or frames have another size than their clip's.
+            VideoError: as in `run`, or frames have another size than their clip.
         """
         from torch.utils.dlpack import from_dlpack
 
@@ -100,7 +100,7 @@ class DaliDecoder:
 
 
 def check_packets(slices: Sequence[EncodedSlice]) -> None:
-    """Look at the headers of packets: for some that are nonsense, DALI on a GPU gives frames without a word.
+    """Check the headers of packets, because DALI on a GPU returns frames for some invalid packets without an error.
 
     Raises:
         VideoError: a slice has packets that are no NAL units, or does not begin with a key frame.
@@ -123,14 +123,14 @@ def check_packets(slices: Sequence[EncodedSlice]) -> None:
 
 
 def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
-    """Distribute slices over about as many streams as asked for, of about equal numbers of packets.
+    """Distribute slices over about `streams` streams, of about equal numbers of packets.
 
     Args:
-        slices: of one batch.
-        streams: streams that are decoded at once. There are more if the slices have more sample descriptions.
+        slices: the slices of one batch.
+        streams: number of streams. There are more if the slices have more sample descriptions.
 
     Returns:
-        the numbers of the slices in each stream, rising; every slice is in one.
+        the numbers of the slices in each stream, ascending; every slice is in exactly one.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, encoded in enumerate(slices):
@@ -158,10 +158,10 @@ def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
 
 
 def _max_streams(encoded: EncodedSlice, packets: float) -> int:
-    """How many streams pay off if each opens a decoder.
+    """The number of streams that is fastest if each opens a decoder.
 
-    Decoders are opened one after another, streams are decoded in parallel: n streams take about n * opening + work / n,
-    which is least where both terms are equal.
+    Decoders are opened one after another, and streams are decoded in parallel: n streams take about n * opening + work
+    / n, which is least if both terms are equal.
     """
     if not misses_cache(encoded.codec, encoded.width, encoded.height):
         return int(packets) or 1

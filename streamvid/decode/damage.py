@@ -1,4 +1,5 @@
-"""Which frames of a clip a loader could not decode: what `verify --decode` reports, and why packing rejects a clip."""
+"""Finds the frames of a clip that a loader cannot decode. `verify --decode` reports them, and packing rejects such
+clips."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Damage:
     Attributes:
         frames: their numbers, ascending.
         total: frames of the clip.
-        cause: of the first of them.
+        cause: the cause of the first.
     """
 
     frames: tuple[int, ...]
@@ -61,11 +62,11 @@ class Damage:
 
 
 def find_damage(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedSlice]) -> Damage | None:
-    """Decode frames of a clip as a loader does, and find out which of them it could not give.
+    """Decode frames of a clip as a loader does, and find the frames that fail.
 
-    A frame is damaged if a slice of it alone does not decode: a window is, if one of its frames is; and of HEVC, if it
-    shows whatever lies in memory, of which a loader knows nothing. Undamaged parts are decoded once. In a damaged part
-    the frames are found by halving it.
+    A frame is damaged if a slice of only this frame does not decode; a window is damaged if one of its frames is. A
+    HEVC frame is also damaged if it shows uninitialised memory, which a loader does not notice. Undamaged parts are
+    decoded once. In a damaged part the frames are found by bisection.
 
     Args:
         index: the clip's packets.
@@ -74,7 +75,7 @@ def find_damage(index: FrameIndex, frames: Int64, encode: Callable[[Int64], Enco
     """
     found: dict[int, str] = {}
     for part in _parts(index, frames):
-        # By decode order: what others depend on comes before them.
+        # In decode order, in which references come before the frames that depend on them.
         _search(index, part[np.argsort(index.visible[part], kind="stable")], encode, found)
     if not found:
         return None
@@ -93,7 +94,7 @@ def _parts(index: FrameIndex, frames: Int64) -> Iterator[Int64]:
 
 
 def _search(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedSlice], found: dict[int, str]) -> None:
-    """Add the damaged ones of some frames, which come in decode order, to `found`, with the cause."""
+    """Add the damaged frames among `frames`, which are in decode order, to `found`, with their causes."""
     frames = frames[[number not in found for number in frames.tolist()]]
     if not len(frames):
         return
@@ -112,10 +113,10 @@ def _search(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedS
 
 
 def _add_dependent(index: FrameIndex, damaged: int, cause: str, found: dict[int, str]) -> None:
-    """Add the frames that need all packets of a damaged one: decoding them meets the same damage."""
+    """Add the frames that need all packets of a damaged frame, since decoding them meets the same damage."""
     needed = select_packets(index, np.array([damaged])).offsets
     first = int(index.visible[damaged])
-    # None that is decoded after the GOP behind this one's needs it.
+    # No frame that is decoded after the next GOP needs it.
     later = index.starts[index.starts > first]
     end = int(later[1]) if len(later) > 1 else len(index)
     for number in np.flatnonzero((index.visible > first) & (index.visible < end)).tolist():
@@ -152,19 +153,19 @@ def _missing_references(encoded: EncodedSlice) -> tuple[str, bool] | None:
 
 
 def _hidden_damage(encoded: EncodedSlice) -> str | None:
-    """Why FFmpeg leaves a part of a HEVC picture out, if it does. It tells nobody but its log, or knows it not at all,
-    and what lies in memory is shown there: other pictures in every run.
+    """Why FFmpeg does not decode a part of a HEVC picture, if so. FFmpeg only logs that, or does not notice, and the
+    part shows uninitialised memory, different in every run.
 
-    A strict decoder raises an error, but also where SEI messages are not as they should be, which those of many
-    encoders are not: it is given pictures and parameter sets alone. It decodes everything twice, from one key frame to
-    the next: into new memory, which is zeroed, and into memory that holds the pictures of the first time.
+    A strict decoder raises an error, but also for invalid SEI messages, which many encoders write, so it gets only
+    slices and parameter sets. It decodes everything twice, from one key frame to the next: into new memory, which is
+    zeroed, and into memory that contains the pictures of the first pass.
     """
     import av
 
     try:
         sets = hevc.parameter_sets(encoded.stsd)
         packets = list(Packets.checked(encoded.data, encoded.sizes, length_size=sets.length_size))
-    except ValueError:  # bytes behind the last unit, which the decoder above has not minded
+    except ValueError:  # bytes after the last unit, which the decoder above has accepted
         return None
     stsd = in_band_description("hevc", width=encoded.width, height=encoded.height)
     reorder = reorder_depth(encoded.display_order) if encoded.in_order else MAX_REORDER
@@ -174,7 +175,7 @@ def _hidden_damage(encoded: EncodedSlice) -> str | None:
     kinds = [kind_of(memoryview(part.tobytes())) for part in split]
     idr = [n for n, packet in enumerate(packets) if hevc.SYNTAX.is_idr(packet)]
     for first, end in pairwise([*np.union1d(encoded.starts, idr).astype(int).tolist(), len(packets)]):
-        # Where decoding begins, pictures that refer to what comes before are skipped.
+        # Where decoding begins, pictures that refer to earlier ones are skipped.
         later = next((n for n in range(first + 1, end) if kinds[n].random_access), end)
         taken = [n for n in range(first, end) if n > later or not kinds[n].skipped_leading]
         run = [hevc.pictures(packets[n]) for n in taken]
@@ -197,7 +198,7 @@ def _hidden_damage(encoded: EncodedSlice) -> str | None:
 
 
 def _sums(frame: VideoFrame) -> list[int]:
-    """A checksum of each plane, without what lies beside the picture."""
+    """A checksum of each plane, without the padding beside the picture."""
     sample = (frame.format.components[0].bits + 7) // 8
     planes = (
         (np.frombuffer(bytes(plane), dtype=np.uint8).reshape(-1, plane.line_size), plane) for plane in frame.planes

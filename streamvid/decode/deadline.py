@@ -1,4 +1,4 @@
-"""Deadlines for decoding a slice, from the pace that was measured in this run."""
+"""Deadlines for decoding a slice, from the pace measured in this run."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class Pace:
 
 
 class LateBatches:
-    """Logs the clips of a batch that takes long, for stages without a deadline, such as a DALI pipeline.
+    """Logs the clips of a slow batch, for stages without a deadline, such as a DALI pipeline.
 
-    A context manager: one thread watches all batches until it ends, as to start one for each takes the GIL several
+    A context manager: one thread watches all batches, because starting one for each batch would need the GIL several
     times.
 
     Args:
@@ -90,9 +90,9 @@ class LateBatches:
 
     def __init__(self, *, late_s: float | None = None) -> None:
         self._late_s, self._slowest = LATE_S if late_s is None else late_s, 0.0
-        # When the batch that is waited for is late, and what is logged then.
+        # The time at which the current batch is late, and the message for it.
         self._waits: tuple[float, Callable[[], None]] | None = None
-        # Held until the end. A bare lock, as an Event has one of its own, which a fork may find held.
+        # Held until the end. A bare lock, because the internal lock of an Event may be held during a fork.
         self._going = threading.Lock()
         self._thread = threading.Thread(target=self._watch, name="streamvid-late", daemon=True)
 

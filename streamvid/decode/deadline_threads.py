@@ -1,7 +1,7 @@
-"""Threads whose calls have a deadline: one that is stuck below Python is left behind, and another takes its place.
+"""Threads whose calls have a deadline: a thread that is stuck in native code is abandoned, and another replaces it.
 
-A thread cannot be ended from outside. So these are daemons, for which the end of the process does not wait, and what a
-call writes to must be its own: one that was given up may wake up later.
+A thread cannot be ended from outside. So these are daemon threads, for which the end of the process does not wait, and
+a call must write only to memory of its own, since an abandoned call may wake up later.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Call(Generic[Tool]):
-    """What a thread is to do.
+    """A call for a thread.
 
     Attributes:
-        function: gets the thread's tool.
-        limits: say, when the call begins, how many seconds it may take, and how many without progress
+        function: the function, called with the thread's tool.
+        limits: returns, when the call begins, its most seconds in total and without progress
             (`streamvid.stopwatch.Deadline`).
-        overdue: makes the error of a call that took more, from what it took.
-        future: raises what the function or `overdue` says.
+        overdue: makes the error of an overdue call, from the description of the exceeded limit.
+        future: gets the result or exception of the function, or the error of `overdue`.
     """
 
     function: Callable[[Tool], None]
@@ -48,13 +48,13 @@ class Call(Generic[Tool]):
 
 
 class DeadlineThreads(Generic[Tool]):
-    """Daemon threads that make calls in their order. They end with this object.
+    """Daemon threads that make calls in the order of submission. They end with this object.
 
     Args:
-        count: threads.
-        name: of the threads, before a number.
-        tool: opens what a thread needs for all its calls, in that thread.
-        progress: gives what changes of a tool as a call goes on; called by another thread.
+        count: number of threads.
+        name: name of the threads, before a number.
+        tool: opens, in each thread, an object that it uses for all its calls.
+        progress: returns a value of a tool that changes while a call progresses; called by another thread.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class DeadlineThreads(Generic[Tool]):
         limits: Callable[[], tuple[float, float]],
         overdue: Callable[[str], Exception],
     ) -> Future[None]:
-        """Have a thread make a call: see `Call`."""
+        """Make a call in a thread: see `Call`."""
         call = Call(function, limits, overdue, Future())
         self._crew.add(call)
         return call.future
 
     def close(self) -> None:
-        """Drop the calls that have not begun, and wait for those that have, until they end or are given up."""
+        """Drop the calls that have not begun, and wait until the others end or are abandoned."""
         self._finalizer()
         self._crew.join()
 
 
 class _Crew:
-    """The threads and all that they share. They hold no reference to their `DeadlineThreads`."""
+    """The threads and their shared state. They hold no reference to their `DeadlineThreads`."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Crew:
             self._queued.notify()
 
     def dismiss(self) -> None:
-        """Let each thread end after its call, without waiting."""
+        """Make each thread end after its current call, without waiting."""
         if os.getpid() != self._pid:
             return  # a forked child has none of the threads, one of which may have held the lock
         with self._queued:
@@ -146,7 +146,7 @@ class _Crew:
 
     def join(self, timeout: float | None = None) -> None:
         if os.getpid() != self._pid or sys.is_finalizing():
-            return  # daemon threads have stopped where they were
+            return  # daemon threads have stopped
         with self._ended:
             threads = list(self._threads)
             self._ended.wait_for(lambda: not self._threads, timeout)
@@ -181,7 +181,7 @@ class _Crew:
                     problem = error
                 with self._queued:
                     if self._running.pop(me, None) is None:
-                        break  # it was given up
+                        break  # the call was abandoned
                 if problem is None:
                     call.future.set_result(None)
                 else:
@@ -212,7 +212,7 @@ class _Crew:
                 continue
             with self._ended:
                 if self._running.get(thread, (None,))[0] is not call:
-                    continue  # it ended meanwhile
+                    continue  # the call ended meanwhile
                 del self._running[thread]
                 self._threads.discard(thread)
                 self._stuck.add(thread)

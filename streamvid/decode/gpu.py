@@ -41,8 +41,8 @@ Tool = TypeVar("Tool")
 
 
 class PictureSink(Protocol):
-    """Takes the frames of a batch from all decoders, and puts them where they belong on the GPU. The pool's CUDA stream
-    is the current one in all calls."""
+    """Takes the frames of a batch from all decoders, and writes them to their destinations on the GPU. The pool's CUDA
+    stream is the current one in all calls."""
 
     def targets(self, numbers: Sequence[int], forms: Sequence[PlaneFormat]) -> list[SurfaceTarget]:
         """The targets of the slices that decode sessions decode.
@@ -86,7 +86,7 @@ def decode_support(codec: str, stsd: bytes, width: int, height: int, *, native: 
         headers = parameter_sets(codec, stsd).annex_b if codec in NAL_SYNTAX else stream_header(codec, stsd)
         has = has_headers(codec, headers)
         reason = session_fault(codec, headers, width, height, native=native) if has else "it has no headers"
-    except ValueError:  # a row that is damaged must not pass
+    except ValueError:  # a damaged row must not pass
         return Support(Route.CPU, "its sample description is damaged")
     row = support(codec, pix_fmt, width, height)
     if codec == "vp9" and native and (width % 2 or height % 2):
@@ -99,19 +99,19 @@ class GpuDecoder:
     (`streamvid.decode.nvdec`) where they work and support the clip, by DALI's `fn.decoders.video` otherwise.
 
     For DALI, slices with the same parameter sets are joined into one stream per engine of an H200, and at most one per
-    thread. More streams gain next to nothing at 720p, and lose at 1080p. The CPU decodes the clips
-    whose size DALI's decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and the clips that
-    the table or `submit`'s caller gives to it.
+    thread. More streams gain next to nothing at 720p, and lose at 1080p. The CPU decodes clips whose size DALI's
+    decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and clips that the table or
+    `submit`'s caller assigns to it.
 
     Args:
         device_id: the GPU's number.
         threads: CPU threads.
-        max_batch: slices per batch at most.
-        sessions: open decode sessions; False: DALI decodes in their place.
-        isolate: the CPU decodes in child processes, and no cores assist the engines.
+        max_batch: most slices per batch.
+        sessions: whether to open decode sessions; False: DALI decodes instead.
+        isolate: whether the CPU decodes in child processes; then no cores assist the engines.
 
     Attributes:
-        sessions: the decode sessions; None if DALI decodes in their place.
+        sessions: the decode sessions; None if DALI decodes instead.
     """
 
     def __init__(
@@ -149,14 +149,15 @@ class GpuDecoder:
     ) -> Pending[list[torch.Tensor]]:
         """Begin to decode a batch, as `CpuDecoder.submit`.
 
-        Sessions, images and the CPU begin at once; DALI decodes videos when the result is asked for. The tensors of
+        Sessions, images and the CPU begin immediately; DALI decodes videos when the result is requested. The tensors of
         several slices may share memory. After any error, the result raises GpuLostError if this process has lost the
         GPU.
 
         Args:
-            slices: of the batch.
-            on_cpu: for each slice, whether the CPU decodes it whatever `decode_support` says; default: none.
-            color: of a transform. DALI's frames, which are always BT.601, are corrected (`streamvid.color.dali_rgb`).
+            slices: the slices of the batch.
+            on_cpu: for each slice, whether the CPU decodes it regardless of `decode_support`; default: none.
+            color: the option of a transform. DALI's frames, which are always BT.601, are corrected
+                (`streamvid.color.dali_rgb`).
         """
         in_sessions, by_dali, by_cpu, images = self._divided(slices, on_cpu, as_dali=color == "bt601")
         session_frames = (
@@ -196,7 +197,7 @@ class GpuDecoder:
         *,
         color: ColorOption,
     ) -> Pending[None]:
-        """Begin to decode a batch into `pictures`; only with `sessions`. The rest is as of `submit`."""
+        """Begin to decode a batch into `pictures`; only with `sessions`. Otherwise as `submit`."""
         import torch
 
         assert self.sessions is not None
@@ -234,10 +235,10 @@ class GpuDecoder:
     def _divided(
         self, slices: Sequence[EncodedSlice], on_cpu: Sequence[bool], *, as_dali: bool = False
     ) -> tuple[list[int], list[int], list[int], list[int]]:
-        """The numbers of the slices that sessions, DALI and the CPU decode, and of images.
+        """The numbers of the slices that sessions, DALI and the CPU decode, and of the images.
 
         Args:
-            slices, on_cpu: as of `submit`.
+            slices, on_cpu: as in `submit`.
             as_dali: pixels have to equal those of DALI's decoder, which the kernels do not reproduce at every size.
         """
         divided: dict[Route, list[int]] = {route: [] for route in Route}
@@ -333,7 +334,7 @@ class GpuDecoder:
 
 
 class _ReopenedDali:
-    """A `DaliDecoder` that is opened at the first call, and opened anew after an error, which leaves it unusable."""
+    """A `DaliDecoder` that is opened at the first call, and again after an error, which leaves it unusable."""
 
     def __init__(self, make: Callable[[], DaliDecoder]) -> None:
         self._make = make

@@ -1,4 +1,4 @@
-"""Images decoded for a GPU, a batch at a time: JPEGs by nvJPEG, all else by CPU threads."""
+"""Decodes images for a GPU, a batch at a time: JPEGs with nvJPEG, all others in CPU threads."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ too, and gives wrong pixels of PNGs with 4 bits, and pixels of some damaged file
 
 
 class ImageBatches:
-    """DALI pipelines that are opened when they are needed, and again after an error, as they are of no use then.
+    """DALI pipelines that are opened on demand, and again after an error, after which they cannot be used.
 
-    Args: as of `streamvid.video.image_decoder.image_pipeline`.
+    Args: as in `streamvid.video.image_decoder.image_pipeline`.
     """
 
     def __init__(self, *, device_id: int, threads: int, max_batch: int) -> None:
@@ -36,7 +36,7 @@ class ImageBatches:
         """The wanted frames of each slice of an image, uint8 [frames, height, width, 3] on the GPU.
 
         Raises:
-            VideoError: one is damaged, or DALI reports an error.
+            VideoError: an image is damaged, or DALI reports an error.
         """
         import torch
 
@@ -87,13 +87,13 @@ class ImageBatches:
 
 
 def is_for_gpu(header: ImageHeader) -> bool:
-    """Whether nvJPEG decodes such an image."""
+    """Whether nvJPEG decodes an image."""
     return header.codec == "jpeg" and header.pix_fmt in _ON_GPU
 
 
 def _wanted(encoded: EncodedSlice) -> list[tuple[ImageHeader, bytes]]:
-    """Header and file of each of a slice's frames, in their order. Raises VideoError if one is damaged, or not what its
-    row says."""
+    """Header and file of each of a slice's frames, in order. Raises VideoError if one is damaged, or contradicts its
+    row."""
     ends = np.cumsum(encoded.sizes)
     found = {
         rank: encoded.data[end - size : end].tobytes()

@@ -75,7 +75,7 @@ class IsolatedDecoder:
         """The wanted frames of a slice, or of a segment of one, as `streamvid.decode.slice_frames` gives them.
 
         Args:
-            encoded, segment: as of `decode_frames`.
+            encoded, segment: as in `decode_frames`.
             limit_s: seconds after which the process is killed, as `streamvid.stopwatch.Stopwatch` counts them.
             packet_s: seconds without a further packet after which the process is killed.
             targets: not used.

@@ -1,8 +1,8 @@
 """CUDA errors that a process cannot survive: after an illegal address, an uncorrectable ECC error or the loss of the
 device, each later call of the process fails, whatever it is. It has to end, for its launcher to start it again.
 
-It ends by an error in the loop. But destructors may hang then, the program may catch the error, or the loop may wait
-for something else: so its end does not depend on them.
+An error in the loop ends it. But destructors may hang then, the program may catch the error, or the loop may wait for
+something else, so the process is also ended independently of these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 def lost(device_id: int) -> str | None:
-    """The error by which this process has lost a GPU, None if it has not. Waits for no work on the GPU."""
+    """The error with which this process has lost a GPU; None if it has not. Does not wait for work on the GPU."""
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ def lost(device_id: int) -> str | None:
 
 @cache
 def _probe(device_id: int) -> tuple[ctypes.CDLL, torch.cuda.Event]:
-    """The driver, and an event that has passed: asked for it, the driver says whether the context still works."""
+    """The driver, and a completed event: querying it shows whether the context still works."""
     import torch
 
     with torch.cuda.device(device_id):
@@ -71,10 +71,10 @@ def _probe(device_id: int) -> tuple[ctypes.CDLL, torch.cuda.Event]:
 
 
 def raise_if_lost(device_id: int | None, error: BaseException) -> None:
-    """After an error, which may be due to it: whether this process has lost the GPU, which then ends.
+    """After an error, check whether this process has lost the GPU, in which case the process is ended.
 
     Raises:
-        GpuLostError: it has.
+        GpuLostError: the GPU is lost.
     """
     if device_id is not None and not isinstance(error, GpuLostError) and (cause := lost(device_id)) is not None:
         _ENDING.begin(device_id, cause)
@@ -86,7 +86,7 @@ class GpuWatch:
     when the GPU is lost.
 
     Args:
-        device_id: the GPU's number; None: nothing is watched.
+        device_id: the GPU's number; None: no GPU is watched.
         where: a bound method, held by a weak reference, that describes the run's position. Called in any thread.
     """
 
@@ -100,7 +100,7 @@ class GpuWatch:
         return "" if (where := self._where()) is None else f"; the run stands {where()}"
 
     def over(self, batches: Iterator[T]) -> Iterator[T]:
-        """The same batches, with the GPU watched during the iteration.
+        """Yield the batches, and watch the GPU during the iteration.
 
         Raises:
             GpuLostError: for any error due to the loss of the GPU, with the run's position.
@@ -141,10 +141,10 @@ def _look(device_id: int, stop: threading.Event) -> None:
 
 
 class _Ending:
-    """The end of this process: as global as the GPU's context, which all loaders share.
+    """The ending of this process, global like the GPU's context, which all loaders share.
 
     Attributes:
-        watches: of all loaders that are at work.
+        watches: the watches of all active loaders.
     """
 
     def __init__(self) -> None:
@@ -153,10 +153,11 @@ class _Ending:
         self._handler: object = None
 
     def begin(self, device_id: int, cause: str) -> None:
-        """End the process in `_END_S`, however little of it still works, and say so. The first call alone does it."""
+        """Log that the process ends, and make sure that it does within `_END_S`, even if little of it still works. Only
+        the first call has an effect."""
         if not self._told.acquire(blocking=False):
             return
-        # In C, without Python's lock; behind Python's end, by the kernel.
+        # In C, without the GIL; after the interpreter's end, by the kernel.
         faulthandler.dump_traceback_later(_END_S, exit=True, file=_STDERR)
         signal.setitimer(signal.ITIMER_REAL, _END_S + 1)
         places = "".join(watch.place for watch in self.watches if watch.device_id == device_id)
@@ -166,7 +167,7 @@ class _Ending:
         )  # fmt: skip
 
     def catch_terminate(self) -> None:
-        """Have `begin` called before C++ aborts: DALI throws in destructors when the GPU is lost."""
+        """Make C++ call `begin` before it aborts, because DALI throws in destructors when the GPU is lost."""
         if self._handler is not None:
             return
         kind = ctypes.CFUNCTYPE(None)
@@ -184,7 +185,7 @@ class _Ending:
 
         self._handler = kind(terminate)
         before = set_terminate(ctypes.cast(self._handler, ctypes.c_void_p))
-        # Python code cannot run any more when Python has ended.
+        # Python code cannot run after the interpreter's end.
         atexit.register(set_terminate, before)
 
 

@@ -224,7 +224,7 @@ class NvdecSessionPool:
         """Begin to decode a batch to RGB at full size, as `write`.
 
         Args:
-            slices: as of `write`.
+            slices: as in `write`.
             color: the transform's option.
 
         Returns:

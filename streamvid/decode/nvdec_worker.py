@@ -127,7 +127,7 @@ class NvdecWorker:
         first: shared by the workers of a pool.
         memory_limit: bytes of GPU memory for all sessions of this worker. One session may always be open.
         library: the native module; None: PyNvVideoCodec decodes.
-        spare: as of `DecodeQueue.take`.
+        spare: as in `DecodeQueue.take`.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class PynvSession:
     Args:
         decoder: PyNvVideoCodec's, for `key`.
         key, dpb_frames: configuration of its jobs, and the most DPB frames that a job may need.
-        take, launch: as of `streamvid.decode.native_session.NativeSession`.
+        take, launch: as in `streamvid.decode.native_session.NativeSession`.
         calls: on the decoder's CUDA stream.
         device: the GPU.
     """

@@ -78,7 +78,7 @@ def decode_pictures(
     built and has the codec.
 
     Args:
-        encoded, segment: as of `decode_frames`.
+        encoded, segment: as in `decode_frames`.
         context: keeps FFmpeg's decoder open; must add to `taken`, too, where PyAV decodes.
         taken: incremented for each packet that FFmpeg is given.
         targets: for a picture format, where the native part writes pictures instead of yielding them.

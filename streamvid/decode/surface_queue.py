@@ -94,7 +94,7 @@ class SurfaceQueue:
         Args:
             target: the slice's target.
             rows: int32 [frames], the frames' indices in the slice.
-            found: int64 [frames, 3], the surfaces as of `Take`: NV12 or P016. Only the target's window has to be valid.
+            found: int64 [frames, 3], the surfaces as in `Take`: NV12 or P016. Only the target's window has to be valid.
         """
         if target not in self._targets:
             # All targets of a batch share an event, so one wait is enough.

@@ -44,7 +44,7 @@ BATCH_COLUMNS: Final[Mapping[str, tuple[type[np.generic], int]]] = {
     "valid": (np.bool_, 0),
     "epoch": (np.int64, 0),
 }
-"""Columns of a batch beside the frames: dtype, and number of dimensions per clip."""
+"""Columns of a batch besides the frames: dtype, and number of dimensions per clip."""
 
 T = TypeVar("T", bound=np.generic)
 NO_LABEL: Final = -100
@@ -103,7 +103,6 @@ def read_batches(
     spec: SampleSpec,
     access: ShardAccess,
     stop: threading.Event | None = None,
-    turn: Turn | None = None,
 ) -> list[EncodedBatch]:
     """Read the frame indexes and then the packets of several steps together; remote shards through the shard cache.
 
@@ -113,7 +112,6 @@ def read_batches(
         spec: how samples are drawn from clips.
         access: opens the dataset's shards, each once for indexes and packets.
         stop: set to give up waiting for a storage.
-        turn: priority among concurrent reads; its `admit` gets the bytes of the packets before they are read.
 
     Returns:
         a batch for each step.
@@ -121,7 +119,6 @@ def read_batches(
     Raises:
         DatasetError: a shard cannot be read, or an index is damaged.
     """
-    turn = turn or Turn(steps[0].number)
     whole = _together(steps)
     ids, passes, valid, absent = whole.sample_ids, whole.passes, whole.valid, whole.stands_for
     shards = dataset.clips.shard[rows_of(ids)]
@@ -131,12 +128,12 @@ def read_batches(
         members = np.flatnonzero(np.isin(shards, group))
         some = Step(ids[members], passes[members], valid[members], steps[0].number, absent=absent[members])
         try:
-            planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
+            planned, read = _read_step(dataset, some, spec, access, group, stop)
         except ClipError:
             # Read a second time if the bytes came from the cache, which may be damaged.
             if not access.distrust(group):
                 raise
-            planned, read = _read_step(dataset, some, spec, access, group, stop, turn)
+            planned, read = _read_step(dataset, some, spec, access, group, stop)
         samples.update(zip(members.tolist(), planned, strict=True))
         slices.update(zip(members.tolist(), read, strict=True))
     return _encoded(dataset, steps, spec, [samples[n] for n in range(len(ids))], [slices[n] for n in range(len(ids))])
@@ -153,7 +150,7 @@ def plan_parts(
     """Read the frame indexes of several steps, whose shards are read by range.
 
     Args:
-        parts: the steps, in parts. The others are as of `read_batches`.
+        parts: the steps, in parts. The others are as in `read_batches`.
 
     Returns:
         for each part a function that reads its packets and raises the errors of `read_batches`. Call each once;
@@ -206,13 +203,11 @@ def _read_step(
     access: ShardAccess,
     shards: Sequence[int],
     stop: threading.Event | None,
-    turn: Turn,
 ) -> tuple[list[SamplePlan], list[EncodedSlice]]:
     """Plan and read the samples of a step with its shards open."""
     with access.open(shards, stop, checked=spec.checksum is not None) as path_of:
-        reader = access.reader(shards, stop, turn)
+        reader = access.reader(shards, stop, Turn(step.number))
         planned = plan_samples(dataset, step, spec, reader=reader, path_of=path_of)
-        turn.admit(bytes_of(planned))
         return planned, read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)
 
 

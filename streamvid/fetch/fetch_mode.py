@@ -33,7 +33,7 @@ Fetch = Literal["auto", "ranges", "shards"]
 FETCHES: Final[tuple[Fetch, ...]] = ("auto", "ranges", "shards")
 
 _PROBED: Final = 16
-"""Samples whose byte ranges are found out, to predict those of all."""
+"""Number of samples whose byte ranges are planned to predict those of all."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from streamvid.storage.turn import Turn
 from streamvid.storage.url import is_local
 
 _LEFT_NS: Final = 3600 * 10**9
-"""After so long without use, files of the cache that are not of this run's dataset go before those that are."""
+"""After so many nanoseconds without use, files of other datasets are evicted before those of this run's dataset."""
 _SHARE: Final = 16
 """A rank leases at most 1/16 of the cache at once, and prefetches as much, so that the ranks of a node share it."""
 

@@ -188,7 +188,7 @@ def check_packets_file(clips: ClipTable, size: int) -> list[int]:
 
 
 def check_index(stored: bytes, clips: ClipTable, row: int) -> tuple[FrameIndex | None, list[str]]:
-    """A clip's frame index, None if it is damaged; and what is wrong with it, "" if nothing."""
+    """A clip's frame index, None if it is damaged; and the problems with it, in words."""
     try:
         index = parse_index(np.frombuffer(stored, dtype=np.uint8), clips, row)
     except ValueError as error:

@@ -34,7 +34,7 @@ def list_clips(
 
     Args:
         dataset: a path or URL, or a dataset.
-        where, keys: which clips, as of `streamvid.Subset`; default: all.
+        where, keys: which clips, as in `streamvid.Subset`; default: all.
         columns: names of columns (docs/selecting.md), or `SIZE`; default: key, size, length, frames, rate, resolution,
             codec, and class or label if any clip has one.
         limit: most clips in the result.

@@ -18,7 +18,7 @@ _LONGEST: Final = 2000
 
 
 def sampler_of(text: str) -> FrameSampler:
-    """The sampler that `--sampling` names; errors as of `_call`."""
+    """The sampler that `--sampling` names; errors as in `_call`."""
     import streamvid as sv
 
     kinds = (sv.Window, sv.TiledWindows, sv.Uniform, sv.MultiRate, sv.Keyframes, sv.RandomFrames, sv.Frames, sv.ByClip)
@@ -27,7 +27,7 @@ def sampler_of(text: str) -> FrameSampler:
 
 
 def transform_of(text: str) -> Transform | Views:
-    """The transform, or the views of several, that `--transform` names; errors as of `_call`."""
+    """The transform, or the views of several, that `--transform` names; errors as in `_call`."""
     from streamvid.transform.spec import Transform, Views
 
     known = {"Transform": Transform, "Views": Views}

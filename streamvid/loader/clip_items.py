@@ -46,7 +46,7 @@ class At:
 
 
 Item = int | str | At
-"""What a dataset is asked for: a number from 0 to its length, a key, or frames of a clip."""
+"""An item of a dataset: a sample's number, a clip's key, or frames of a clip."""
 
 
 @dataclass(frozen=True)

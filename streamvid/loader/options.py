@@ -101,7 +101,7 @@ def fetched_as(
 
 @dataclass
 class Opener:
-    """Opens a loader's datasets; attributes as of `StreamLoader`, except `cache`.
+    """Opens a loader's datasets; attributes as in `StreamLoader`, except `cache`.
 
     Attributes:
         cache: the shard cache, made for the first remote dataset.
@@ -120,7 +120,7 @@ class Opener:
     def open(
         self, dataset: ClipDataset | Subset | Mix | DatasetLike, sampling: FrameSampler | None, **options: Any
     ) -> SampleSet:
-        """The samples of a loader's dataset; `options` as of `SampleSet.open`, and errors.
+        """The samples of a loader's dataset; `options` as in `SampleSet.open`, and errors.
 
         Raises:
             InputError: an option does not apply to this dataset.

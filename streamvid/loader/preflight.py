@@ -41,7 +41,7 @@ _SAYS: Final = "the GPU's decoder says: "
 _MAX_DIFFERENCE: Final = 6.0
 """Mean difference in levels above which frames from GPU and CPU are not the same frames; usual is about 1."""
 _LOOKED_AT: Final = 1 << 15
-"""Sample descriptions: a second or two."""
+"""Most sample descriptions that are examined, which takes a second or two."""
 _NO_SESSIONS: Final = "PyNvVideoCodec or Triton is missing or does not work"
 _REMEDY: Final = (
     "transcode them (8-bit 4:2:0 H.264 with even sides always works), leave them out, or give fallback='cpu' or "

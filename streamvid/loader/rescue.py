@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _PROCESSES: Final = 4
 """Processes that decode the clips of a batch that failed; each takes some 0.3 s to start."""
 BAD_CLIP: Final = (ClipError, FileTooShort, VideoError)
-"""What is raised for a clip that may be bad."""
+"""The errors that are raised for a clip that may be bad."""
 _OWN_FAULTS: Final = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
 """Signals by which a decoder ends its own process."""
 

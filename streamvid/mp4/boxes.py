@@ -35,7 +35,7 @@ _TURN_TOLERANCE: Final = math.tan(math.radians(1))
 
 
 def iter_boxes(data: bytes | bytearray | memoryview, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """The boxes in data[start:end] as (type, start of payload, end). Stops at the first that does not fit."""
+    """The boxes in data[start:end] as (type, start of payload, end). Stops at the first box that does not fit."""
     while start + 8 <= end:
         size, kind = struct.unpack_from(">I4s", data, start)
         payload = start + 8
@@ -51,17 +51,17 @@ def iter_boxes(data: bytes | bytearray | memoryview, start: int, end: int) -> It
 
 
 def iter_file_boxes(file: RawIOBase | BinaryIO, length: int) -> Iterator[tuple[bytes, int, int]]:
-    """The top-level boxes of a file as (type, start of payload, end), each read when it is asked for.
+    """The top-level boxes of a file as (type, start of payload, end), read lazily.
 
-    Ends follow from the sizes in the file and are not checked: one may lie before its payload or after the end of the
-    file. No box is read after such a one.
+    Ends follow from the sizes in the file and are not checked: an end may lie before the payload or after the end of
+    the file. No box is read after such a box.
 
     Args:
         file: open for reading.
-        length: its size, in bytes.
+        length: size of the file, in bytes.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     at = 0
     while at < length:
@@ -82,8 +82,8 @@ def iter_file_boxes(file: RawIOBase | BinaryIO, length: int) -> Iterator[tuple[b
 
 
 def find_box(data: bytes | bytearray | memoryview, name: bytes) -> tuple[int, int] | None:
-    """Start of the payload and end of the first box of that type at the top of a file or on the way to a sample table;
-    None if there is none."""
+    """Start of the payload, and end, of the first box of a type at the top level of a file or in one of the containers
+    of a sample table; None if there is none."""
     level = [(0, len(data))]
     while level:
         start, end = level.pop()
@@ -96,7 +96,7 @@ def find_box(data: bytes | bytearray | memoryview, name: bytes) -> tuple[int, in
 
 
 def read_moov(source: Path) -> bytes:
-    """The payload of a file's first `moov`; empty if none is found. Raises OSError if it cannot be opened."""
+    """The payload of a file's first `moov`; empty if there is none. Raises OSError if the file cannot be opened."""
     with source.open("rb") as file:
         for kind, payload, end in islice(iter_file_boxes(file, os.fstat(file.fileno()).st_size), _MAX_BOXES):
             if kind == b"moov":
@@ -106,7 +106,7 @@ def read_moov(source: Path) -> bytes:
 
 
 def lacks_moov(source: Path) -> bool:
-    """Whether a file begins as an MP4 or MOV does, and has no `moov`. Raises OSError if it cannot be opened."""
+    """Whether a file begins like an MP4 or MOV, but has no `moov`. Raises OSError if the file cannot be opened."""
     with source.open("rb") as file:
         boxes = islice(iter_file_boxes(file, os.fstat(file.fileno()).st_size), _MAX_BOXES)
         kinds = [kind for kind, _, _ in boxes]
@@ -114,15 +114,15 @@ def lacks_moov(source: Path) -> bool:
 
 
 def children(data: bytes, start: int, end: int) -> dict[bytes, tuple[int, int]]:
-    """Where the payloads of the boxes in data[start:end] begin and end, by type; of several alike, the last."""
+    """Start and end of the payloads of the boxes in data[start:end], by type; if several have one type, of the last."""
     return {kind: (payload, stop) for kind, payload, stop in iter_boxes(data, start, end)}
 
 
 def find_track(moov: bytes, number: int) -> dict[bytes, tuple[int, int]]:
-    """The children of the `trak` box with that track_ID, as of `children`.
+    """The `children` of the `trak` box with track_ID `number`.
 
     Raises:
-        KeyError: there is none.
+        KeyError: there is no such track.
         struct.error, IndexError: a box is too short.
     """
     for kind, start, end in iter_boxes(moov, 0, len(moov)):
@@ -135,10 +135,10 @@ def find_track(moov: bytes, number: int) -> dict[bytes, tuple[int, int]]:
 
 
 def read_timescale(data: bytes | bytearray | memoryview, start: int) -> int:
-    """Ticks per second, of the `mvhd` or `mdhd` box (8.2.2, 8.4.2) whose payload begins there.
+    """Ticks per second from an `mvhd` or `mdhd` box (8.2.2, 8.4.2), whose payload begins at `start`.
 
     Raises:
-        IndexError, struct.error: it is too short.
+        IndexError, struct.error: the box is too short.
     """
     (ticks,) = struct.unpack_from(">I", data, start + (20 if data[start] == 1 else 12))
     return int(ticks)
@@ -165,7 +165,7 @@ def display_matrix(rotation: int = 0, *, width: int = 0, height: int = 0) -> byt
 
     Args:
         rotation: one of `ROTATIONS`.
-        width, height: of frames before rotation, in pixels; of no account for 0.
+        width, height: of frames before rotation, in pixels; not used for rotation 0.
     """
     a, b, c, d = _TURNS[rotation % MIRRORED]
     if rotation >= MIRRORED:
@@ -177,13 +177,13 @@ def display_matrix(rotation: int = 0, *, width: int = 0, height: int = 0) -> byt
 
 
 def rotation_of_matrix(a: float, b: float, c: float, d: float) -> int | None:
-    """The one of `ROTATIONS` that a display matrix means: x' = a·x + c·y, y' = b·x + d·y, y downwards.
+    """The rotation, one of `ROTATIONS`, of a display matrix: x' = a·x + c·y, y' = b·x + d·y, y downwards.
 
-    FFmpeg and players leave the scale out of account. Where a matrix maps everything onto a line or a point, they show
-    frames as they are: that is 0, too.
+    FFmpeg and players ignore the scale. If a matrix maps everything onto a line or a point, they do not transform
+    frames: that is 0, too.
 
     Returns:
-        None if it turns frames by anything else than quarter turns, or shears them.
+        None if the matrix rotates by other than quarter turns, or shears.
     """
     if not (math.hypot(a, c) and math.hypot(b, d)):
         return 0
@@ -203,10 +203,10 @@ def write_rotation(file: BinaryIO, rotation: int, *, width: int, height: int) ->
 
     Args:
         file: an MP4 with `moov` before `mdat`, open for reading and writing.
-        rotation, width, height: as for `display_matrix`.
+        rotation, width, height: as in `display_matrix`.
 
     Raises:
-        ValueError: no track header is found.
+        ValueError: the file has no track header.
     """
     data = file.read(MAX_HEAD_BYTES)
     found = find_box(data, b"tkhd")

@@ -1,5 +1,5 @@
-"""Edit lists of MP4 and MOV files (ISO/IEC 14496-12, 8.6.6): reading the part of a track that is shown, and moving its
-end."""
+"""Edit lists of MP4 and MOV files (ISO/IEC 14496-12, 8.6.6): reading the part of a track that is displayed, and
+shortening it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ class Edit:
 
 
 def read_edit(source: Path, track: int) -> Edit | None:
-    """The part of a track that is shown, if it is one part.
+    """The part of a track that its edit list shows, if it is a single part.
 
     Args:
         track: the track's number (`track_ID`).
 
     Returns:
-        None if the file is no MP4 or cannot be parsed; if the track has no edit list, or one of which `parse_edit_list`
-        returns None; and for an edit of no length in a file without fragments, or of some length in one with fragments.
+        None if the file is no MP4 or cannot be parsed; if the track has no edit list, or one for which
+        `parse_edit_list` returns None; and for an edit of length 0 in a file without fragments, or of another length in
+        a file with fragments.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the file cannot be opened.
     """
     moov = read_moov(source)
     try:
@@ -52,11 +53,12 @@ def parse_edit_list(moov: bytes, start: int, end: int, *, movie_scale: int, scal
 
     Args:
         moov: the payload of the `moov` box.
-        start, end: where in it the payload of the `elst` box lies.
+        start, end: position of the payload of the `elst` box in it.
         movie_scale, scale: ticks per second of the movie and of the track.
 
     Returns:
-        None for several parts, and for one at another media rate than 1. An edit of length 0 begins where it ends.
+        None for several parts, and for a part with another media rate than 1. An edit of length 0 has equal `begin` and
+        `end`.
 
     Raises:
         struct.error, IndexError: the box is too short.
@@ -72,12 +74,12 @@ def parse_edit_list(moov: bytes, start: int, end: int, *, movie_scale: int, scal
     length, begin = edits[-1][:2]
     if begin < 0:
         return None
-    # segment_duration is in ticks of the movie. To the nearest tick, as FFmpeg rounds it.
+    # segment_duration is in ticks of the movie; rounded to the nearest tick, like FFmpeg.
     return Edit(begin, begin + (2 * length * scale + movie_scale) // (2 * movie_scale))
 
 
 def limit_edit(file: BinaryIO, seconds: float) -> bool:
-    """Shorten the last entry of a file's only edit list, in place. False if there is none.
+    """Shorten the last entry of a file's only edit list, in place. Returns False if there is none.
 
     Args:
         file: an MP4 with `moov` before `mdat`, open for reading and writing.
@@ -103,7 +105,7 @@ def _edit_of_track(moov: bytes, track: int) -> Edit | None:
     edit = parse_edit_list(moov, *elst, movie_scale=movie_scale, scale=read_timescale(moov, mdhd))
     is_open = edit is not None and edit.end == edit.begin
     if edit is None or is_open != (b"mvex" in top):
-        # In a fragmented file a length of 0 reaches to the end, and other lengths need not count the fragments. In
-        # other files an edit of no length shows nothing.
+        # In a fragmented file, an edit of length 0 reaches to the end, and other lengths may not include the fragments.
+        # In other files an edit of length 0 shows nothing.
         return None
     return replace(edit, end=_NO_END) if is_open else edit

@@ -26,9 +26,9 @@ class Samples:
 
     Attributes:
         dts, pts: int64 [samples], in ticks of the track.
-        offset, size: int64 [samples], where in the file, in bytes.
-        sync: bool [samples].
-        end: when the last one is over, in ticks.
+        offset, size: int64 [samples], positions in the file and sizes, in bytes.
+        sync: bool [samples], the sync samples.
+        end: end of the last sample, in ticks.
     """
 
     dts: Int64
@@ -40,7 +40,7 @@ class Samples:
 
     @classmethod
     def join(cls, parts: Sequence[Samples]) -> Samples:
-        """Those of several fragments."""
+        """The samples of several fragments."""
         dts, pts, offset, size = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("dts", "pts", "offset", "size")
         )
@@ -49,7 +49,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Defaults:
-    """The track's number, and what `trex` says of its samples: duration, size and flags (8.8.3)."""
+    """The track's number, and the defaults of `trex` for its samples: duration, size and flags (8.8.3)."""
 
     track: int
     duration: int
@@ -58,7 +58,8 @@ class Defaults:
 
 
 def read_defaults(moov: bytes, start: int, end: int, track: int) -> Defaults | None:
-    """What an `mvex` box, whose payload is moov[start:end], says of a track; None if that is nothing, or not sound."""
+    """The defaults for a track in an `mvex` box, whose payload is moov[start:end]; None if there are none, or they are
+    invalid."""
     for kind, at, stop in iter_boxes(moov, start, end):
         if kind == b"trex" and stop - at == 24:
             number, description, duration, size, flags = struct.unpack_from(">5I", moov, at + 4)
@@ -68,15 +69,15 @@ def read_defaults(moov: bytes, start: int, end: int, track: int) -> Defaults | N
 
 
 def read_fragment(moof: bytes, at: int, defaults: Defaults, clock: int) -> Samples | None:
-    """The samples of a track in a fragment; None if it has none.
+    """The samples of a track in a fragment; None if there are none.
 
     Args:
         moof: the payload of the `moof` box.
-        at: where that box begins in the file.
-        clock: when the track's last fragment is over, in ticks.
+        at: position of that box in the file.
+        clock: end of the track's previous fragment, in ticks.
 
     Raises:
-        ValueError: it is damaged, or has what is not read here.
+        ValueError: the fragment is damaged, or has features that are not supported here.
         struct.error, IndexError: a box is too short.
     """
     found: list[Samples] = []
@@ -105,7 +106,7 @@ def _track_fragment(
     *,
     alone: bool,
 ) -> list[Samples]:
-    """The samples of one `traf` (8.8.6 to 8.8.8); `alone` if none comes before it."""
+    """The samples of one `traf` (8.8.6 to 8.8.8); `alone`: no other `traf` comes before it."""
     flags = struct.unpack_from(">I", moof, head)[0] & 0xFFFFFF
     fields = struct.Struct(
         ">" + "".join(kind for bit, kind in zip((1, 2, 8, 16, 32), "QIIII", strict=True) if flags & bit)
@@ -153,7 +154,7 @@ def _track_fragment(
             sample_flags = np.concatenate([[first_flags], sample_flags[1:]])
         ends = np.cumsum(duration)
         dts = clock + ends - duration
-        # Version 0 has unsigned offsets, and some files have negative ones there all the same.
+        # Offsets of version 0 are unsigned, but some files have negative ones in it.
         shift = np.where(shift >= 1 << 31, shift - (1 << 32), shift) if version or (shift >= 1 << 31).any() else shift
         clock += int(ends[-1])
         offset = following + np.cumsum(size) - size

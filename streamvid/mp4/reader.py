@@ -1,10 +1,10 @@
 """The sample tables of an MP4 or MOV file (`moov`) as arrays, read without a demuxer, and strictly.
 
-Most files that are packed are not fragmented, and have one video track with one sample description, tables that agree
-with each other and with the file, and an edit list that hides nothing. For those `read_track` gives what FFmpeg's
-demuxer would, in half of its time. All other files are refused with `NeedsDemuxerError`, and so is every box that is
-not known here: files are hostile, and FFmpeg decides what they mean. For an index by tables more is read. Boxes and
-sections are those of ISO/IEC 14496-12.
+Most packed files are not fragmented, and have one video track with one sample description, tables that agree with each
+other and with the file, and an edit list that hides nothing. For these, `read_track` returns the same as FFmpeg's
+demuxer, in half the time. All other files, and unknown boxes, are refused with `NeedsDemuxerError`, since files may be
+hostile and FFmpeg defines their meaning. For an index by tables, more features are supported. Boxes and sections are
+those of ISO/IEC 14496-12.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ class VideoTrack:
 
     Attributes:
         codec: "h264", "hevc" or "av1"; with `more`, also "vp9", "mpeg4" or "mjpeg".
-        stsd: its sample description box, whole, with one entry.
-        configuration: the payload of the codec's configuration box in it; empty for the codecs of `more`.
-        matrix, full_range: as the entry's `colr` box has them: ITU-T H.273's number of the matrix, and whether levels
-            go from 0 to 255; None where it does not say.
+        stsd: its whole sample description box, with one entry.
+        configuration: the payload of the codec's configuration box in `stsd`; empty for the codecs of `more`.
+        matrix, full_range: from the entry's `colr` box: ITU-T H.273's number of the matrix, and whether levels go from
+            0 to 255; None if it does not have them.
         rotation: one of `boxes.ROTATIONS`.
         timescale: ticks per second.
-        pts: int64 [packets], presentation times in decode order, in ticks from any origin; no two are the same.
-        offset: int64 [packets], positions in the file, rising, without overlap.
-        size: int64 [packets], in bytes, above 0.
-        sync: bool [packets], the sync samples (8.6.2). The first is one.
-        hidden: bool [packets], those that an edit list hides.
-        last_duration: ticks until the last packet in decode order is over; 0 if the file does not say.
-        has_audio: the file has an audio track, too.
+        pts: int64 [packets], distinct presentation times in decode order, in ticks from any origin.
+        offset: int64 [packets], positions in the file, ascending, without overlap.
+        size: int64 [packets], sizes in bytes, above 0.
+        sync: bool [packets], the sync samples (8.6.2), including the first packet.
+        hidden: bool [packets], the packets that an edit list hides.
+        last_duration: duration of the last packet in decode order, in ticks; 0 if unknown.
+        has_audio: whether the file also has an audio track.
     """
 
     codec: str
@@ -84,11 +84,11 @@ def read_track(file: io.RawIOBase, *, more: bool = False) -> VideoTrack:
 
     Args:
         file: an MP4 or MOV file, open for reading.
-        more: read also what packing leaves to FFmpeg: fragments, edits that hide frames, negative composition offsets,
-            VP9, MPEG-4 and Motion JPEG.
+        more: also support features that packing leaves to FFmpeg: fragments, edits that hide frames, negative
+            composition offsets, VP9, MPEG-4 and Motion JPEG.
 
     Raises:
-        NeedsDemuxerError: it is none, or one that is not read here.
+        NeedsDemuxerError: the file is no MP4 or MOV, or has features that are not supported here.
         OSError: it cannot be read.
     """
     top = read_top_level(file, file.seek(0, os.SEEK_END), fragments=more)
@@ -102,8 +102,8 @@ class _Movie:
     """Parser of a `moov` box.
 
     Args:
-        moov: its payload.
-        more: as of `read_track`.
+        moov: the box's payload.
+        more: as in `read_track`.
     """
 
     def __init__(self, moov: bytes, more: bool) -> None:
@@ -251,7 +251,7 @@ class _Movie:
             return np.zeros(packets, dtype=np.int64)
         self._version(found[0])
         runs = self._table(*found, 2)
-        # Version 1 has signed offsets, and some files of version 0 have them all the same.
+        # Offsets of version 1 are signed, but some files have negative ones in version 0.
         negative = runs[:, 1] >= 1 << 31
         require(int(runs[:, 0].sum()) == packets, "times of other packets")
         require(self._more or not negative.any(), "a negative composition offset")
@@ -273,7 +273,7 @@ class _Movie:
         """int64 [packets], positions in the file: `stsc` and `stco` or `co64` (8.7.4, 8.7.5).
 
         Args:
-            size: int64 [packets].
+            size: int64 [packets], sizes in bytes.
         """
         narrow, wide = self._optional(stbl, b"stco"), self._optional(stbl, b"co64")
         require((narrow is None) != (wide is None), "no chunk offsets, or two boxes of them")
@@ -298,8 +298,8 @@ class _Movie:
         *,
         fragmented: bool,
     ) -> tuple[slice, Bool]:
-        """Which packets are needed for what an edit list (8.6.6) shows, and which of these it hides: none, where it
-        only delays the track."""
+        """The packets that the frames shown by an edit list (8.6.6) need, and which of these it hides; none if it only
+        delays the track."""
         pts = found.pts
         every = slice(0, len(pts)), np.zeros(len(pts), dtype=bool)
         edts = self._optional(trak, b"edts")
@@ -313,7 +313,7 @@ class _Movie:
         if shown.all():
             return every
         require(self._more and not fragmented and bool(shown.any()), "an edit that hides frames")
-        # From the last key frame on that comes, by decode order and by time, before all that is shown.
+        # From the last key frame on that precedes, in decode order and in time, all frames that are shown.
         keys = np.flatnonzero(found.sync)
         before = keys[(keys <= np.argmax(shown)) & (pts[keys] <= pts[shown].min())]
         require(len(before) > 0, "no key frame before what an edit shows")
@@ -360,7 +360,7 @@ class _Movie:
         codec, name = _ENTRIES[kind]
         own = self._only(inner, name)
         configuration = self._data[own[0] : own[1]]
-        # configurationVersion (ISO/IEC 14496-15, 5.3.3.1 and 8.3.3.1); in av1C behind a marker bit.
+        # configurationVersion (ISO/IEC 14496-15, 5.3.3.1 and 8.3.3.1); in av1C after a marker bit.
         require(configuration[:1] == (b"\x81" if codec == "av1" else b"\x01"), "another codec configuration")
         matrix, full_range = self._colour(self._optional(inner, b"colr"))
         return codec, stsd, configuration, matrix, full_range
@@ -377,7 +377,7 @@ class _Movie:
 
 
 def _check_places(offset: Int64, size: Int64, media: Int64) -> None:
-    """Refuse packets that are not in a file's `mdat` boxes, one behind the other."""
+    """Refuse packets that are not in a file's `mdat` boxes, in ascending order."""
     require(bool(np.all(offset[1:] >= offset[:-1] + size[:-1])), "packets out of order, or that overlap")
     box = np.searchsorted(media[:, 0], offset, side="right") - 1
     inside = (box >= 0) & (offset + size <= media[box, 1])

@@ -1,7 +1,7 @@
 """A video track's sample description box (`stsd`), and the codec's configuration box in it (ISO/IEC 14496-12, 8.5.2 and
 12.1.3).
 
-Sample descriptions are copied whole from source to clip to slice, so nothing here knows codecs.
+Sample descriptions are copied as a whole from source to clip to slice, so this module need not know the codecs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def sample_description(data: bytes | memoryview) -> bytes:
     """The `stsd` box, header included, of the only video track of an MP4.
 
     Raises:
-        ValueError: no such box, or one with more than one entry.
+        ValueError: there is no such box, or it has more than one entry.
     """
     found = find_box(data, b"stsd")
     if found is None:
@@ -46,7 +46,7 @@ def read_entries(source: Path, track: int) -> dict[bytes, dict[bytes, bytes]]:
         track: the track's number (`track_ID`).
 
     Returns:
-        nothing if the file is no MP4 or cannot be parsed.
+        empty if the file is no MP4 or cannot be parsed.
 
     Raises:
         OSError: it cannot be opened.
@@ -68,7 +68,7 @@ def codec_configuration(stsd: bytes, name: bytes) -> bytes:
     """The payload of a box such as `avcC` inside the sample description's only entry.
 
     Raises:
-        ValueError: there is none, or it is too short to be one.
+        ValueError: there is no such box, or it is too short.
     """
     for kind, payload, end in iter_boxes(stsd, ENTRY_START + ENTRY_BYTES, len(stsd)):
         if kind == name:
@@ -79,8 +79,8 @@ def codec_configuration(stsd: bytes, name: bytes) -> bytes:
 
 
 def without_sequence_header(stsd: bytes) -> bytes:
-    """The box with its `av1C` cut to the four fixed bytes (AV1 Codec ISO Media File Format Binding, 2.3.3); boxes of
-    other codecs unchanged.
+    """A sample description with its `av1C` cut to the four fixed bytes (AV1 Codec ISO Media File Format Binding,
+    2.3.3); unchanged for other codecs.
 
     The sequence header in `av1C` may allow larger pictures than the stream has, and FFmpeg refuses those: SVT-AV1's
     allows 16384x8704 with switch frames. The stream repeats the header, and there each picture's size counts.
@@ -96,7 +96,7 @@ def without_sequence_header(stsd: bytes) -> bytes:
 
 
 def without_bit_rate(stsd: bytes) -> bytes:
-    """A sample description to compare with others; its box sizes are wrong then."""
+    """A sample description without bit rates, to compare with others; its box sizes are wrong."""
     return re.sub(BIT_RATE_BOX.encode(), b"", stsd)
 
 
@@ -104,7 +104,7 @@ def coded_size(stsd: bytes) -> tuple[int, int]:
     """Width and height in the sample description's only entry, in pixels.
 
     Raises:
-        ValueError: it is too short to have them.
+        ValueError: the sample description is too short.
     """
     if len(stsd) < ENTRY_START + ENTRY_BYTES:
         raise ValueError("the sample description is too short")
@@ -113,7 +113,7 @@ def coded_size(stsd: bytes) -> tuple[int, int]:
 
 
 def with_coded_size(stsd: bytes, width: int, height: int) -> bytes:
-    """The same sample description with another width and height, in pixels."""
+    """A sample description with another width and height, in pixels."""
     return stsd[:_SIZE_AT] + struct.pack(">HH", width, height) + stsd[_SIZE_AT + 4 :]
 
 
@@ -121,8 +121,8 @@ def visual_sample_description(entry: bytes, configuration: bytes, *, width: int,
     """A `stsd` box with one VisualSampleEntry.
 
     Args:
-        entry: its four-letter code, such as b"vp08".
-        configuration: its configuration box, whole.
+        entry: the entry's four-letter code, such as b"vp08".
+        configuration: the whole configuration box.
         width, height: of the coded frames, in pixels.
     """
     # data_reference_index; width, height; 72 dpi both ways; frame_count; compressorname; depth.
@@ -137,8 +137,7 @@ _FIELD_BYTES: Final = {_ES: 3, _DECODER_CONFIGURATION: 13, _DECODER_SPECIFIC_INF
 
 
 def _descriptors(payload: bytes) -> dict[int, bytes]:
-    """The descriptors of an `esds` box, each in the one before, by their tags; as many as there are in the usual
-    order."""
+    """The nested descriptors of an `esds` box by their tags, as far as they have the usual order."""
     found, at, end = {}, 4, len(payload)
     for tag, fields in _FIELD_BYTES.items():
         if payload[at : at + 1] != bytes([tag]):
@@ -155,18 +154,18 @@ def _descriptors(payload: bytes) -> dict[int, bytes]:
 
 
 def codec_of_esds(payload: bytes) -> str:
-    """ "mpeg4" or "mjpeg" by the objectTypeIndication of an `esds` box (ISO/IEC 14496-1, 7.2.6.6); "" for
-    others, and if the box is not as usual."""
+    """ "mpeg4" or "mjpeg" by the objectTypeIndication of an `esds` box (ISO/IEC 14496-1, 7.2.6.6); "" for other codecs,
+    or an unusual box."""
     kinds = {0x20: "mpeg4", 0x6C: "mjpeg"}
     return kinds.get(int.from_bytes(_descriptors(payload).get(_DECODER_CONFIGURATION, b"")[:1], "big"), "")
 
 
 def decoder_specific_info(stsd: bytes) -> bytes:
-    """The headers in the `esds` box of MPEG-4 part 2 (DecoderSpecificInfo, ISO/IEC 14496-1, 7.2.6.7): nothing
-    where packets have them.
+    """The headers in the `esds` box of MPEG-4 part 2 (DecoderSpecificInfo, ISO/IEC 14496-1, 7.2.6.7); empty if packets
+    have them.
 
     Raises:
-        ValueError: the sample description has no such box, or it is not as usual.
+        ValueError: the sample description has no such box, or an unusual one.
     """
     try:
         found = _descriptors(codec_configuration(stsd, b"esds"))
@@ -178,8 +177,8 @@ def decoder_specific_info(stsd: bytes) -> bytes:
 
 
 def mjpeg_sample_description(stsd: bytes) -> bytes:
-    """The sample description of Motion JPEG in an MP4, for that of a MOV file (`jpeg`)."""
-    decoder = bytes([4, 13, 0x6C, 0x11]) + bytes(11)  # video stream; no buffer size and bit rates
+    """The sample description for Motion JPEG in an MP4, made from that of a MOV file (`jpeg`)."""
+    decoder = bytes([4, 13, 0x6C, 0x11]) + bytes(11)  # a video stream, without buffer size and bit rates
     esds = full_box(b"esds", bytes([3, 3 + len(decoder) + 3, 0, 0, 0]) + decoder + bytes([6, 1, 2]))
     kept = [
         stsd[at - 8 : end] for kind, at, end in iter_boxes(stsd, ENTRY_START + ENTRY_BYTES, len(stsd)) if kind in _SHOWN

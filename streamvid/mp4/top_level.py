@@ -1,4 +1,4 @@
-"""The boxes at the top of an MP4 or MOV file: its tables, where its packets may lie, and its fragments."""
+"""The top-level boxes of an MP4 or MOV file: its tables, the ranges of its packets, and its fragments."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _MAX_MOOF_BYTES: Final = 16 << 20
 
 
 class NeedsDemuxerError(ValueError):
-    """A file that is not read by its own tables: it has something that this module does not read, which the message
-    names, or is damaged. FFmpeg's demuxer decides which."""
+    """A file that cannot be read by its own tables, because it is damaged or has features that are not supported here;
+    the message names the feature. FFmpeg's demuxer decides which of the two it is."""
 
 
 @dataclass(frozen=True)
 class TopLevel:
-    """The boxes at the top of a file.
+    """The top-level boxes of a file.
 
     Attributes:
-        moov: the payload of that box.
-        media: int64 [mdats, 2], where the payload of each `mdat` begins and ends.
-        fragments: where each `moof` box begins, and its payload.
+        moov: the payload of the `moov` box.
+        media: int64 [mdats, 2], start and end of the payload of each `mdat`.
+        fragments: position and payload of each `moof` box.
     """
 
     moov: bytes
@@ -49,10 +49,10 @@ def read_top_level(file: io.RawIOBase, length: int, *, fragments: bool) -> TopLe
 
     Args:
         file: open for reading.
-        length: its bytes.
+        length: size of the file in bytes.
 
     Raises:
-        NeedsDemuxerError: it has none, or what is not read here.
+        NeedsDemuxerError: the file has no tables, or features that are not supported here.
         OSError: it cannot be read.
     """
     moov: bytes | None = None
@@ -66,7 +66,7 @@ def read_top_level(file: io.RawIOBase, length: int, *, fragments: bool) -> TopLe
         require(payload <= end <= length, f"a box {kind!r} that is cut off")
         if kind == b"mdat":
             media.append((payload, end))
-            # What comes next is asked for at once, header and all; a fragment is as large as the one before.
+            # Read ahead what probably comes next, header included: a fragment as large as the previous one.
             rest = _REST_BYTES if moov is None else len(moofs[-1][1]) + 2 * _HEADERS_BYTES if moofs else 0
             if rest and end < length:
                 file.seek(end)
@@ -90,6 +90,6 @@ def read_top_level(file: io.RawIOBase, length: int, *, fragments: bool) -> TopLe
 
 
 def require(condition: bool, what: str) -> None:
-    """Refuse the file unless the condition holds; `what` names that which is not read here."""
+    """Refuse the file unless the condition holds; `what` names the unsupported feature."""
     if not condition:
         raise NeedsDemuxerError(what)

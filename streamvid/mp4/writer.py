@@ -1,5 +1,5 @@
-"""The header of an MP4 around given packets, built without FFmpeg (ISO/IEC 14496-12): of stored clips, with real times,
-an edit list and rotation; and of slices, small MP4s in memory that hold the packets of one sample.
+"""Builds the header of an MP4 around given packets without FFmpeg (ISO/IEC 14496-12): for stored clips, with real
+times, an edit list and rotation; and for slices, small MP4s in memory with the packets of one sample.
 
 Packets follow the header in decode order.
 """
@@ -25,19 +25,19 @@ _BOX_BYTES_PER_PACKET: Final = 64
 def slice_header(
     stsd: bytes, sizes: Int64, *, width: int, height: int, offsets: Int64 | None = None, positions: Int64 | None = None
 ) -> bytes:
-    """Everything of a slice's MP4 before its packets: `ftyp`, `moov` and the header of `mdat`.
+    """The part of a slice's MP4 before its packets: `ftyp`, `moov` and the header of `mdat`.
 
-    Only the first packet is marked as a sync sample: a slice holds no packet that could be skipped, and DALI, which
-    seeks between sync samples by comparing decode times with presentation times, can land one too late where frames
-    are reordered.
+    Only the first packet is marked as a sync sample, because no packet of a slice can be skipped, and DALI, which seeks
+    between sync samples by comparing decode times with presentation times, can land one too late if frames are
+    reordered.
 
     Args:
         stsd: sample description box of the track, header included.
-        sizes: int64 [packets], bytes, in decode order.
+        sizes: int64 [packets], sizes in bytes, in decode order.
         width, height: of the track, in pixels.
         offsets: int64 [packets], ticks from decoding to presentation, none negative; default: all 0.
-        positions: int64 [packets], where each packet lies in the payload of `mdat`, in bytes; default: one after
-            another. Bytes between packets are in the file and belong to no sample.
+        positions: int64 [packets], position of each packet in the payload of `mdat`, in bytes; default: contiguous.
+            Bytes between packets are in the file, but belong to no sample.
     """
     count = len(sizes)
     duration = count
@@ -53,8 +53,8 @@ def slice_header(
 def composition_offsets(display_order: Int64) -> Int64:
     """Ticks from a packet's decoding to its presentation, if packet *i* is decoded at tick *i*.
 
-    Presentation is moved back as a whole until nothing is shown before it is decoded: no offset is negative, and no
-    edit list is needed.
+    All presentation times are delayed until no frame is shown before it is decoded, so that no offset is negative, and
+    no edit list is needed.
 
     Args:
         display_order: int64 [packets], a permutation of 0 … packets-1: each packet's rank by presentation time.
@@ -75,20 +75,20 @@ def clip_header(
     rotation: int,
     timescale: int,
 ) -> bytes:
-    """Everything of a clip's MP4 before its packets: `ftyp`, `moov` and the header of `mdat`.
+    """The part of a clip's MP4 before its packets: `ftyp`, `moov` and the header of `mdat`.
 
     Args:
         stsd: the sample description box of the track, header included.
         pts: int64 [packets], presentation times in decode order, in ticks from any origin.
         sizes: int64 [packets], in bytes.
         sync: bool [packets], the sync samples, which players may seek to.
-        shown: begin and end of the edit, in ticks of `pts`: players show the frames from begin on and before end.
+        shown: begin and end of the edit, in ticks of `pts`: players show the frames with begin <= pts < end.
         width, height: of decoded frames, in pixels, before rotation.
         rotation: one of `boxes.ROTATIONS`.
         timescale: ticks per second.
 
     Raises:
-        ValueError: times or packets too large for the boxes.
+        ValueError: times or packets are too large for the boxes.
     """
     dts = decode_times(pts)
     # The last step reaches to the end of the edit, so that the track is not shorter than what is shown of it.
@@ -117,9 +117,9 @@ def clip_header(
 
 
 def decode_times(pts: Int64) -> Int64:
-    """Strictly rising decode times, none after the packet's presentation time.
+    """Strictly ascending decode times, none after the packet's presentation time.
 
-    They are the sorted presentation times, moved back as a whole by as much as the reordering needs.
+    They are the sorted presentation times, all of them earlier by the delay that the reordering needs.
 
     Args:
         pts: int64 [packets], presentation times in decode order.
@@ -149,16 +149,16 @@ def _header(
         sizes: int64 [packets], in bytes.
         size: width and height, in pixels.
         timescale: ticks per second of movie and track.
-        duration: of the media, in ticks.
-        shown: of what an edit list shows, in ticks; by default all of it.
+        duration: duration of the media, in ticks.
+        shown: duration of the part that an edit list shows, in ticks; default: all.
         rotation: one of `boxes.ROTATIONS`.
-        edts: the box of the edit list, or nothing.
-        positions: as for `slice_header`.
+        edts: the box of the edit list, or b"".
+        positions: as in `slice_header`.
     """
     width, height = size
     shown = duration if shown is None else shown
     count = len(sizes)
-    # Packets side by side are one chunk; packets with bytes between them are a chunk each.
+    # Contiguous packets are one chunk; packets with bytes between them are a chunk each.
     chunks = np.zeros(1, dtype=np.int64) if positions is None else positions
     total = int(sizes.sum()) if positions is None else int((positions + sizes).max())
     wide = total > _WORD - _BOX_BYTES - _BOX_BYTES_PER_PACKET * count
@@ -186,7 +186,7 @@ def _header(
     stsc = full_box(b"stsc", struct.pack(">4I", 1, 1, count if positions is None else 1, 1))
     stsz = full_box(b"stsz", struct.pack(">II", 0, count), be32(sizes))
 
-    # Chunk offsets are the last bytes of `moov`, so that they can be put in when its size is known.
+    # Chunk offsets are the last bytes of `moov`, so that they can be filled in when its size is known.
     width_of_offset = 8 if wide else 4
     table_bytes = width_of_offset * len(chunks)
     chunk_box = full_box(b"co64" if wide else b"stco", struct.pack(">I", len(chunks)), bytes(table_bytes))
@@ -200,8 +200,8 @@ def _header(
 
 
 def _header_box(kind: bytes, fields: list[int], *rest: bytes, flags: int = 0) -> bytes:
-    """`mvhd`, `tkhd` or `mdhd`, whose fields begin with creation and modification time and end with a duration. These
-    three have 64 bits (version 1) where 32 do not hold the duration."""
+    """A box `mvhd`, `tkhd` or `mdhd`, whose fields begin with creation and modification time and end with a duration.
+    These three have 64 bits (version 1) if 32 are not enough for the duration."""
     wide = fields[-1] >= _WORD
     middle = f"{len(fields) - 3}I"
     layout = f">QQ{middle}Q" if wide else f">II{middle}I"
@@ -209,7 +209,7 @@ def _header_box(kind: bytes, fields: list[int], *rest: bytes, flags: int = 0) ->
 
 
 def _run_lengths(values: Int64) -> bytes:
-    """A table of (count, value) for every run of equal values, behind its number of rows."""
+    """A table of (count, value) for every run of equal values, preceded by its number of rows."""
     starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     return _counted(np.stack([np.diff(np.append(starts, len(values))), values[starts]], axis=1))
 

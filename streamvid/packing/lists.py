@@ -30,8 +30,8 @@ _LABEL_TYPES: Final = (pa.types.is_integer, pa.types.is_string, pa.types.is_larg
 RESERVED_COLUMNS: Final = ("key", "source")
 """Fields that packing itself writes to the JSON of a clip."""
 _QUOTED: Final = re.compile(rb'"(?:(?<=[,\r\n]")|(?<=\A")|(?<=\A\xef\xbb\xbf"))[^"]*+(?:""[^"]*+)*+("?)([^,\r\n]?)')
-"""A cell of a CSV that a quotation mark opens, the one that closes it, and a byte behind that if it is none of the next
-cell. Before the first cell there may be a byte order mark."""
+"""A quoted cell of a CSV file: its opening and closing quotation marks, and the next byte if it does not end the cell.
+Before the first cell there may be a byte order mark."""
 _ROWS_AT_ONCE: Final = 4096
 """Rows that are converted to Python objects at a time, which bounds the memory for lists of millions."""
 

@@ -13,7 +13,7 @@ from typing import Final
 from streamvid.errors import InputError
 
 PARTS: Final = 100
-"""Shard names of a group, or a multiple: the last two digits count the group's shards."""
+"""Number of shard names of a group, or a divisor of it: the last two digits count the group's shards."""
 _SHARDS: Final = 4
 """Full shards in a group. With more, there are fewer groups to distribute; with fewer, more shards end half full."""
 _GROWTH: Final = 5

@@ -24,8 +24,8 @@ from streamvid.storage.url import join
 
 _CLIPS: Final = 1 << 15
 _BYTES: Final = 32 << 20
-"""What a table holds at most, in memory, unless a shard holds more: tables are read side by side, and one of usual
-clips takes one request of `streamvid.storage.byte_range.PART_BYTES`."""
+"""Most bytes of a table in memory, unless a single shard has more: tables are read concurrently, and one of usual clips
+takes one request of `streamvid.storage.byte_range.PART_BYTES`."""
 _AT_ONCE: Final = 64
 """Parquet files that are read at once."""
 

@@ -17,7 +17,8 @@ from streamvid.plan.rng import REPEAT, draws
 from streamvid.plan.sample_id import rows_of
 
 _DRAWS: Final = 32
-"""Samples that are drawn before those that are left are counted: as many absent ones in a row hardly happen."""
+"""Number of samples that are drawn at random before the present ones are counted; so many absent ones in a row are
+unlikely."""
 
 
 class AbsentRows:

@@ -10,7 +10,7 @@ import numpy as np
 from streamvid.arrays import Float64
 
 ORDER, SAMPLE, COPIES, SHARDS, MIX, AUGMENT, BUCKET, REPEAT = range(8)
-"""What random numbers are for. Those of different purposes are independent."""
+"""Purposes of random numbers, which are independent for different purposes."""
 _MASK64: Final = (1 << 64) - 1
 
 

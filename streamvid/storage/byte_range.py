@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 WASTE: Final = 0.15
-"""Bytes of remote files that are read in vain at most to save requests, as a share of those wanted."""
+"""Most unwanted bytes of remote files that are read to save requests, as a share of the wanted bytes."""
 REQUEST_BYTES: Final = 400_000
-"""What a request costs, in bytes: at 2,500 requests a second, as many come in its time on a link of 1 GB/s."""
+"""The cost of a request in bytes: at 2,500 requests a second, a link of 1 GB/s transfers as many in the time of one."""
 BLOCK_BYTES: Final = 4096
-"""What the cache keeps ranges of remote files in."""
+"""Size of the blocks in which the cache keeps ranges of remote files."""
 PART_BYTES: Final = 8 << 20
-"""Longer ranges of remote files are read in parts, side by side."""
+"""Longer ranges of remote files are read in parts, concurrently."""
 
 
 @dataclass(frozen=True)

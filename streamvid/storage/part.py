@@ -17,17 +17,17 @@ from streamvid.storage.url import redact
 
 _CHANGED: Final = 412
 NO_SUCH_RANGE: Final = 416
-"""The answer to a range behind the end, and so to every range of an empty file."""
+"""The status of a response to a range beyond the end, and so to every range of an empty file."""
 HEAD_SECONDS: Final = 60.0
-"""How long the head of an answer may take, however it drips."""
+"""Most seconds for the head of a response."""
 _PACE_SECONDS: Final = 60.0
 _PACE_BYTES: Final = 16 << 10
-"""An answer of which fewer bytes come in that time is given up as one that stalls."""
+"""A response of which fewer bytes arrive in that time counts as stalled."""
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
 _SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
 _VERSION: Final = re.compile(r"[ -~]{1,300}")
 _SHORT: Final = 64 << 10
-"""Bytes of a range that takes about as long as its latency."""
+"""Size of a range whose transfer takes about as long as its latency."""
 
 
 class Part(NamedTuple):

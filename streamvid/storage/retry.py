@@ -31,11 +31,11 @@ SAY_SECONDS: Final = 30.0
 _SHORTEST: Final = 1e-6
 """Seconds: less does not move a clock, by rounding."""
 LONGEST_ATTEMPT: Final = 60.0
-"""What an attempt and the wait before it count at most: a process that was stopped for longer (SIGSTOP, a paused
-machine) goes on as patient as it was."""
+"""Most seconds that an attempt and the wait before it count, so that time in which a process was suspended (SIGSTOP, a
+paused machine) does not use up its patience."""
 
 COMMAND_SECONDS: Final = 15.0
-"""How long commands for which somebody waits ask a storage again: the mistake may be in the address."""
+"""Seconds for which interactive commands repeat requests: shorter than for runs, because the address may be wrong."""
 
 T = TypeVar("T")
 K = TypeVar("K")

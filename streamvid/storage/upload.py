@@ -33,14 +33,15 @@ PART_BYTES: Final = 16 << 20
 _PARTS_OF_A_SIZE: Final = 1000
 """Number of parts after which their size doubles, because S3 takes at most 10,000 parts per object."""
 AT_ONCE: Final = 4
-"""Parts on their way. With the one that fills and its copy, an upload has six in memory."""
+"""Number of parts that are sent at the same time. With the part being filled and its copy, an upload has six in
+memory."""
 _TIMES: Final = 3
-"""How often bytes are sent that the server does not confirm. It may have ETags of another kind."""
+"""How often bytes are sent that the server does not confirm, which may also be due to other ETags."""
 _LEAST_SECONDS: Final = 60.0
 _SLOWEST: Final = 200_000
 """Seconds, and bytes a second on top, that a request may take before it counts as stalled; the second twice that."""
 _UNKNOWN: Final = {"NotImplemented", "InvalidRequest", "InvalidArgument"}
-"""Refusals by servers that do not know checksums of objects."""
+"""Error codes of servers that do not support checksums of objects."""
 _NONE: Final[Mapping[str, object]] = MappingProxyType({})
 
 

@@ -73,7 +73,7 @@ class FrameRenderer:
         Args:
             form: the planes' format.
             out: as of a call, for the only view.
-            offsets: as of `PlaneRenderer.targets`.
+            offsets: as in `PlaneRenderer.targets`.
         """
         if self._convert is not None or len(self._views) > 1:
             return None
@@ -117,7 +117,7 @@ class RenderedFrames(FrameSink):
     """Keeps the cropped and resized frames of all views of a clip, for DALI (`streamvid.decode.base.FrameSink`).
 
     Args:
-        transforms, boxes, encoded, scratch: as of `FrameRenderer`.
+        transforms, boxes, encoded, scratch: as in `FrameRenderer`.
 
     Attributes:
         frames: of each view, uint8 [count, height, width, 3].

@@ -89,7 +89,7 @@ SHARED_DRAWS: Final[Mapping[str, tuple[Draw, ...]]] = {
     "blur": (Draw.BLUR, Draw.BLUR_SIGMA),
     "erase": (Draw.ERASE, Draw.ERASE_AREA, Draw.ERASE_ASPECT, Draw.ERASE_X, Draw.ERASE_Y),
 }
-"""What views that share something have of the first view's random numbers."""
+"""For each shared operation, the random numbers that all views take from the first view."""
 
 
 def followers(transform: Transform | Views) -> set[str]:

@@ -39,13 +39,13 @@ SHARES: Final[Mapping[str, tuple[str, ...]]] = {
     "blur": ("blur",),
     "erase": ("erase",),
 }
-"""What may be shared, and the options of which a view must have one."""
+"""Names of operations that can be shared; for each, the options of which a view must have at least one."""
 _BESIDE: Final = {
     "crop": ("random_crop",),
     "blur": ("blur", "blur_sigma"),
     "erase": ("erase", "erase_scale", "erase_ratio"),
 }
-"""The options that must be the same in all views then, where they are others."""
+"""The options that all views must have in common then, where these differ from `SHARES`."""
 
 
 def checked_share(transforms: Mapping[str, View], share: object) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ IMAGE_EXTENSIONS: Final = (
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".dib", ".jp2", ".j2k", ".j2c", ".jpc",
     ".jpf", ".jpx",
 )  # fmt: skip
-"""Extensions of single images, which may be clips of one frame. What such a file holds is told by its content."""
+"""Extensions of single images, which may be clips of one frame. The format of such a file follows from its content."""
 
 _PICTURE: Final = "a single picture without the extension of one"
 _KINDS: Final[Mapping[bytes, str]] = {
@@ -70,7 +70,7 @@ _KINDS: Final[Mapping[bytes, str]] = {
     b"ID3": "audio",
     b"fLaC": "audio",
 }
-"""What files begin with that are refused, and what they are."""
+"""First bytes of refused kinds of files, and the kinds in words."""
 _OTHERS: Final[Mapping[bytes, str]] = {
     b"version https://git-lfs": "it is a pointer of Git LFS, and not the file itself: git lfs pull fetches that",
     b"<!doctype html": "it is a web page, such as a server's error: download the file again",
@@ -85,7 +85,7 @@ _OTHERS: Final[Mapping[bytes, str]] = {
         )
     },
 }  # fmt: skip
-"""What files begin with that are not what their names say, and what to do; text in lower case."""
+"""First bytes of files whose content is not what the name says, and what to do; text in lower case."""
 _XML: Final = re.compile(rb"<\?xml[^>]*>\s*")
 _HEAD_BYTES: Final = 4096
 

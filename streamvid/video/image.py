@@ -23,7 +23,7 @@ EXTENSIONS: Final[Mapping[str, str]] = {
 }  # fmt: skip
 """Codecs of images → how their files are named."""
 _RATE: Final = 25
-"""An image is shown for a 25th of a second: what FFmpeg takes for one."""
+"""An image is shown for a 25th of a second, as in FFmpeg."""
 
 
 def image_clip(file: Path, data: bytes, signature: tuple[int, int] | None = None) -> StoredClip:

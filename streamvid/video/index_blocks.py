@@ -70,7 +70,7 @@ class IndexBlocks:
         return int(self.directory.first_frame[block] + within)
 
     def times(self, frames: Int64) -> Int64:
-        """int64 [frames]: when frames are shown, in ticks."""
+        """int64 [frames]: presentation times of frames, in ticks."""
         blocks = self.directory.block_of_frame(frames)
         self._need(blocks)
         found = np.empty(len(frames), dtype=np.int64)

@@ -40,7 +40,7 @@ _MIN_TIMESCALE: Final = 10_000
 """FFmpeg's MP4 muxer doubles smaller timescales until they reach this (movenc.c). The same is done here, so that both
 ways of storing a file give the same index."""
 _LOOKED_AT: Final = 3
-"""Sync samples of a track that are looked at, the first and the last among them."""
+"""Number of sync samples of a track that are checked, including the first and the last."""
 _FIRST_PACKETS: Final = 8
 """Packets at the start of a track in which B-frames are looked for: of most encoders one in four is one, or none is."""
 _HEAD_BYTES: Final = 512

@@ -59,7 +59,7 @@ def read_blocks(file: io.RawIOBase, offset: Int64, size: Int64) -> Iterator[Read
 
 
 def read_range(file: io.RawIOBase, start: int, end: int) -> UInt8:
-    """The bytes of a file from a start to an end, uint8 [bytes]; errors as of `read_blocks`."""
+    """The bytes of a file from a start to an end, uint8 [bytes]; errors as in `read_blocks`."""
     data = np.empty(end - start, dtype=np.uint8)
     _fill(file, start, data.data)
     return data

@@ -26,7 +26,7 @@ _REORDERED: Final = (
 """Codecs whose decode order may differ from presentation order."""
 _NO_PTS: Final = -(1 << 63)
 _DATES_PACKS: Final = ("mpeg",)
-"""Containers that date packs, in which several frames may begin. Times that FFmpeg makes up may be wrong."""
+"""Containers with times of packs, which may have several frames; times that FFmpeg derives may be wrong."""
 _RESTART_FRAMES: Final = 10
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),

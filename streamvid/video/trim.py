@@ -122,7 +122,7 @@ def cut_clip(whole: StoredClip, first: int, end: int, *, readable: bool = True) 
     """The clip of the frames [first, end) of a video, in the video's own file.
 
     Args:
-        whole, first, end: as of `trim_clip`.
+        whole, first, end: as in `trim_clip`.
         readable: its packets can be looked at; if not, the clip has those traits that its index tells.
 
     Raises:

@@ -16,7 +16,7 @@ import pytest
 
 import streamvid as sv
 from streamvid.fetch import epoch_reader
-from streamvid.fetch.encoded_batch import read_batches
+from streamvid.fetch.encoded_batch import plan_parts
 from streamvid.fetch.epoch_reader import _Chunks, _ComputingTurn
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
@@ -159,7 +159,8 @@ def test_who_computes_lets_others_go_on_after_each_clip_and_while_it_waits(
         ids = np.arange(3)
         step = Step(ids, np.zeros_like(ids), np.ones(3, dtype=bool))
         access = ShardAccess(dataset, cache=None, limit_bytes=1 << 30, by_range=True)
-        read_batches(dataset, [step], SampleSpec(sv.Window(2), 0, 0), access, turn=turn)
+        (read_part,) = plan_parts(dataset, [[step]], SampleSpec(sv.Window(2), 0, 0), access, threading.Event(), turn)
+        read_part(turn)
     assert turn.noted == ["read", *["clip"] * 3, "packets", "read", *["clip"] * 3]
 
 

@@ -20,9 +20,9 @@ from streamvid.text import displayable, format_count
 _MOST: Final = 2000
 """Characters of a title or cause."""
 GENERATOR: Final = '<meta name="generator" content="streamvid preview">'
-"""By which a page is known as one that may be written anew."""
+"""The mark by which an earlier page of streamvid is recognised, which may be replaced."""
 _HEAD: Final = 4096
-"""Bytes of a page in which that stands."""
+"""First bytes of a page, which contain it."""
 
 
 def page(title: str, body: str, data: str = "") -> str:

@@ -89,7 +89,7 @@ def preview(
         dataset: an open dataset, a folder or a URL.
         out: the file or URL to write; an earlier page of streamvid is replaced.
         sampling, transform: applied to the clips with strips, in epoch 0; each view of several has its own strip.
-        where, keys: which clips, as of `streamvid.Subset`; default: all.
+        where, keys: which clips, as in `streamvid.Subset`; default: all.
         clips: number of clips with strips, drawn at random.
         seed: seed of that draw, and of sampling and transform.
         progress: whether to show a progress bar.
