@@ -138,7 +138,7 @@ class EngineThreads:
             jobs = [job]
         clips = ", ".join(dict.fromkeys(job.encoded.name for job in jobs)) or "none"
         text = f"the decode engine {name} {problem}; the clips in it: {clips[:300]}"
-        log.error("%s. Its thread is left behind, and another takes its place", text)
+        log.error("%s. Its thread is abandoned, and another replaces it", text)
         self._stuck = [thread for thread in (*self._stuck, engine.thread) if thread.is_alive()]
         lost = len(self._stuck) > _MOST_STUCK * len(self._makers)
         stuck = f"{len(self._stuck)} threads are stuck in the driver: {text}"

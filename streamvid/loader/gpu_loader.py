@@ -288,7 +288,9 @@ class GpuDataLoader:
         finally:
             rendered.close()
         if begin.batches == made > 0:
-            raise InputError(f"the state is behind {made} batches of an epoch, but the sampler gave no more than that")
+            raise InputError(
+                f"the state is at the end of {made} batches of an epoch, but the sampler now yields only as many"
+            )
 
     def _encoded(
         self, generator: AbstractContextManager[None], first_number: int, rescue: Rescuer | None
