@@ -141,9 +141,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         path, how, shards = state["dataset"]
         self.__dict__.update(state, dataset=Dataset.open(path, **how))
         if tables.digest(self.dataset.shards) != shards:  # row numbers that samplers yield would mean other clips
-            raise DatasetError(
-                f"{self.dataset!r} was packed again since the ClipDataset was made: make the ClipDataset again, too"
-            )
+            raise DatasetError(f"{self.dataset!r} was packed again since the ClipDataset was made: make a new one")
 
     def __copy__(self) -> ClipDataset:
         """A copy that shares the open dataset and the epoch."""

@@ -288,9 +288,7 @@ class GpuDataLoader:
         finally:
             rendered.close()
         if begin.batches == made > 0:
-            raise InputError(
-                f"the state is at the end of {made} batches of an epoch, but the sampler now yields only as many"
-            )
+            raise InputError(f"the state is after {made} batches of an epoch, but the sampler yields no more than that")
 
     def _encoded(
         self, generator: AbstractContextManager[None], first_number: int, rescue: Rescuer | None
