@@ -87,8 +87,8 @@ def pipeline(
         reader_name, pad_last_batch: arguments of the reader, for DALI's iterators.
         outputs: where views and columns are handed out: "gpu" (default with a GPU) or "cpu", for all or by name.
         exec_dynamic: use DALI's dynamic executor, which copying outputs from the GPU to the CPU needs.
-        prefetch_queue_depth: batches that DALI works on at the same time. options: other options of `StreamLoader`:
-            sampling, transform, seed, shuffle, rank, world_size ….
+        prefetch_queue_depth: batches that DALI works on at the same time.
+        options: other options of `StreamLoader`: sampling, transform, seed, shuffle, rank, world_size ….
 
     Raises:
         InputError: an option is invalid, DALI does not decode some of the clips, or there are more shards than this
