@@ -210,7 +210,7 @@ _ELSEWHERE: Final = (
     (
         "steps_per_epoch",
         {"sampler", "batch_sampler"},
-        "the order is said by shuffle=, and any sampler is taken by GpuDataLoader(ClipDataset(path, …), sampler=…)",
+        "shuffle= chooses the order; GpuDataLoader(ClipDataset(path, …), sampler=…) takes any sampler",
     ),
     ("horizontal_flip", {"hflip", "flip", "random_flip"}, "horizontal_flip= takes its probability, 0.5 for half"),
     ("mean", {"normalize", "normalise"}, "give mean= and std=, in units of the full range, 0 to 1"),
@@ -225,7 +225,7 @@ _ELSEWHERE: Final = (
         "sampling",
         {"num_frames", "n_frames", "frames", "clip_len", "clip_length", "frames_per_clip", "sequence_length", "stride",
          "frame_rate", "fps", "step"},
-        "which frames are taken is said by sampling=, such as sampling=Window(frames=16, fps=8)",
+        "sampling= chooses the frames, such as sampling=Window(frames=16, fps=8)",
     ),
     (
         "dataset",

@@ -87,8 +87,8 @@ def pipeline(
         reader_name, pad_last_batch: arguments of the reader, for DALI's iterators.
         outputs: where views and columns are handed out: "gpu" (default with a GPU) or "cpu", for all or by name.
         exec_dynamic: use DALI's dynamic executor, which copying outputs from the GPU to the CPU needs.
-        prefetch_queue_depth: batches that DALI works on at the same time. options: other options of `StreamLoader`:
-            sampling, transform, seed, shuffle, rank, world_size ….
+        prefetch_queue_depth: batches that DALI works on at the same time.
+        options: other options of `StreamLoader`: sampling, transform, seed, shuffle, rank, world_size ….
 
     Raises:
         InputError: an option is invalid, DALI does not decode some of the clips, or there are more shards than this
@@ -129,7 +129,7 @@ def pipeline(
         planned = plan_samples(samples.dataset, step, samples.spec)
         plans += [one for one in planned if one.valid]
     if not plans:
-        raise InputError("this rank has no samples in what is left of the epoch")
+        raise InputError("this rank has no samples in the rest of the epoch")
     # Not a TemporaryDirectory, which every forked child removes when it ends.
     folder = mkdtemp(prefix="streamvid-dali-")
     made = Pipeline(
@@ -223,7 +223,7 @@ def _places(outputs: Place | Mapping[str, Place] | None, names: Sequence[str], *
         one_of(name, tuple(names), "a name in outputs")
         one_of(place, _PLACES, f"the place of {name} in outputs")
         if place == "gpu" and not on_gpu:
-            raise InputError(f"without a GPU, {name} cannot be handed out there: leave it out of outputs")
+            raise InputError(f"without a GPU, {name} cannot be an output there: leave it out of outputs")
     return {name: given.get(name, default) for name in names}
 
 

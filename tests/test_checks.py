@@ -1,4 +1,4 @@
-"""NumPy's numbers in the place of Python's: the same options, the same hashes, states that are JSON."""
+"""NumPy's numbers as options: they give the same options, hashes and JSON states as Python's."""
 
 from __future__ import annotations
 

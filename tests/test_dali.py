@@ -16,9 +16,7 @@ import torch
 import streamvid as sv
 from streamvid.errors import InputError, StreamvidError
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
-from tests.support.clips import write
-from tests.support.packed import packing_inline, replace_packets
+from tests.support.packed import pack_recipes, packing_inline, replace_packets
 from tools.clips import Recipe
 
 VP9 = Recipe(codec="vp9", container="webm", width=96, height=64, gop=8)
@@ -31,14 +29,11 @@ COLUMNS = ("mask", "pts", "label", "clip", "valid", "epoch")
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Seven clips of different lengths in three shards."""
-    folder = tmp_path_factory.mktemp("plain")
-    (folder / "videos").mkdir()
-    for n in range(CLIPS):
-        write(replace(VP9, frames=12 + 5 * n, seed=n), folder / "videos" / f"{n}.webm")
+    recipes = {f"{n}.webm": replace(VP9, frames=12 + 5 * n, seed=n) for n in range(CLIPS)}
     with packing_inline():
-        pack([folder / "videos"], folder / "set", shard_size=20_000, options=PackOptions("any"), progress=False)
-    assert len(sv.Dataset.open(folder / "set").shards) >= 2
-    return folder / "set"
+        packed = pack_recipes(recipes, tmp_path_factory.mktemp("plain"), shard_size=20_000, options=PackOptions("any"))
+    assert len(sv.Dataset.open(packed).shards) >= 2
+    return packed
 
 
 def handed_out(iterator: Any) -> list[dict[str, torch.Tensor]]:
@@ -227,7 +222,7 @@ def test_an_iterator_over_something_else(given: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"outputs": "gpu"}, "without a GPU, video cannot be handed out there"),
+        ({"outputs": "gpu"}, "without a GPU, video cannot be an output there"),
         ({"outputs": {"labels": "cpu"}}, "a name in outputs must be one of"),
         ({"outputs": {"label": "disk"}}, "the place of label in outputs"),
         ({"transform": sv.Transform(dtype="bfloat16")}, "DALI writes no bfloat16"),

@@ -1,4 +1,4 @@
-"""What is no Python goes into the wheel, too."""
+"""The wheel contains all files that are not Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time that a task had for its work."""
+"""The stopwatch counts the time that a task had for its work."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def with_complete_arrays(hvcc: bytes) -> bytes:
     """
     arrays = list(_arrays(hvcc))
     if (arrays[-1][2] if arrays else _HVCC_HEADER_BYTES) != len(hvcc):
-        raise ValueError("the hvcC box is not as long as it says")
+        raise ValueError("the hvcC box is shorter than its arrays")
     data = bytearray(hvcc)
     for at, _, _ in arrays:
         if data[at] & 63 in _PARAMETER_SETS:

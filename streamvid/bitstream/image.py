@@ -113,7 +113,7 @@ def part_to_decode(data: bytes, stsd: bytes) -> tuple[ImageHeader, bytes, tuple[
     """
     header = read_header(data)
     if CODECS[header.codec] != stsd[20:24] or (header.width, header.height) != coded_size(stsd):
-        raise ValueError(f"it is a {header.codec} of {header.width}x{header.height}, and not what its row says")
+        raise ValueError(f"it is a {header.codec} of {header.width}x{header.height}, which contradicts its row")
     if header.picture is None:
         return header, b"", (0, len(data))
     start, end = header.picture
@@ -156,7 +156,7 @@ def _jpeg(data: bytes) -> ImageHeader:
     if not pix_fmt:
         (luma, *chroma) = [(body[7 + 3 * n] >> 4, body[7 + 3 * n] & 15) for n in range(3)]
         if luma not in _SUBSAMPLED or chroma != [(1, 1), (1, 1)]:
-            raise ValueError("its chroma is subsampled in an unusual way: save it anew")
+            raise ValueError("its chroma is subsampled in an unusual way: save it again")
         pix_fmt = "gbrp" if _is_rgb_jpeg(data, body) else f"yuvj{_SUBSAMPLED[luma]}p"
     return ImageHeader("jpeg", width, height, pix_fmt, jpeg.rotation(data))
 
@@ -228,7 +228,7 @@ def _bmp(data: bytes) -> ImageHeader:
     """The info header of Windows 3, and later headers that begin with it."""
     start, size = struct.unpack_from("<II", data, 10)
     if size < 40:
-        raise ValueError("it is a BMP of OS/2: save it anew")
+        raise ValueError("it is a BMP of OS/2: save it again")
     width, height, planes, bits, compression = struct.unpack_from("<iiHHI", data, 18)
     if planes != 1 or bits not in _BMP_FORMATS or compression not in ((0,) if bits < 32 else (0, 3)):
         raise ValueError(f"it is a BMP with {bits} bits of compression {compression}: save it with 24 bits")

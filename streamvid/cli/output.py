@@ -158,7 +158,7 @@ def call(function: Callable[..., T], arguments: argparse.Namespace, **others: ob
 
 
 def open_dataset(path: str, arguments: argparse.Namespace, revision: int | None = None) -> Dataset:
-    """Open a dataset, or a revision of it, with the option `--roots`."""
+    """Open a dataset, or a revision of it, with the command's `--roots`."""
     from streamvid.dataset.dataset import Dataset
 
     return Dataset.open(path, retry_for=COMMAND_SECONDS, roots=arguments.roots, revision=revision)

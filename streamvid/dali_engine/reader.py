@@ -119,7 +119,7 @@ def write_indexes(sources: Sequence[VideoSource], folder: Path, *, spare: int) -
 
     Args:
         sources: samples of a chunk.
-        folder: an empty one.
+        folder: an empty folder for them.
         spare: number of samples of one byte to add at the end. The reader works ahead and starts over after its last
             sample: it reads these instead of reading the first batches again.
     """

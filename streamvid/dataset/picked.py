@@ -27,6 +27,9 @@ class Pick:
         column: name of a column of lists, and of the batch's column.
         weights: relative frequencies: the name of a column of lists of equally many numbers; or numbers for the first
             value, the second and so on, as many as the longest list has; None: all equal.
+
+    Raises:
+        InputError: an option has the wrong type.
     """
 
     column: str

@@ -129,7 +129,8 @@ def ended_by(path: str, shard: ShardEntry) -> str:
     shard is in its place. "" if neither, or if that cannot be determined.
 
     Args:
-        path: folder or URL of the dataset. shard: a shard that cannot be read, or is damaged.
+        path: folder or URL of the dataset.
+        shard: a shard that cannot be read, or is damaged.
     """
     try:
         newest = read_manifest(path, retry_for=0.0)

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver that only queue work on a stream, by ctypes, without letting go of the GIL."""
+"""Calls of the CUDA driver, through ctypes, that only queue work on a stream, and keep the GIL."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 class CudaCalls:
     """Copies and waits on a stream.
 
-    The calls keep the GIL (PyDLL): with many threads, getting it back takes hundreds of times as long as a call.
-    PyTorch's let go of it, and take more Python time: a copy through DLPack ten times as much.
+    The calls keep the GIL (PyDLL), because with many threads getting it back takes hundreds of times as long as a call.
+    PyTorch's calls release it, and take more Python time: a copy through DLPack ten times as much.
 
     Args:
-        stream: of CUDA, the current one of the calling thread.
+        stream: the current CUDA stream of the calling thread.
     """
 
     def __init__(self, stream: int) -> None:
@@ -44,12 +44,12 @@ class CudaCalls:
         self._check("copy a frame", self._to_device(destination, source, size, self._stream))
 
     def wait(self, event: torch.cuda.Event) -> None:
-        """Let the stream wait for an event that was recorded."""
+        """Make the stream wait for a recorded event."""
         self._check("wait for an event", self._wait(self._stream, event.cuda_event, 0))
 
     def reached(self, event: torch.cuda.Event) -> bool:
-        """Whether the work before an event that was recorded is done. False, too, if the driver cannot say: PyTorch's
-        `synchronize` raises the error."""
+        """Whether the work before a recorded event is done. Also False if the driver reports an error, which PyTorch's
+        `synchronize` raises."""
         return not self._query(event.cuda_event)
 
     def _check(self, what: str, status: int) -> None:

@@ -26,7 +26,7 @@ CacheKey = tuple[str, int, int]
 
 
 def cache_key(codec: str, width: int, height: int) -> CacheKey | None:
-    """The key that DALI looks a decoder up by; None for codecs whose decoders it does not mix up.
+    """The key by which DALI looks up a decoder; None for codecs whose decoders it does not mix up.
 
     Args:
         codec: as in docs/format.md.
@@ -55,7 +55,8 @@ class DecoderCacheGuard:
         self._admits_cropped: dict[tuple[int, CacheKey], bool] = {}
 
     def admit(self, device_id: int, codec: str, width: int, height: int) -> bool:
-        """Whether DALI decodes such a stream rightly in this process. The first of a key decides for later ones."""
+        """Whether DALI decodes such a stream correctly in this process. The first stream of a key decides for later
+        ones."""
         key = cache_key(codec, width, height)
         if key is None:
             return True
@@ -64,14 +65,14 @@ class DecoderCacheGuard:
             return self._admits_cropped.setdefault((device_id, key), cropped) == cropped
 
     def prefer(self, device_id: int, counts: Mapping[tuple[str, int, int], int]) -> list[tuple[str, int, int]]:
-        """Of every key that is not decided yet, admit the more frequent heights.
+        """For every key that is not decided yet, admit the more frequent heights.
 
         Args:
             device_id: the GPU.
             counts: number of clips of each codec, width and height.
 
         Returns:
-            those of `counts` that are not admitted.
+            the entries of `counts` that are not admitted.
         """
         votes: dict[CacheKey, int] = {}
         for (codec, width, height), count in counts.items():
@@ -93,17 +94,17 @@ def shared_guard() -> DecoderCacheGuard:
 
 
 def mixed_up(dataset: ClipSource, rows: Int64, device_id: int) -> Bool:
-    """Of clips that DALI is to decode, those that it must not, as its cache would hand them the decoder of others.
+    """Find the clips that DALI must not decode, because its cache would give them the decoder of others.
 
-    Of sizes that it mixes up, the more frequent ones are admitted.
+    Among sizes that it mixes up, the more frequent ones are admitted.
 
     Args:
         dataset: the dataset.
-        rows: int64 [clips].
+        rows: int64 [clips], the clips that DALI would decode.
         device_id: the GPU.
 
     Returns:
-        bool [clips].
+        bool [clips]: the clips that it must not decode.
     """
     clips = dataset.clips
     first, which = unique_rows(clips.codec.codes[rows], clips.width[rows], clips.height[rows])

@@ -220,5 +220,5 @@ class _Crew:
                     self._start()
                 self._ended.notify_all()
             error = call.overdue(took)
-            log.error("%s. Its thread %s is left behind, and may keep a core busy", error, thread.name)
+            log.error("%s. Its thread %s is abandoned, and may keep a core busy", error, thread.name)
             call.future.set_exception(error)

@@ -78,7 +78,7 @@ class JobGroup:
 
     Args:
         jobs: number of jobs; `add` takes more.
-        reached: tells without letting go of the GIL whether the work before a CUDA event is surely done.
+        reached: returns, without releasing the GIL, whether the work before a CUDA event is certainly done.
     """
 
     def __init__(self, jobs: int, *, reached: Callable[[torch.cuda.Event], bool] = lambda _: False) -> None:
@@ -105,7 +105,7 @@ class JobGroup:
 
         Args:
             written: CUDA event after which the job's frames are written; None if they are written already. A thread
-                works on one stream, so its latest event stands for its earlier ones.
+                works on one stream, so its latest event covers its earlier ones.
         """
         with self._lock:
             if written is not None:
@@ -121,8 +121,8 @@ class JobGroup:
         self.finish()
 
     def abandon(self, error: VideoError | GpuLostError) -> None:
-        """Fail at once, without waiting for unfinished jobs, of which one may never end. Their workers keep the batch's
-        memory until they have written to it."""
+        """Fail immediately, without waiting for unfinished jobs, one of which may never end. Their workers keep the
+        batch's memory until they have written to it."""
         with self._lock:
             if self._pending and not self._abandoned:
                 self._error, self._abandoned = self._error or error, True
@@ -130,7 +130,7 @@ class JobGroup:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the batch has failed by `abandon`, so that its frames are not wanted any more."""
+        """Whether the batch was abandoned, so that its frames are not wanted any more."""
         return self._abandoned
 
     def wait(self) -> None:
@@ -156,8 +156,8 @@ class GopJob:
 
     Attributes:
         encoded: the slice of the packets.
-        target: where the slice's frames go.
-        packets: with all headers before the first.
+        target: the destination of the slice's frames.
+        packets: its packets, with all headers before the first.
         starts_with_idr: False if the slice begins with a CRA picture or a recovery point: such a job decodes alone, but
             must not follow another job in the same session.
         display_order: int64 [packets], each packet's rank in presentation order, as `EncodedSlice.display_order`.
@@ -165,13 +165,13 @@ class GopJob:
             if the packet gives no frame.
         key: configuration of the session.
         dpb_frames: frames that the session must hold, as `streamvid.bitstream.nal.DpbRequirement.frames`.
-        in_order: pictures are reordered no further than the bitstream says. If False, NVDEC may hand them out in
+        in_order: whether pictures are reordered only as far as the bitstream says. If False, NVDEC may output them in
             another order than the display order.
         group: the job's batch.
         retry_of: the error of the first attempt, if this is the second. The second is made packet by packet with
             nothing else in the decoder.
-        timed: a frame has the timestamp of its packet. If False, some pictures are not displayed, and NVIDIA's parser
-            reassigns timestamps: frames are matched by their order, with nothing else in the decoder.
+        timed: whether a frame has the timestamp of its packet. If False, some pictures are not displayed, and NVIDIA's
+            parser reassigns timestamps: frames are matched by their order, with no other job in the decoder.
     """
 
     encoded: EncodedSlice
@@ -205,7 +205,7 @@ class GopJob:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else may be in the decoder."""
+        """Whether no other job may be in the decoder."""
         return self.exact or not self.timed or self.retry_of is not None
 
     @property
@@ -214,7 +214,7 @@ class GopJob:
         return self.alone or not self.starts_with_idr
 
     def as_video_error(self, error: Exception | str) -> VideoError:
-        """The error as one that names the clip and what to do; a VideoError stays as it is."""
+        """Turn an error into one that names the clip and the remedy; a VideoError is returned unchanged."""
         if isinstance(error, VideoError):
             return error
         reason = " ".join(str(error).split())[:300]
@@ -263,11 +263,11 @@ def _headers(encoded: EncodedSlice, packet: bytes) -> bytes:
 
 
 def stream_header(codec: str, stsd: bytes) -> bytes:
-    """MPEG-4's headers, which a decoder needs before the first packet and packets need not repeat; empty for other
-    codecs.
+    """The headers of MPEG-4, which a decoder needs before the first packet, and which packets need not repeat; empty
+    for other codecs.
 
     Raises:
-        ValueError: the sample description has none.
+        ValueError: the sample description has no headers.
     """
     return decoder_specific_info(stsd) if codec == "mpeg4" else b""
 
@@ -288,9 +288,9 @@ def split_at_idr(
     """Split the slices of a batch at their IDR pictures, so that a few long slices keep all NVDEC engines busy, too.
 
     Args:
-        slices: of one batch.
-        targets: where each slice's frames go.
-        native: whether the native module decodes them.
+        slices: the slices of one batch.
+        targets: the destination of each slice's frames.
+        native: whether the native module decodes the jobs.
         joined: the group that the jobs join; default: a new one.
 
     Returns:
@@ -318,7 +318,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
     try:
         if syntax is None:
             header, packets = stream_header(encoded.codec, encoded.stsd), Packets.checked(encoded.data, encoded.sizes)
-            # Of MPEG-4, NVDEC outputs a picture for every packet: for a VOP that is not coded, the one before it again.
+            # For MPEG-4, NVDEC outputs a picture for every packet: for a VOP that is not coded, the previous one again.
             if encoded.codec != "mpeg4":
                 kind_of = classifier(encoded.codec, encoded.stsd)
                 kinds = [kind_of(memoryview(packet)) for packet in packets]
@@ -331,7 +331,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
         firsts = {n: packets[n] for n in starts}
     except (ValueError, IndexError) as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
-    # Lists, and not NumPy's searches, which let go of the GIL and may take milliseconds to get it back.
+    # Lists, because NumPy's searches release the GIL, and may take milliseconds to get it back.
     ranks, row_of = encoded.display_order.tolist(), {rank: row for row, rank in enumerate(encoded.frames.tolist())}
     found = [NOT_SHOWN if n in hidden else row_of.get(rank, NOT_WANTED) for n, rank in enumerate(ranks)]
     if missing := len(row_of) - len({*found} - {NOT_WANTED, NOT_SHOWN}):
@@ -349,7 +349,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
         first = firsts[start]
         if sets := syntax and syntax.in_band_parameter_sets(first):
             in_band = sets
-            # They replace those of the sample description.
+            # These replace the parameter sets of the sample description.
             has_sps = syntax is not None and syntax.sequence_parameter_sets(sets)
             need = dpb_requirement(encoded.codec, sets) if has_sps else required
             key = stated if need is required else replace(stated, dpb_group=need.group)

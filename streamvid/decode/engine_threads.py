@@ -1,8 +1,8 @@
-"""The threads of decode engines. A thread that is stuck or dies is left behind with its sessions, and a new one takes
-its place.
+"""The threads of decode engines. A thread that is stuck or dies is abandoned with its sessions, and a new one replaces
+it.
 
-The jobs of a stuck thread fail, and the loader decodes their batch again into other memory. The stuck thread keeps the
-memory that it had, to which it may still write when it wakes up.
+The jobs of a stuck thread fail, and the loader decodes their batch again into other memory. The stuck thread keeps its
+memory, to which it may still write when it wakes up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Worker(Protocol):
     Attributes:
         doing: the jobs being decoded, a new tuple each time; () while the worker waits for jobs.
         packets: packets fed to its decoder so far.
-        unfed: packets that wait for its decoder.
+        unfed: packets that are not yet fed to its decoder.
     """
 
     doing: tuple[GopJob, ...]
@@ -96,7 +96,7 @@ class EngineThreads:
     Args:
         queue: the queue from which the workers take jobs.
         makers: by the worker's name, a function that makes it; called in its thread, and again to replace it.
-        pace: measured by the workers; gives deadlines.
+        pace: the pace that the workers measure; computes deadlines.
     """
 
     def __init__(self, queue: DecodeQueue, makers: Mapping[str, Callable[[], Worker]], pace: Pace) -> None:
@@ -108,8 +108,8 @@ class EngineThreads:
         self._watcher.start()
 
     def close(self, timeout: float | None = _JOIN_S) -> None:
-        """Let the threads end when the queue is empty; waits up to `timeout` seconds (None: no limit) for the threads
-        that are not stuck."""
+        """Make the threads end when the queue is empty. Waits up to `timeout` seconds (None: no limit) for threads that
+        are not stuck."""
         if os.getpid() != self._pid:
             return  # a forked child has none of the threads, and they may have held the queue's lock
         self._queue.close()
@@ -138,7 +138,7 @@ class EngineThreads:
             jobs = [job]
         clips = ", ".join(dict.fromkeys(job.encoded.name for job in jobs)) or "none"
         text = f"the decode engine {name} {problem}; the clips in it: {clips[:300]}"
-        log.error("%s. Its thread is left behind, and another takes its place", text)
+        log.error("%s. Its thread is abandoned, and another replaces it", text)
         self._stuck = [thread for thread in (*self._stuck, engine.thread) if thread.is_alive()]
         lost = len(self._stuck) > _MOST_STUCK * len(self._makers)
         stuck = f"{len(self._stuck)} threads are stuck in the driver: {text}"

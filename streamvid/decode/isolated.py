@@ -1,7 +1,7 @@
 """FFmpeg in a child process: if a clip crashes or hangs FFmpeg, only that clip is lost.
 
-Frames come back through memory that both processes map. The memory has no name in the file system, so nothing is left
-behind, however the processes end.
+Frames are returned in memory that both processes map. It has no name in the file system, so nothing remains, however
+the processes end.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class IsolatedDecoder:
             targets: not used.
 
         Returns:
-            each frame's row and the frame, which is valid until the next is asked for; not always in order.
+            each frame's row and the frame, which is valid until the next is requested; not always in order.
 
         Raises:
-            DamagedClipError: the slice does not decode to its frames; as StuckDecoderError: not in time; as
+            DamagedClipError: the slice does not decode to its frames; as StuckDecoderError: it does not in time; as
                 CrashedDecoderError: the process died.
             OSError: no process can be started.
         """
@@ -107,7 +107,7 @@ class IsolatedDecoder:
                 raise undecodable(StuckDecoderError, encoded, str(error)) from error
             raise undecodable(CrashedDecoderError, encoded, str(error)) from error
         except GeneratorExit:
-            self._process = None  # its stream was not read to the end
+            self._process = None  # the stream was not read to its end
             raise
 
     def close(self) -> None:
@@ -146,12 +146,13 @@ class IsolatedDecoder:
 def decode_isolated(
     slices: Sequence[EncodedSlice], *, deadline: float | None = None, processes: int = 1
 ) -> list[VideoError | None]:
-    """Try to decode slices in child processes, to find whether each decodes, is damaged, hangs or crashes FFmpeg.
+    """Try to decode slices in child processes, to find out whether each decodes, is damaged, or hangs or crashes
+    FFmpeg.
 
     Args:
         slices: the slices; their frames are dropped.
         deadline: most seconds per slice; default: by its size and number of packets. Each packet may take 5 s.
-        processes: slices tried at once.
+        processes: number of slices that are tried at the same time.
 
     Returns:
         for each slice None, or its error from `streamvid.decode.slice_frames`: a DamagedClipError, StuckDecoderError or
@@ -192,7 +193,7 @@ def _cut(encoded: EncodedSlice, segment: SliceSegment | None) -> EncodedSlice:
 
 
 def _slots(memory: mmap.mmap, encoded: EncodedSlice) -> UInt8:
-    """The memory as room for an even number of frames, uint8 [slots, bytes]."""
+    """The memory as slots for an even number of frames, uint8 [slots, bytes]."""
     frame = _LARGEST * encoded.height * encoded.width
     count = len(memory) // (2 * frame) * 2
     return np.frombuffer(memory, dtype=np.uint8, count=count * frame).reshape(count, frame)

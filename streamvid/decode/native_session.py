@@ -50,7 +50,7 @@ def largest(key: SessionKey, seen: Iterable[SessionKey]) -> SessionKey:
 
 def alike(one: SessionKey, other: SessionKey) -> bool:
     """Whether a session that is large enough for both can be reconfigured from one configuration to the other. Sizes up
-    to 2048, up to 4096 and above are kept apart, because a session takes the memory of its largest size."""
+    to 2048, up to 4096 and above have separate sessions, because a session takes the memory of its largest size."""
     return _family(one) == _family(other)
 
 
@@ -61,7 +61,7 @@ def _family(key: SessionKey) -> tuple[object, ...]:
 
 
 def staged(key: SessionKey) -> int:
-    """Pictures that a session of this configuration can stage."""
+    """Number of pictures that a session of this configuration can stage."""
     return max(_FEWEST_STAGED, min(SLOTS, _STAGED_BYTES // key.surface_bytes))
 
 
@@ -148,8 +148,8 @@ class NativeSession:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How often a decoder was opened, and how often reconfigured; its surfaces, and its largest width and
-        height."""
+        """The number of times that a decoder was opened, and reconfigured; its number of surfaces; its largest width
+        and height."""
         found = (ctypes.c_int64 * 5)()
         self._calls.nvdec_counts(self._session, found)
         return tuple(found)
@@ -169,7 +169,7 @@ class NativeSession:
         self._put += sum(len(job.packets) for job in jobs)
         given = (NativeJob * len(jobs))(*map(self._native_job, count(number), jobs))
         self._given |= {n: (job, one) for n, job, one in zip(count(number), jobs, given)}
-        # A single job is one of the last: engines that take others early would leave none to those that are free.
+        # A single job is one of the last: an engine that takes another early would leave none to an idle one.
         self._call(given, ahead=self._ahead if len(jobs) > 1 else min(self._ahead, _AHEAD))
 
     def _call(self, given: ctypes.Array[NativeJob] | None = None, *, ahead: int = 0, draining: bool = False) -> None:
@@ -190,7 +190,7 @@ class NativeSession:
         alone = job.alone or job.key != self._now or job.dpb_frames > self._dpb_frames or not job.starts_with_idr
         self._now, self._dpb_frames = job.key, max(job.dpb_frames, self._dpb_frames)
         packets, key, ranks = job.packets, job.key, job.display_order.tolist()
-        # Only their order counts: there are gaps where packets were dropped.
+        # Only their order matters, as there are gaps where packets were dropped.
         if max(ranks) - min(ranks) >= len(ranks):
             ranks = job.display_order.argsort().argsort().tolist()
         # `bytes`, whose address ctypes gets in a tenth of the time that an array's takes.
@@ -226,7 +226,7 @@ class NativeSession:
         self._staging.count = 0
 
     def salvage(self) -> None:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`. What is staged was copied before the error."""
+        """See `streamvid.decode.nvdec_worker.DecodeSession`. Staged pictures were copied before the error."""
         self._staging.count = int(np.count_nonzero(self._numbers[self._staged()] < self.confirmed))
         self.hand_over()
 

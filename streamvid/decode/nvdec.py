@@ -3,7 +3,7 @@
 DALI opens a decoder for every stream whose size is not in its decoder cache, and waits for the last stream of a batch
 before it starts the next batch. Here sessions stay open for the whole run, engines take jobs from a queue
 (`streamvid.decode.job_queue`) across batches, and idle CPU cores assist (`streamvid.decode.cpu_assist`). A kernel reads
-the surfaces and writes pixels straight to where they belong (`streamvid.decode.surface_target`).
+the surfaces and writes pixels directly to their destinations (`streamvid.decode.surface_target`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def open_session_pool(device_id: int, *, threads: int = 0) -> NvdecSessionPool |
 
     Args:
         device_id: the GPU's number.
-        threads: CPU cores that may be used. One per engine and one for the caller stay free; the others assist.
+        threads: number of CPU cores that may be used. One per engine and one for the caller stay free; the others
+            assist.
     """
     if missing := missing_packages():
         _warn_of_dali(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed")
@@ -139,15 +140,15 @@ class NvdecSessionPool:
 
     Args:
         device_id: the GPU's number.
-        engines: NVDEC engines of the chip.
-        cpu_workers: threads that decode on the CPU while the engines have a backlog.
+        engines: number of NVDEC engines of the chip.
+        cpu_workers: number of threads that decode on the CPU while the engines have a backlog.
         library: the native module, for which each engine has a second, spare thread: while one drains its session to
             reconfigure it for another frame size, the engine decodes for the other. None: PyNvVideoCodec decodes.
 
     Attributes:
         native: whether the native module decodes.
-        stream: CUDA stream on which output memory is allocated. It is the pool's own: an allocation would have to wait
-            for memory that was freed on another stream.
+        stream: CUDA stream on which output memory is allocated. It is the pool's own, because an allocation would have
+            to wait for memory that was freed on another stream.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class NvdecSessionPool:
         self._finalize = weakref.finalize(self, self._threads.close)
 
     def compile(self, kernel: Kernel) -> None:
-        """Have a kernel compiled, which takes seconds, before an engine needs it."""
+        """Compile a kernel, which takes seconds, before an engine needs it."""
         import torch
 
         key = SessionKey("", 4, 4, 10 if kernel.wide else 8, "")
@@ -199,16 +200,16 @@ class NvdecSessionPool:
 
         Args:
             slices: of clips that `streamvid.decode.gpu.decode_support` routes to NVDEC.
-            targets: where each slice's frames go.
+            targets: the destination of each slice's frames.
 
         Returns:
             the pending batch: `result` waits until all frames are written. It raises VideoError if a slice does not
             decode to its frames or its engine is stuck, and GpuLostError if many engines are stuck.
 
         Raises:
-            VideoError: a slice is damaged. Jobs of the batch that were queued before are done then.
+            VideoError: a slice is damaged; raised after jobs of the batch that were already queued are done.
         """
-        group = JobGroup(1, reached=self._calls.reached)  # a job that is done when all others are queued
+        group = JobGroup(1, reached=self._calls.reached)  # one job in advance, which is done when all others are queued
         try:
             for at in range(0, len(slices), _QUEUED):
                 part = slice(at, at + _QUEUED)
@@ -228,8 +229,8 @@ class NvdecSessionPool:
             color: the transform's option.
 
         Returns:
-            the pending frames: per slice a uint8 tensor [frames, height, width, 3] on the GPU. All are views of one
-            allocation, which must not be freed before the work that reads it is done.
+            the pending frames: for each slice a uint8 tensor [frames, height, width, 3] on the GPU. All are views of
+            one allocation, which must not be freed before the work that reads it is done.
         """
         import torch
 
@@ -248,6 +249,6 @@ class NvdecSessionPool:
         self._queue.waiting(change)
 
     def close(self) -> None:
-        """Decode what was submitted, then close the sessions and end the threads."""
+        """Decode the submitted batches, then close the sessions and end the threads."""
         self._finalize.detach()
         self._threads.close(None)

@@ -34,7 +34,7 @@ class Staging(ctypes.Structure):
         done, nanoseconds: packets of the jobs that were fed completely, and the time that they took.
         slots: capacity in pictures of the following arrays, which are rings.
         first, count: the staged pictures.
-        pending: the last call ended before it was done.
+        pending: whether the last call returned before it was done.
         jobs, rows: for each picture the number of its job, and its row in the job's target.
         places, columns, chroma_at: for each picture the device address at which it would begin, of which only its job's
             window is there, its pitch in samples, and the bytes from its luma to its chroma.
@@ -114,7 +114,7 @@ class NvdecLibrary:
             function.restype, function.argtypes = result, arguments
             setattr(self, f"_{name}", function)
         library.nvdec_begin_turn.restype = None
-        self._end_turn = ctypes.PyDLL(str(path)).nvdec_end_turn  # with the GIL: it waits for nothing
+        self._end_turn = ctypes.PyDLL(str(path)).nvdec_end_turn  # with the GIL, because it never waits
         self._end_turn.restype = None
         self.calls = library
         if error := library.nvdec_load(cuda.encode(), nvcuvid.encode()):
@@ -122,8 +122,8 @@ class NvdecLibrary:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Within, threads of sessions do not come for the GIL: they wait for their turns, in the order in which they
-        ask. `nvdec_decode` begins a turn when it returns, and ends it when it is called."""
+        """A context during which threads of sessions do not request the GIL: they wait for their turns, in the order of
+        their requests. `nvdec_decode` begins a turn when it returns, and ends it when it is called."""
         self.calls.nvdec_begin_turn()
         try:
             yield
@@ -131,7 +131,7 @@ class NvdecLibrary:
             self._end_turn()
 
     def end_turn(self) -> None:
-        """End the calling thread's turn: it is about to wait for something else than a session."""
+        """End the calling thread's turn, because it is about to wait for something other than a session."""
         self._end_turn()
 
     def caps(self, device_id: int, codec: str, bit_depth: int = 8) -> Caps:

@@ -123,9 +123,9 @@ class NvdecWorker:
     Args:
         device_id: the GPU's number.
         queue: the pool's job queue.
-        pace: records how long jobs take.
-        first: shared by the workers of a pool.
-        memory_limit: bytes of GPU memory for all sessions of this worker. One session may always be open.
+        pace: records the durations of jobs.
+        first: the pool's `FirstLaunches`.
+        memory_limit: most bytes of GPU memory for all sessions of this worker. One session may always be open.
         library: the native module; None: PyNvVideoCodec decodes.
         spare: as in `DecodeQueue.take`.
     """
@@ -143,7 +143,7 @@ class NvdecWorker:
     ) -> None:
         self._device_id, self._queue, self._pace, self._memory_limit = device_id, queue, pace, memory_limit
         self._library, self._spare = library, spare
-        self._end_turn = library.end_turn if library is not None else lambda: None  # before it waits for others
+        self._end_turn = library.end_turn if library is not None else lambda: None  # before waiting for others
         self.doing: tuple[GopJob, ...] = ()
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = False
@@ -189,7 +189,7 @@ class NvdecWorker:
                 self._decode(jobs)
                 # While waiting for the next jobs, hold no reference to the output of these.
                 del jobs
-            # An abandoned worker may still have jobs: the memory that they write to must not be freed before.
+            # An abandoned worker may still have jobs, whose output memory must not be freed before they end.
             self._fail(RuntimeError("its engine was given up"))
             for key in list(self._sessions):
                 self._close(key)
@@ -394,7 +394,7 @@ class NvdecWorker:
         for size in [size for size, opened in self._sessions.items() if opened.session is failed]:
             self._close(size)
         with suppress(RuntimeError):
-            self._stream.synchronize()  # what is retried must not be written by what failed
+            self._stream.synchronize()  # failed work must not write over the result of a retry
         for number in list(self._jobs):
             job = self._forget(number)
             self._queue.retry(job, job.as_video_error(error), begun=failed is None or failed.begun(number))

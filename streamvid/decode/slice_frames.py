@@ -1,4 +1,4 @@
-"""A slice → its wanted frames, by FFmpeg in the calling thread."""
+"""Decodes the wanted frames of a slice with FFmpeg in the calling thread."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class DamagedClipError(VideoError):
     """A slice that does not decode to its frames.
 
     Attributes:
-        clip: its name: the clip's key.
-        reason: without the clip's name.
+        clip: the clip's key.
+        reason: the reason, without the clip's key.
     """
 
     clip: str
@@ -54,14 +54,14 @@ def decode_frames(
 
     Args:
         encoded: the slice.
-        segment: default: all of it.
+        segment: a range of its packets; default: all.
         context: keeps FFmpeg's decoder open from slice to slice.
 
     Returns:
-        the wanted frames, not always in order, each after its row: its index in `encoded.frames`.
+        pairs of row (index in `encoded.frames`) and wanted frame, not always in order.
 
     Raises:
-        DamagedClipError: it does not decode to its frames.
+        DamagedClipError: the slice does not decode to its frames.
     """
     return _decoded(encoded, segment, partial(_by_pyav, context or ReusableCodecContext()))
 
@@ -74,14 +74,15 @@ def decode_pictures(
     taken: ctypes.c_int64,
     targets: FindTargets | None = None,
 ) -> Iterator[tuple[int, Picture]]:
-    """As `decode_frames`, but yields planes, each valid until the next is asked for. The native part decodes, if it was
-    built and has the codec.
+    """Like `decode_frames`, but yields planes, each valid until the next is requested. The native part decodes, if it
+    was built and supports the codec.
 
     Args:
         encoded, segment: as in `decode_frames`.
-        context: keeps FFmpeg's decoder open; must add to `taken`, too, where PyAV decodes.
+        context: keeps FFmpeg's decoder open; must also increment `taken` if PyAV decodes.
         taken: incremented for each packet that FFmpeg is given.
-        targets: for a picture format, where the native part writes pictures instead of yielding them.
+        targets: returns, for a picture format, the targets to which the native part writes pictures instead of yielding
+            them.
 
     Raises:
         DamagedClipError: the slice does not decode to its frames.
@@ -124,7 +125,8 @@ def _decoded(
     try:
         for part in pairwise(cuts):
             run = decode(encoded, part, rows, reorder)
-            # To the last frame: one behind the last wanted frame may be damaged, and that one predicted from it.
+            # To the last frame, as a frame after the last wanted one may be damaged, and the wanted one predicted from
+            # it.
             for rank, size, frame in run.frames:
                 row = rows.pop(rank)
                 if size != (encoded.height, encoded.width):
@@ -176,7 +178,7 @@ def _by_pyav(
         packets = _packets(encoded, *part)
         for frame in context.decode(encoded.stsd, packets, reorder=reorder, pixels=_most_pixels(encoded)):
             shown.add(frame.pts)
-            # Checked on unwanted frames, too: wanted frames that are predicted from them have no flag.
+            # Checked on unwanted frames, too, because wanted frames that are predicted from them have no flag.
             if frame.is_corrupt:
                 raise CorruptPictureError
             if frame.pts is not None and frame.pts in rows:
@@ -186,7 +188,7 @@ def _by_pyav(
 
 
 def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, has_shown: Callable[[int], bool]) -> bool:
-    """Whether a packet of a run gave no frame although its header says that it is shown: FFmpeg may skip an unreadable
+    """Whether a packet of a run gave no frame although its header marks it as displayed: FFmpeg may skip an unreadable
     packet without an error, and predict later frames from other pictures."""
     ranks = enumerate(encoded.display_order[slice(*run)].tolist(), run[0])
     silent = [n for n, rank in ranks if not has_shown(rank)]
@@ -200,8 +202,8 @@ def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, has_shown: Callable
 
 
 def _most_pixels(encoded: EncodedSlice) -> int:
-    """FFmpeg's `max_pixels` for a slice, with room for the coded size: a picture that claims more is damaged. FFmpeg
-    counts what it allocates, for the smallest MPEG-4 192x280 pixels."""
+    """FFmpeg's `max_pixels` for a slice, with room for the coded size; a picture that claims more is damaged. FFmpeg
+    counts the pixels that it allocates, at least 192x280 for MPEG-4."""
     return max(192 * 280, 4 * (encoded.width + 64) * (encoded.height + 64))
 
 

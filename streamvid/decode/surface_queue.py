@@ -31,8 +31,8 @@ _PRIORITY: Final = -5
 def loader_stream(device_id: int) -> torch.cuda.Stream:
     """A CUDA stream of higher priority than the model's.
 
-    A decode session waits for small kernels and copies picture by picture. At the model's priority each of them would
-    wait until all blocks of the model's earlier kernels have started, and the NVDEC engines would wait, too.
+    A decode session waits for small kernels and copies of single pictures. At the model's priority, each would wait
+    until all blocks of the model's earlier kernels have started, and so would the NVDEC engines.
     """
     import torch
 
@@ -68,7 +68,7 @@ class SurfaceQueue:
 
     Args:
         stream: the thread's current CUDA stream. `launch` reads the surfaces in the order of this stream.
-        first: shared by the threads of a pool.
+        first: the pool's `FirstLaunches`.
     """
 
     def __init__(self, stream: torch.cuda.Stream, first: FirstLaunches) -> None:

@@ -1,4 +1,4 @@
-"""Where on the GPU the frames of a batch's slices are written as pixels, and with which parameters."""
+"""The destinations of a batch's frames on the GPU, and the parameters of their conversion to pixels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Writes(NamedTuple):
         kernel: the kernel that makes them.
         size: height and width in pixels.
         params: device address of the slice's parameters; before `make_targets`, their index.
-        pixels: int64 [frames, pictures], the device addresses of their first pixels; 0 where a frame is in fewer
+        pixels: int64 [frames, pictures], device addresses of the pictures' first pixels; 0 if a frame is in fewer
             pictures than others.
     """
 
@@ -102,7 +102,7 @@ def full_size(
     sizes = [*map(prod, shapes)]
     flat = torch.empty(sum(sizes), dtype=torch.uint8, device=stream.device)
     starts = [flat.data_ptr() + at for at in accumulate(sizes, initial=0)]
-    # Each call of PyTorch lets go of the GIL, which may take milliseconds to get back.
+    # Each call of PyTorch releases the GIL, which may take milliseconds to get back.
     if len(set(shapes)) == 1:
         frames = list(flat.view(len(shapes), *shapes[0]).unbind())
     else:

@@ -72,7 +72,8 @@ class VerifyReport:
     """The result of `verify`.
 
     Attributes:
-        path: folder or URL of the dataset. manifest: its dataset.json.
+        path: folder or URL of the dataset.
+        manifest: its dataset.json.
         checked: number of clips whose files were checked. The structure of all shards is checked in any case.
         decoded: whether every frame of these clips was decoded.
         problems: the problems, in the order of shards and clips.

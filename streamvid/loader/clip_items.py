@@ -6,7 +6,7 @@ import operator
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from streamvid.sampling.base import ClipTimes, Selection, select
 from streamvid.sampling.explicit import WITHIN, whole_ticks
 from streamvid.video.index_blocks import AnyIndex
 
+if TYPE_CHECKING:
+    import torch
+
 
 @suggesting
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class At:
         clip: a key, or a row number of the dataset (the `clip` of a batch); negative ones count from the end.
         frames: frame numbers, counted from 0, in any order and with repeats.
         seconds: instead of `frames`, times in seconds from the clip's first frame; for each, the frame on screen then.
+
+    Raises:
+        InputError: not exactly one of `frames` and `seconds` is given, or a value is no number.
     """
 
     clip: str | int
@@ -67,7 +73,7 @@ class ResolvedItem:
     absent: int = -1
 
 
-def resolve(dataset: ClipSource, items: Any, item: Any, *, can_sample: bool) -> ResolvedItem:
+def resolve(dataset: ClipSource, items: torch.Tensor | None, item: object, *, can_sample: bool) -> ResolvedItem:
     """Look up the clip and sample that an item names.
 
     Args:

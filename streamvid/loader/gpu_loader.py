@@ -284,7 +284,7 @@ class GpuDataLoader(Refusals):
         finally:
             rendered.close()
         if start.batches == made > 0:
-            raise InputError(f"the state is behind {made} batches of an epoch, but the sampler gave no more than that")
+            raise InputError(f"the state is after {made} batches of an epoch, but the sampler yields no more than that")
 
     def _encoded(
         self, generator: AbstractContextManager[None], first_number: int, rescue: Rescuer | None

@@ -373,6 +373,6 @@ def _lines(file: Path) -> list[bytes]:
                 return []
             content = opened.read(_MOST_BYTES)
     except OSError as error:
-        log.warning("%s cannot be read (%s): bad clips that it names are met again", file, error.strerror)
+        log.warning("%s cannot be read (%s): bad clips that it names will be found again", file, error.strerror)
         return []
     return [line for line in content.split(b"\n")[:-1] if len(line) <= _MOST_LINE]

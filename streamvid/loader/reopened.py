@@ -25,12 +25,12 @@ class Reopened:
         """The packed dataset.
 
         Raises:
-            DatasetError: it cannot be opened in this process, or was packed anew since it was pickled.
+            DatasetError: it cannot be opened in this process, or was packed again since it was pickled.
         """
         path, how, shards = self._elsewhere
         dataset = Dataset.open(path, **how)
         if tables.digest(dataset.shards) != shards:  # the rows that samplers name would be other clips
-            raise DatasetError(f"{dataset!r} was packed anew since the ClipDataset was made: make that anew, too")
+            raise DatasetError(f"{dataset!r} was packed again since the ClipDataset was made: make a new one")
         return dataset
 
     def __getstate__(self) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def extend_classes(new: tuple[str, ...] | None, base: BaseDataset, *, labelled: 
         return old
     if base.labelled and (old is None) != (new is None):
         kinds = ("text", "numbers") if old is not None else ("numbers", "text")
-        raise InputError(f"the dataset's labels are {kinds[0]} and the new ones {kinds[1]}: use what it has")
+        raise InputError(f"the dataset's labels are {kinds[0]} and the new ones {kinds[1]}: use {kinds[0]}")
     if new is None:
         return old
     known = set(old or ())

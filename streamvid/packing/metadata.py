@@ -124,7 +124,7 @@ class MetadataLists:
         schema = unify_schemas([rows.typed.schema for rows in self._lists])
         for taken in schema.names:
             if taken in own.names:
-                raise InputError(f"a list has a column {taken!r}, which says where a clip was cut out: rename it")
+                raise InputError(f"a list has a column {taken!r}, which packing adds for cuts: rename it")
         columns = []
         for field in schema:
             kind = large_type(field.type)

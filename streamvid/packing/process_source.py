@@ -212,9 +212,7 @@ def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> lis
         VideoError: the source cannot be read in place, or was changed meanwhile.
     """
     if is_sequence(source.path):
-        raise VideoError(
-            "a folder of images is no video, so that it cannot be read where it lies: pack it (--copy-others)"
-        )
+        raise VideoError("a folder of images is no video, so it cannot be indexed in place: pack it (--copy-others)")
     if source.name.lower().endswith(IMAGE_EXTENSIONS):
         video = local_video(source, folder)
         if (image := read_image(source, video)) is not None:

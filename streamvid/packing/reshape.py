@@ -208,7 +208,7 @@ def _delivered(source: ClipSource) -> Int64:
     """int64 [clips]: the rows without forgotten clips."""
     rows = delivered(source)
     if not len(rows):
-        raise InputError(f"all clips of {redact(source.path)} are forgotten: there is nothing to make a dataset of")
+        raise InputError(f"all clips of {redact(source.path)} are forgotten: a dataset needs at least one clip")
     return rows
 
 

@@ -275,7 +275,9 @@ def _check_destination(rewrite: Rewrite, destination: str) -> None:
         else:
             inside = is_within(place.rstrip("/"), destination.rstrip("/"))
         if inside:
-            raise InputError(f"{shown} holds what the dataset is made of, {redact(place)}: choose another place")
+            raise InputError(
+                f"{shown} contains source clips of the new dataset, {redact(place)}: choose another destination"
+            )
     secret = next((root for root in rewrite.roots if not is_local(root) and redact(root) != root), None)
     if secret is not None:
         raise InputError(

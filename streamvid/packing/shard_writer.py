@@ -147,7 +147,7 @@ class NewShard:
             self._tar.write(bytes(-row["mp4_size"] % BLOCK))
             row |= {"mp4_offset": start + BLOCK, "json_offset": self._tar.written + BLOCK}
             if self._tar.written != start + member_bytes(row["mp4_size"]):
-                raise DatasetError(f"clip {row['key']!r}: its video is not as long as its row says")
+                raise DatasetError(f"clip {row['key']!r}: the size of its video is not the one in its row")
             for block in json_member:
                 self._tar.write(block)
         self.rows.append(row)

@@ -64,6 +64,9 @@ class Mix:
 
     Attributes:
         parts: (dataset, weight) pairs; weights are shares of the samples, and need not add up to 1.
+
+    Raises:
+        InputError: `parts` is no list of pairs, or a weight is not positive.
     """
 
     parts: Sequence[tuple[Subset | DatasetLike, float]]

@@ -181,5 +181,5 @@ def _launch(rank: str, size: str, source: str, *, one_run: bool = True) -> Launc
 
 def _checked(rank: int, size: int, source: str) -> int:
     if rank >= size:
-        raise InputError(f"rank {rank} of {size} cannot be: the numbers are from {source}")
+        raise InputError(f"rank {rank} of {size} is impossible: the numbers are from {source}")
     return rank

@@ -82,7 +82,7 @@ def annotate(
     names = [name for name in given.column_names if name != KEY]
     keys = _keys(given, shown)
     if not names:
-        raise InputError(f"{shown} has no column besides {KEY!r}: add those that the clips are to have")
+        raise InputError(f"{shown} has no column besides {KEY!r}: add the columns for the clips")
     with opened_to_change(dataset, roots) as (base, opened):
         record = forgotten_clips(base)
         rows, left_out = _rows(
@@ -173,7 +173,7 @@ def _labels(dataset: Dataset, table: pa.Table, rows: Int64, shown: str) -> tuple
     texts = is_text(given.type)
     if (dataset.clips.label >= 0).any() and given.null_count < len(given) and texts != (classes is not None):
         kinds = ("text", "numbers") if classes is not None else ("numbers", "text")
-        raise InputError(f"the dataset's labels are {kinds[0]}, and those of {shown} are {kinds[1]}: use what it has")
+        raise InputError(f"the dataset's labels are {kinds[0]}, and those of {shown} are {kinds[1]}: use {kinds[0]}")
     if texts:
         classes = (*(classes or ()), *sorted({*pc.unique(given).drop_null().to_pylist()} - {*(classes or ())}))
         given = pc.index_in(given, value_set=pa.array([*classes, None], given.type))

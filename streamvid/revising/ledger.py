@@ -84,10 +84,10 @@ def ledger(
     if "segments" not in state:
         raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
     if "legs" not in state or "run" not in state:
-        raise InputError("the state does not say what the run has done: it was saved by an older streamvid")
+        raise InputError("the state has no log of the run: it was saved by an older streamvid")
     legs, before = legs_of(state), steps_before_legs(state)
     if before:
-        log.warning("the state does not tell the run's first %d steps any more, only those behind them", before)
+        log.warning("the state has dropped the run's first %d steps, so only later ones are listed", before)
     if loader is not None:
         source, excluded, schedule = loader.planned()
     else:

@@ -136,4 +136,4 @@ def _verify(base: Base, entry: ShardEntry, roots: Sequence[str], unread: frozens
     if checked.problems:
         problem = checked.problems[0]
         which = f"clip {problem.clip!r}" if problem.clip else f"shard {entry.name}"
-        raise DatasetError(f"{which}, which was to stay as it is, is damaged: {problem.what}; run streamvid verify")
+        raise DatasetError(f"{which}, which was to stay unchanged, is damaged: {problem.what}; run streamvid verify")

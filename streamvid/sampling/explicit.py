@@ -27,6 +27,9 @@ class Frames(PaddedSampler):
 
     Attributes:
         numbers: frame numbers; repeats are allowed.
+
+    Raises:
+        InputError: a number is invalid, or there is none.
     """
 
     numbers: Sequence[int]
@@ -66,6 +69,9 @@ class ByClip(PaddedSampler):
         frames: a function from `ClipTimes` to frame numbers, counted from 0, or a column's name.
         seconds: instead of `frames`, a function from `ClipTimes` to times in seconds from the clip's first frame, or a
             column's name. Each position shows the frame on screen at its time.
+
+    Raises:
+        InputError: an option is invalid.
     """
 
     num_frames: int

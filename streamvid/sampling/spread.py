@@ -24,6 +24,9 @@ class Uniform(FixedLengthSampler):
     Attributes:
         frames: frames in a sample.
         pick: which frame of each part: "center", or "random" for training.
+
+    Raises:
+        InputError: an option is invalid.
     """
 
     pick: Literal["center", "random"] = "center"
@@ -56,6 +59,9 @@ class Keyframes(FixedLengthSampler):
     Attributes:
         frames: frames in a sample.
         pick: which key frame of each part: "random" for training, "center", or "first".
+
+    Raises:
+        InputError: an option is invalid.
     """
 
     pick: Literal["random", "center", "first"] = "random"
@@ -88,7 +94,13 @@ class Keyframes(FixedLengthSampler):
 class RandomFrames(FixedLengthSampler):
     """Different frames at random from the whole clip, in their order; every set of them is equally likely.
 
-    A clip of fewer frames shows all of them, and is padded. `frames` is the number of frames in a sample.
+    A clip of fewer frames shows all of them, and is padded.
+
+    Attributes:
+        frames: frames in a sample.
+
+    Raises:
+        InputError: `frames` is no positive whole number.
     """
 
     @property

@@ -42,6 +42,9 @@ class Window(FixedLengthSampler):
         jitter: move each frame position at random by up to that many frames, or seconds with fps or span, but neither
             out of the clip nor past the previous position.
         pad: see `streamvid.sampling.base.PaddedSampler`.
+
+    Raises:
+        InputError: an option is invalid, or options exclude each other.
     """
 
     stride: int | None = None
@@ -129,6 +132,9 @@ class MultiRate(PaddedSampler):
     Attributes:
         parts: for each part, how many frames, and how many a second.
         start: the temporal crop, as in `Window`.
+
+    Raises:
+        InputError: an option is invalid.
     """
 
     parts: Sequence[tuple[int, Rate]]
@@ -175,6 +181,9 @@ class TiledWindows(FixedLengthSampler):
         step: from the start of a window to that of the next, in frame positions; default: `frames`, no overlap.
         stride: step from one frame position to the next in frames; 1 if fps is not given either.
         fps: frames a second.
+
+    Raises:
+        InputError: an option is invalid, or options exclude each other.
     """
 
     step: int | None = None

@@ -68,7 +68,7 @@ def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
             return await ask("GET")  # A GET, because URLs are signed for one method, and only its response has a reason
         if not re.fullmatch("[0-9]{1,18}", length or "") or not mark:
             raise DatasetError(
-                f"Cannot tell a change of {redact(url)}: its server gives no size, ETag or Last-Modified."
+                f"Cannot notice changes of {redact(url)}: its server gives no size, ETag or Last-Modified."
             )
         return int(length or 0), mark
 

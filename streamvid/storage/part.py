@@ -256,5 +256,5 @@ def changed(url: str, known: str, now: str = "") -> FileChangedError:
     """The error for a file whose version has changed."""
     return FileChangedError(
         f"{redact(url)} has changed while it was being read: its ETag was {known}{f' and is {now}' if now else ''}; "
-        "go back to the version that the run began with, or start it anew"
+        "restore the version that the run began with, or start the run again"
     )

@@ -257,7 +257,7 @@ class RemoteRanges:
         if dataset not in self._doubted:
             self._doubted.add(dataset)
             log.info(
-                "%s has not the ETag that its dataset.json says, as in a copy: those of %s are learned anew.",
+                "%s does not have the ETag in its dataset.json, as in a copy: the ETags of %s are learned again.",
                 redact(url), redact(dataset),
             )  # fmt: skip
 

@@ -131,7 +131,7 @@ class Retry:
                 limit = min(limit, REFUSED_SECONDS)
                 if refused_since is None:
                     refused_since = before
-                    log.warning("%s It is tried for %.0f s, with credentials looked up anew.", error, limit)
+                    log.warning("%s It is tried for %.0f s, with credentials looked up again.", error, limit)
                 begin = refused_since
             else:
                 refused_since = None

@@ -170,7 +170,7 @@ async def _get_object(signed: _Signed, name: str, start: int, end: int, etag: st
             return behind_end(f"s3://{name}", start, error.response["ResponseMetadata"].get("HTTPHeaders", {}))
         raise
     except ValueError as error:  # a header that botocore cannot parse
-        raise ConnectionError("its answer has a header that means nothing") from error
+        raise ConnectionError("its response has an invalid header") from error
     try:
         status, sent = response["ResponseMetadata"]["HTTPStatusCode"], response.get("ContentRange")
         check_range(f"s3://{name}", start, end, status, sent, response.get("ContentLength"))

@@ -222,7 +222,7 @@ class Upload:
         if not same:
             raise DatasetError(
                 f"Cannot write {redact(self._url)}: the storage holds other bytes than were sent; run this again, and "
-                "if that does not help, look for what changes them on their way."
+                "if that does not help, find out what changes them in transit."
             )
 
     def _holds(self, answer: Mapping[str, Any], parts: list[_Part]) -> bool:

@@ -85,7 +85,7 @@ class GraphOutputs:
 
         # Not on a GPU, where comparing would wait for all work that the training loop has queued.
         if not tensors["clip"].is_cuda and tensors["clip"].tolist() != batch.clips.tolist():
-            raise AssertionError("DALI handed out a batch out of turn")
+            raise AssertionError("DALI returned a batch out of order")
         for view in self._converted:
             tensors[view] = tensors[view].to(getattr(torch, self.views[view].dtype))
         frames = tensors["mask"].shape[1]

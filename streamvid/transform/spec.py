@@ -84,6 +84,9 @@ class Transform(Eager):
         resize_in: "yuv" resizes decoded planes and then converts; "rgb" converts first, as torchvision does with
             decoded frames. docs/transforms.md has the difference.
         dali: the user's part of the graph: a function from a DALI node, uint8 in DALI's layout FHWC, to another.
+
+    Raises:
+        InputError: an option is invalid, or options exclude each other.
     """
 
     resize: int | tuple[int, int] | None = None

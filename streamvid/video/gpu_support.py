@@ -189,7 +189,7 @@ def check_transcode(options: TranscodeOptions, purpose: Purpose) -> None:
         InputError: the codec is AV1, for GPUs without AV1.
     """
     if options.codec == "av1" and purpose == "gpu-no-av1":
-        raise InputError("--codec av1 makes what --for gpu-no-av1 rules out: choose another codec")
+        raise InputError("--codec av1 contradicts --for gpu-no-av1: choose another codec")
 
 
 def _target(clip: StoredClip) -> Target | None:

@@ -20,7 +20,7 @@ from streamvid.video.stored_clip import StoredClip
 
 _HEADER_BYTES: Final = 64
 """A container's header of a packet: behind where FFmpeg says that the packet lies, before its bytes."""
-CANNOT: Final = "so that it cannot be read where it lies: pack it (--copy-others)"
+CANNOT: Final = "so it cannot be indexed in place: pack it (--copy-others)"
 _WHY: Final = {
     "mpegts": "a transport stream cuts its packets into pieces of 184 bytes",
     "mpeg": "a program stream cuts its packets into packs",

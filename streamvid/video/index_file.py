@@ -195,7 +195,7 @@ class IndexDirectory:
             part = slice(int(first[block - begin]), int(first[block - begin + 1]))
             shown = index.pts[part] if not hidden[part].any() else index.pts[part][hidden[part] == 0]
             if len(shown) != self.first_frame[block + 1] - self.first_frame[block]:
-                raise ValueError("a block has not as many frames as the directory says")
+                raise ValueError("the frames of a block are not as many as the directory says")
             later = block + 1 < len(self.first_pts) and shown.max() >= self.first_pts[block + 1]
             if shown.min() != self.first_pts[block] or later:
                 raise ValueError("the times of a block are not those of the directory")

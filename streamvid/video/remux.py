@@ -107,7 +107,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
 
         clip = store(times.up_to_last_visible())
         if about.container == "avi" and clip.codec == "mjpeg" and _is_in_fields(clip):
-            raise CannotCopyError("its AVI alone says which field of a picture is the upper one")
+            raise CannotCopyError("only its AVI says which field of a picture is the upper one")
         if not clip.has_trait(UNORDERED):
             return clip
         try:

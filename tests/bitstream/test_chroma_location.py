@@ -1,4 +1,4 @@
-"""Chroma locations as encoders write them."""
+"""Chroma locations in the headers of encoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gaps in frame_num, in headers that are written bit by bit; tests/decode/test_damage.py has what x264 writes."""
+"""Gaps in frame_num, in headers that are written bit by bit; tests/decode/test_damage.py has streams of x264."""
 
 from __future__ import annotations
 

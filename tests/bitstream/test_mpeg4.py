@@ -1,4 +1,4 @@
-"""MPEG-4 as it was written in practice: VOPs that are not coded give no frame, and packets have one VOP."""
+"""MPEG-4 of encoders in practice: VOPs that are not coded give no frame, and packets have one VOP."""
 
 from __future__ import annotations
 

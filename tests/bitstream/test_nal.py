@@ -1,4 +1,4 @@
-"""The order in which pictures come out of a decoder, read from headers: as FFmpeg hands them out."""
+"""The output order of pictures, read from headers, equals FFmpeg's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packets are, held against what encoders made of them, and against any bytes at all."""
+"""Classification of packets, compared with the settings of their encoders, and applied to arbitrary bytes."""
 
 from __future__ import annotations
 

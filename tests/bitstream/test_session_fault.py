@@ -1,4 +1,4 @@
-"""What decode sessions would get wrong without an error is known by headers."""
+"""Streams that decode sessions would decode wrongly without an error are recognised by their headers."""
 
 from __future__ import annotations
 

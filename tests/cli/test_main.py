@@ -1,4 +1,4 @@
-"""The command: what it prints, where, and how it ends."""
+"""The command: its output, on stdout or stderr, and its exit codes."""
 
 from __future__ import annotations
 

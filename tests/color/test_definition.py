@@ -1,4 +1,4 @@
-"""What loaders make on the CPU of clips that were packed, against the standards."""
+"""The pixels that loaders make of packed clips on the CPU, against the standards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clips' samples mean, by their tags or without."""
+"""Matrix, range and siting of clips, with tags or without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Index files and MP4 headers: what DALI reads by them is the wanted packets, in the plan's order."""
+"""Index files and MP4 headers: with them, DALI reads the wanted packets in the plan's order."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What DALI is known to decode wrongly is refused by name; what it decodes rightly is not."""
+"""Clips that DALI is known to decode wrongly are refused, with their keys; others are not."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from streamvid.dali_engine.support import check_decodable
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 H264 = Recipe(width=320, height=192, frames=6, gop=6)
@@ -47,12 +45,9 @@ A_GPU = 99
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("support")
-    (folder / "videos").mkdir()
-    for name, recipe in RECIPES.items():
-        write(recipe, folder / "videos" / f"{name}.{recipe.container}")
-    pack([folder / "videos"], folder / "set", options=PackOptions("any"), workers=1, progress=False)
-    return sv.Dataset.open(Path(folder / "set"))
+    recipes = {f"{name}.{recipe.container}": recipe for name, recipe in RECIPES.items()}
+    packed = pack_recipes(recipes, tmp_path_factory.mktemp("support"), options=PackOptions("any"), workers=1)
+    return sv.Dataset.open(packed)
 
 
 @pytest.mark.parametrize(("device_id", "decodable"), [(None, ON_CPU), (A_GPU, ON_GPU)])

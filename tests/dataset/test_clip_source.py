@@ -1,4 +1,5 @@
-"""Frame indexes of long clips are read by blocks: the same samples, of fewer bytes, and together for many clips."""
+"""Frame indexes of long clips are read by blocks: the samples are the same, with fewer bytes read, together for many
+clips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns by name: packing's own, and those that came with the clips."""
+"""Columns by name: built-in ones, and the user's metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opening datasets, and refusing what is damaged or lies."""
+"""Opening datasets, and refusing damaged or forged ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clips that a dataset has forgotten: their table is read as dataset.json names it, or refused."""
+"""The table of forgotten clips: read if it is the one that dataset.json names, otherwise refused."""
 
 from __future__ import annotations
 

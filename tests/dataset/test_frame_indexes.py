@@ -1,4 +1,4 @@
-"""Frame indexes from a .packets file: the same that was written, or an error, whatever the bytes."""
+"""Frame indexes from a .packets file: for any bytes, reading gives the written index or an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets that were made to do harm: opening them takes little memory and time, and ends in one sentence."""
+"""Hostile datasets: opening them takes little memory and time, and raises an error of one sentence."""
 
 from __future__ import annotations
 

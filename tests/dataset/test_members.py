@@ -1,4 +1,4 @@
-"""Files beside clips in tars of others: bytes on demand, arrays in batches, and nothing unpickled."""
+"""Other members of WebDataset samples: bytes on demand, arrays in batches, and nothing unpickled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Texts of a large dataset: not read when it is opened, of few rows by their shards, else by blocks; never wrong."""
+"""Texts of a large dataset: not read when it is opened, but later, for few rows from their shards, otherwise by
+blocks."""
 
 from __future__ import annotations
 

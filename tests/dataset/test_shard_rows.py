@@ -1,4 +1,4 @@
-"""Rows of clips outside of shards: what their Parquet file may say of places."""
+"""Rows of clips in place: the locations that their Parquet file may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of large datasets, kept: found again, never out of date, never wrong, never too many."""
+"""The cache of rows of large datasets: entries are found again, never stale or wrong, and within the size limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consolidated tables: a remote dataset opens by them as by its shards' own, which stay what is true."""
+"""Consolidated tables: a remote dataset opens with them as with its shards' own tables, which are authoritative."""
 
 from __future__ import annotations
 

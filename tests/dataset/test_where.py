@@ -1,4 +1,4 @@
-"""Conditions as text: what they select, what is refused, and that nothing in them is run."""
+"""Conditions as text: the clips that they select, the texts that are refused, and that no code in them is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which decoder a slice goes to. The decoding itself: tests/gpu."""
+"""The choice of a slice's decoder. Decoding itself is tested in tests/gpu."""
 
 from __future__ import annotations
 

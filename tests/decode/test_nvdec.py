@@ -314,7 +314,7 @@ def test_a_driver_that_hangs_costs_its_batches_and_its_session_is_closed_when_it
         VideoError, match=r"engine nvdec-(spare-)?0 has not answered .*; the clips in it: clip"
     ) as error:
         pool.submit([whole(clip)]).result()
-    assert "left behind" in caplog.text
+    assert "abandoned" in caplog.text
     name = f"streamvid-{str(error.value).split('engine ')[1].split()[0]}"
     stuck = next(one for one in threading.enumerate() if one.name == name and one not in before)
     (got,) = pool.submit([whole(clip)]).result()
@@ -413,7 +413,7 @@ def test_an_engine_that_hangs_costs_its_batches_and_is_replaced(
     clip, frames = clips["h264"]
     with pytest.raises(VideoError, match=r"engine nvdec-0 has not answered \(.* s\); the clips in it: clip"):
         pool.submit([whole(clip)]).result()
-    assert "left behind" in caplog.text
+    assert "abandoned" in caplog.text
     stuck = next(one for one in threading.enumerate() if one.name == "streamvid-nvdec-0" and one not in before)
     got = [pool.submit([whole(clip)]).result()[0] for _ in range(3)]
     wakes.set()

@@ -1,4 +1,4 @@
-"""The code of the pages for those who come from DALI runs, and gives what they say."""
+"""The code in the documentation for DALI users runs, with the documented results."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
-from streamvid.packing.pack import pack
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -71,12 +70,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("launch")
-    (folder / "videos").mkdir()
-    for number in range(CLIPS):
-        write(Recipe(width=64, height=64, frames=6, gop=6, seed=number), folder / "videos" / f"{number:02}.mp4")
-    pack([folder / "videos"], folder / "set", shard_size=40_000, workers=1, progress=False)
-    return folder / "set"
+    recipes = {f"{n:02}.mp4": Recipe(width=64, height=64, frames=6, gop=6, seed=n) for n in range(CLIPS)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("launch"), shard_size=40_000, workers=1)
 
 
 @pytest.fixture

@@ -11,15 +11,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from streamvid.dataset.dataset import Dataset
-from streamvid.packing.pack import pack
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -174,16 +173,12 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("resume")
-    (folder / "videos").mkdir()
-    for number in range(CLIPS):
-        recipe = replace(Recipe(width=64, height=64, frames=6, gop=6), seed=number)
-        write(recipe, folder / "videos" / f"{number:02}.mp4")
-    pack([folder / "videos"], folder / "set", shard_size=40_000, workers=2, progress=False)
-    opened = Dataset.open(folder / "set")
+    recipes = {f"{n:02}.mp4": Recipe(width=64, height=64, frames=6, gop=6, seed=n) for n in range(CLIPS)}
+    packed = pack_recipes(recipes, tmp_path_factory.mktemp("resume"), shard_size=40_000, workers=2)
+    opened = Dataset.open(packed)
     assert len(opened) == CLIPS
     assert len(opened.shards) > 3
-    return folder / "set"
+    return packed
 
 
 @pytest.fixture

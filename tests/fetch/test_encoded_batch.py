@@ -1,4 +1,4 @@
-"""Bytes that are not those that were packed are noticed, wherever they come from: no wrong frame is ever delivered."""
+"""Changed bytes are noticed, from any storage or cache: no wrong frame is ever delivered."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from hypothesis import strategies as st
 import streamvid as sv
 from streamvid.fetch.encoded_batch import bytes_of
 from streamvid.fetch.plan_samples import Checksum
-from streamvid.packing.pack import pack
 from streamvid.video.packet_selection import select_packets
-from tests.support.clips import write
 from tests.support.faulty_s3 import faulty_s3
-from tests.support.packed import edit_index
+from tests.support.packed import edit_index, pack_recipes
 from tools.clips import Recipe
 
 RECIPES = {
@@ -38,12 +36,7 @@ FRAMES = [3, 11]
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bytes")
-    (folder / "videos").mkdir()
-    for name, recipe in RECIPES.items():
-        write(recipe, folder / "videos" / name)
-    pack([folder / "videos"], folder / "set", progress=False)
-    return folder / "set"
+    return pack_recipes(RECIPES, tmp_path_factory.mktemp("bytes"))
 
 
 def flip(path: str | Path, bit: int) -> None:

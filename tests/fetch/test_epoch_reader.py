@@ -20,14 +20,13 @@ from streamvid.fetch.encoded_batch import plan_parts
 from streamvid.fetch.epoch_reader import _Chunks, _ComputingTurn
 from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.fetch.shard_access import ShardAccess
-from streamvid.packing.pack import pack
 from streamvid.plan.epoch import Step
 from streamvid.storage import link
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.turn import Turn
-from tests.support.clips import write
 from tests.support.faulty_s3 import faulty_s3
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -166,12 +165,8 @@ def test_who_computes_lets_others_go_on_after_each_clip_and_while_it_waits(
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ahead")
-    (folder / "videos").mkdir()
-    for n in range(CLIPS):
-        write(Recipe(frames=8, gop=4, seed=n % 3, width=64, height=64), folder / "videos" / f"{n:03}.mp4")
-    pack([folder / "videos"], folder / "set", progress=False)
-    return folder / "set"
+    recipes = {f"{n:03}.mp4": Recipe(frames=8, gop=4, seed=n % 3, width=64, height=64) for n in range(CLIPS)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("ahead"))
 
 
 def test_a_stalled_request_is_asked_again_and_holds_up_nobody_behind_it(

@@ -1,4 +1,5 @@
-"""Clips of all kinds that are planned and read together: each is what it is alone, and a damaged one is named alone."""
+"""Clips of all kinds that are planned and read together: each gives the same as alone, and an error names only the
+damaged one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which shards are open or prefetched together, and where they lie."""
+"""The shards that are open or prefetched together, and their locations."""
 
 from __future__ import annotations
 

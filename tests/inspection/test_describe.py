@@ -1,4 +1,4 @@
-"""What `info` says, against plain counting; and what a sampling costs, against slicing every clip."""
+"""The statistics of `info`, against plain counting; and the cost of a sampling, against slicing every clip."""
 
 from __future__ import annotations
 

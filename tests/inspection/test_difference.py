@@ -1,4 +1,4 @@
-"""What differs between two datasets."""
+"""Differences between two datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `streamvid doctor` finds. Findings on a real GPU: tests/gpu/test_doctor.py."""
+"""The findings of `streamvid doctor`; those on a real GPU are in tests/gpu/test_doctor.py."""
 
 from __future__ import annotations
 

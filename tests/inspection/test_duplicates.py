@@ -1,4 +1,4 @@
-"""Clips that hold the same video."""
+"""Finding clips with the same video."""
 
 from __future__ import annotations
 

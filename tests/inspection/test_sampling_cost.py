@@ -1,4 +1,4 @@
-"""What an epoch is said to ask of a bucket is what a run then asks, by the server's own count."""
+"""The predicted requests of an epoch equal those of a run, as counted by the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of damage is found, and is said of the right shard and clip."""
+"""Every kind of damage is found, and reported for the right shard and clip."""
 
 from __future__ import annotations
 

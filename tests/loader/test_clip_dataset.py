@@ -336,9 +336,9 @@ def test_a_pickled_dataset_is_not_another_one_that_was_packed_in_its_place(datas
     write(replace(SMALL, seed=99), tmp_path / "vp9.mp4")
     shutil.rmtree(folder)
     sv.pack([tmp_path / "vp9.mp4"], folder, progress=False)
-    with pytest.raises(sv.DatasetError, match="packed anew"):
+    with pytest.raises(sv.DatasetError, match="packed again"):
         len(pickle.loads(data))
-    with pytest.raises(sv.DatasetError, match="packed anew"):
+    with pytest.raises(sv.DatasetError, match="packed again"):
         len(pickle.loads(pickle.dumps(pickle.loads(data))))
 
 
@@ -525,7 +525,7 @@ def test_a_slice_says_if_the_order_of_its_pictures_is_not_known(dataset: Path, t
         ({"offset": 1 << 40}, "does not lie within"),
         ({"offset": -1}, "does not lie within"),
         ({"size": 0}, "does not lie within"),
-        ({"flags": 9}, "its number of visible packets is not its number of frames"),
+        ({"flags": 9}, "number of visible packets"),
         ({"pts": 1 << 60}, "out of range"),
     ],
 )

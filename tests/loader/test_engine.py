@@ -1,4 +1,4 @@
-"""The next epoch is begun while the last batch of one is made: its batches, what is dropped, what is left behind."""
+"""The next epoch is begun while the last batch of one is made: its batches, and that dropped work leaves no threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`isolate=True`: the same batches by way of child processes, which may crash or hang, and of which nothing stays."""
+"""`isolate=True`: the same batches from child processes, which may crash or hang, and leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loaders say of a run whose GPU is lost: with the driver's answer made up, as they have no GPU here."""
+"""The errors of loaders when a GPU is lost, with simulated responses of the driver, as there is no GPU here."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ import pytest
 import streamvid as sv
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tests.support.web import website
 from tools.clips import Recipe
 
@@ -25,17 +25,18 @@ Batches = Iterator[dict[str, Any]]
 Reader = Callable[[str, Path], Batches]
 
 
+def _packed(folder: Path, seed: int) -> Path:
+    recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12)
+    recipes = {f"{n:02}.webm": replace(recipe, seed=seed + n) for n in range(24)}
+    return pack_recipes(recipes, folder, shard_size=1000, options=PackOptions("any"))
+
+
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """More shards of one clip each than are read ahead."""
-    folder = tmp_path_factory.mktemp("lost")
-    (folder / "videos").mkdir()
-    for n in range(24):
-        recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12, seed=n)
-        write(recipe, folder / "videos" / f"{n:02}.webm")
-    pack([folder / "videos"], folder / "set", shard_size=1000, options=PackOptions("any"), progress=False)
-    assert len(sv.Dataset.open(folder / "set").shards) == 24
-    return folder / "set"
+    packed = _packed(tmp_path_factory.mktemp("lost"), 0)
+    assert len(sv.Dataset.open(packed).shards) == 24
+    return packed
 
 
 def streamed(path: str, cache: Path, **options: Any) -> Batches:
@@ -152,13 +153,7 @@ def test_a_bucket_that_cannot_be_reached(packed: Path, tmp_path: Path, monkeypat
 @pytest.fixture(scope="module")
 def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of other videos, whose shards have the names of those of `packed`."""
-    folder = tmp_path_factory.mktemp("another")
-    (folder / "videos").mkdir()
-    for n in range(24):
-        recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12, seed=100 + n)
-        write(recipe, folder / "videos" / f"{n:02}.webm")
-    pack([folder / "videos"], folder / "set", shard_size=1000, options=PackOptions("any"), progress=False)
-    return folder / "set"
+    return _packed(tmp_path_factory.mktemp("another"), 100)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "shards"])

@@ -7,6 +7,7 @@ import logging
 import os
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ import torch
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
-from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.packed import pack_recipes
 from tests.support.web import website
 from tools.clips import Recipe
 
@@ -30,13 +30,9 @@ FAULTS = ("500", "503", "empty 503", "429", "reset", "cut", "short", "timeout")
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four shards of one clip each."""
-    folder = tmp_path_factory.mktemp("outages")
-    (folder / "videos").mkdir()
-    for n in range(4):
-        recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12, seed=n)
-        write(recipe, folder / "videos" / f"{n:02}.webm")
-    pack([folder / "videos"], folder / "set", shard_size=1000, options=PackOptions("any"), progress=False)
-    return folder / "set"
+    recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12)
+    recipes = {f"{n:02}.webm": replace(recipe, seed=n) for n in range(4)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("outages"), shard_size=1000, options=PackOptions("any"))
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,9 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader import preflight
 from streamvid.loader.preflight import ClipRoute, Fallback, cpu_decoded_clips, find_cpu_decoded, probe_slice
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.video.gpu_support import Route, Support
 from streamvid.video.packet_selection import EncodedSlice
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 H264 = Recipe(width=160, height=144, frames=6, gop=6)
@@ -48,12 +47,9 @@ RECIPES = {
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    folder = tmp_path_factory.mktemp("preflight")
-    (folder / "videos").mkdir()
-    for name, recipe in RECIPES.items():
-        write(recipe, folder / "videos" / f"{name}.{recipe.container}")
-    pack([folder / "videos"], folder / "set", options=PackOptions("any"), workers=1, progress=False)
-    return Dataset.open(folder / "set")
+    recipes = {f"{name}.{recipe.container}": recipe for name, recipe in RECIPES.items()}
+    packed = pack_recipes(recipes, tmp_path_factory.mktemp("preflight"), options=PackOptions("any"), workers=1)
+    return Dataset.open(packed)
 
 
 class Decoder:

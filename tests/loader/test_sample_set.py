@@ -13,8 +13,7 @@ import torch
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 RECIPES = {f"{n}.mp4": Recipe(width=64, height=64, frames=6 + 3 * n, gop=4, seed=n) for n in range(5)}
@@ -24,12 +23,7 @@ TRANSFORM = sv.Transform(resize=40, crop=32, horizontal_flip=0.5, brightness=0.3
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("samples")
-    for name, recipe in RECIPES.items():
-        (folder / "videos").mkdir(exist_ok=True)
-        write(recipe, folder / "videos" / name)
-    pack([folder / "videos"], folder / "set", options=PackOptions("any"), progress=False)
-    return folder / "set"
+    return pack_recipes(RECIPES, tmp_path_factory.mktemp("samples"), options=PackOptions("any"))
 
 
 def batches(loader: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Every way of sampling through the loader: the frames that come are the ones that `select` says."""
+"""Every sampler through the loader: the delivered frames are those of `select`."""
 
 from __future__ import annotations
 

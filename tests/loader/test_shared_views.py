@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader, default_collate
 import streamvid as sv
 from streamvid.errors import InputError
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from tests.loader.test_clip_dataset import same
 from tests.support.bad_clips import with_zeroed
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -32,13 +31,11 @@ SIZES = ((64, 100), (66, 80), (72, 96), (64, 90))
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """VP9, which DALI decodes on a CPU, of several sizes, 20 frames each."""
-    folder = tmp_path_factory.mktemp("pairs")
-    (folder / "videos").mkdir()
-    for n, (height, width) in enumerate(SIZES):
-        recipe = Recipe(codec="vp9", container="webm", width=width, height=height, frames=20, gop=5, seed=n)
-        write(recipe, folder / "videos" / f"{n}.webm")
-    pack([folder / "videos"], folder / "set", workers=1, options=PackOptions("any"), progress=False)
-    return folder / "set"
+    recipes = {
+        f"{n}.webm": Recipe(codec="vp9", container="webm", width=width, height=height, frames=20, gop=5, seed=n)
+        for n, (height, width) in enumerate(SIZES)
+    }
+    return pack_recipes(recipes, tmp_path_factory.mktemp("pairs"), workers=1, options=PackOptions("any"))
 
 
 def stream(dataset: Path, **options: Any) -> list[dict[str, Any]]:

@@ -125,7 +125,7 @@ def test_a_copy_with_other_etags_gives_the_same_batches(
     with caplog.at_level(logging.INFO, "streamvid"):
         got = batches(copy, cache_dir=tmp_path / "cache", fetch="ranges")
     assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))  # type: ignore[arg-type]
-    assert sum("has not the ETag that its dataset.json says" in one.getMessage() for one in caplog.records) == 1
+    assert sum("does not have the ETag in its dataset.json" in one.getMessage() for one in caplog.records) == 1
     assert "where its dataset says" not in caplog.text
     assert any(not etag for name, etag in sent if name.endswith(".tar"))
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +21,9 @@ import torch.utils.data
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.plan import world as world_module
-from tests.support.clips import write
 from tests.support.launch import LAUNCHERS, Environment, is_launchers, lightning, sbatch, srun, torchrun, use
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -33,15 +33,10 @@ CLIPS = 14
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=4)
+    recipes = {f"{n:02}.webm": replace(recipe, seed=n) for n in range(CLIPS)}
     folder = tmp_path_factory.mktemp("world")
-    (folder / "videos").mkdir()
-    for n in range(CLIPS):
-        write(
-            Recipe(codec="vp9", container="webm", width=64, height=64, frames=4, seed=n),
-            folder / "videos" / f"{n:02}.webm",
-        )
-    pack([folder / "videos"], folder / "set", shard_size=10_000, options=PackOptions("any"), progress=False)
-    return str(folder / "set")
+    return str(pack_recipes(recipes, folder, shard_size=10_000, options=PackOptions("any")))
 
 
 @pytest.fixture(autouse=True)

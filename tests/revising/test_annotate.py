@@ -1,4 +1,4 @@
-"""Columns by key: added, replaced, read into batches; what cannot be leaves the dataset as it was."""
+"""Columns by key: added, replaced, and read into batches; an invalid table leaves the dataset unchanged."""
 
 from __future__ import annotations
 

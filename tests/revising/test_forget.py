@@ -1,4 +1,4 @@
-"""Forgotten clips are in no new run, all others stay where they were; purged ones have left no byte behind."""
+"""Forgotten clips are in no new run, and all others keep their places; no byte of purged clips is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In which steps of a run a clip was seen: what the run's own batches say."""
+"""The steps of a run in which a clip was seen, compared with the run's batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sound clips in the place of bad ones: they keep their rows, and all others stay as they were."""
+"""Replacing bad clips by sound ones: they keep their rows, and all others are unchanged."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_another_clip_of_the_shard_is_damaged_too(folder: Path, videos: Path, tm
     assert found_bad(folder, tmp_path / "q") == {together[0]}
     spoil(folder, (together[1],))
     before = digests(folder)
-    with pytest.raises(DatasetError, match=f"clip '{together[1]}', which was to stay as it is, is damaged"):
+    with pytest.raises(DatasetError, match=f"clip '{together[1]}', which was to stay unchanged, is damaged"):
         sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False)
     left = digests(folder)
     left.pop("revisions/00000000.json", None)

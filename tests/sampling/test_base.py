@@ -1,4 +1,4 @@
-"""What holds for all frame samplers: clips of a frame or without duration, gaps, arguments that cannot be."""
+"""Common properties of all frame samplers: clips of one frame or without duration, gaps, invalid arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What storage errors are told as."""
+"""The error messages for failures of storages."""
 
 from __future__ import annotations
 

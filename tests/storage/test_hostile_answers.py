@@ -1,4 +1,4 @@
-"""Answers that no honest storage gives, byte by byte: by signed URLs, by requests of botocore, and by http://."""
+"""Hostile responses of storages, byte by byte: to signed URLs, to requests of botocore, and over http://."""
 
 from __future__ import annotations
 

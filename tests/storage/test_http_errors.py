@@ -1,5 +1,5 @@
-"""Answers of web servers that speak S3, Google's or Azure's language behind http: what is asked for again, and what
-errors say."""
+"""Error responses over http in the formats of S3, Google and Azure: which requests are retried, and the messages of
+errors."""
 
 from __future__ import annotations
 

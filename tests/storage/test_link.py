@@ -1,4 +1,4 @@
-"""What follows from the latency and bandwidth of a link, and requests that are made a second time."""
+"""The limits that follow from the latency and bandwidth of a link, and hedged requests."""
 
 from __future__ import annotations
 

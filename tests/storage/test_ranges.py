@@ -1,4 +1,5 @@
-"""Ranges of objects from a server that misbehaves: what is asked for again, what is an error at once, what it says."""
+"""Ranges of objects from a server that misbehaves: which requests are retried, and which fail at once, with which
+message."""
 
 from __future__ import annotations
 
@@ -217,7 +218,8 @@ def test_a_copy_with_other_etags_is_read(s3: FaultyS3, caplog: pytest.LogCapture
     said = [(one.levelname, one.getMessage()) for one in caplog.records if one.name == "streamvid.storage.ranges"]
     assert sorted(level for level, _ in said) == ["INFO", "WARNING"]
     assert any(
-        re.match(r"s3://bucket/\d has not the ETag .*: those of s3://bucket are learned", text) for _, text in said
+        re.match(r"s3://bucket/\d does not have the ETag .*: the ETags of s3://bucket are learned", text)
+        for _, text in said
     )
     assert any(
         f"s3://bucket/3 has {len(DATA) + 1} bytes, where its dataset says {len(DATA)}" in text for _, text in said

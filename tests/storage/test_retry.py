@@ -1,4 +1,4 @@
-"""Asking a storage again: which waits, for how long, what the log says, and what is an error at once."""
+"""Retrying requests: the errors that are retried, for how long, and the messages in the log."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_refusal_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
     _, attempt = failing(*[AccessRefused("The key is wrong.")] * 3)
     assert Clock().retry()(attempt) == "done"
     assert [record.getMessage() for record in caplog.records] == [
-        "The key is wrong. It is tried for 30 s, with credentials looked up anew."
+        "The key is wrong. It is tried for 30 s, with credentials looked up again."
     ]
 
 

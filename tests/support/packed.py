@@ -92,13 +92,19 @@ def pack_with_columns(recipes: Mapping[str, Recipe], folder: Path) -> Path:
     return folder / "set"
 
 
-def make_videos(folder: Path) -> Path:
-    """One small file of each kind."""
-    for name, recipe in VIDEOS.items():
+def make_videos(folder: Path, recipes: Mapping[str, Recipe] = VIDEOS) -> Path:
+    """Video files by name; by default one small file of each kind."""
+    for name, recipe in recipes.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         write(recipe, path)
     return folder
+
+
+def pack_recipes(recipes: Mapping[str, Recipe], folder: Path, **options: Any) -> Path:
+    """A dataset of video files, given by name, in a new folder; `options` as in `pack`."""
+    pack([make_videos(folder / "videos", recipes)], folder / "set", progress=False, **options)
+    return folder / "set"
 
 
 def add_unreadable(folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Renderers: batches in order, one submitted ahead; and what they leave behind."""
+"""Renderers: batches in order, one submitted ahead; and that they free their resources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What transforms and views are made of."""
+"""The options of transforms and views."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos indexed where they lie: the index that packing gives, by packets and by tables."""
+"""Videos indexed in place, by packets and by tables: the index equals that of packing."""
 
 from __future__ import annotations
 

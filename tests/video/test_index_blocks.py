@@ -1,4 +1,4 @@
-"""A part of an index answers as the whole does, and names the blocks that it lacks."""
+"""A part of an index gives the same results as the whole, or names the missing blocks."""
 
 from __future__ import annotations
 

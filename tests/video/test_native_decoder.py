@@ -1,4 +1,4 @@
-"""FFmpeg called by the native part gives what it gives by PyAV, of whatever it is handed."""
+"""FFmpeg called by the native part gives the same results as through PyAV, for any input."""
 
 from __future__ import annotations
 

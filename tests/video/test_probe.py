@@ -1,4 +1,4 @@
-"""Which track of a file is packed, and what is said of the others."""
+"""The track of a file that is packed, and the notices about the others."""
 
 from __future__ import annotations
 

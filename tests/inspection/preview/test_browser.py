@@ -1,4 +1,4 @@
-"""Previews in a real browser: what is seen, what is executed, what is asked for, what filters do."""
+"""Previews in a real browser: visible content, executed scripts, network requests, and filters."""
 
 from __future__ import annotations
 

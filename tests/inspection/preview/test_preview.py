@@ -1,4 +1,4 @@
-"""`preview`: what its strips show, what becomes of bad clips, and how large a page gets."""
+"""`preview`: the contents of strips, bad clips, and the size of pages."""
 
 from __future__ import annotations
 
