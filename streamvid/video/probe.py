@@ -102,6 +102,8 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
     try:
         with nameless(source) as url:
             return av.open(url, "r", options=options, metadata_errors="replace")
+    except av.error.EOFError as error:
+        raise ValueError("it ends with its header: it is cut off, or its recording was") from error
     except (av.error.ArgumentError, av.error.InvalidDataError) as error:
         if not source.stat().st_size:
             raise ValueError("it is empty, a file of 0 bytes: copy it again") from error
@@ -379,7 +381,9 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
         if packet.is_corrupt:
-            raise ValueError("a packet in it is damaged or cut off")
+            # Of a transport stream FFmpeg tells by the numbers of its pieces (continuity_counter).
+            joined = ", or files were joined: convert it to an MP4 first" if container.format.name == "mpegts" else ""
+            raise ValueError(f"a packet in it is damaged or cut off{joined}")
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
             if not started:
                 begins = classify(memoryview(bytes(unpacked))).random_access

@@ -174,6 +174,21 @@ def test_recordings_that_were_joined(muxer: str, codec: str, options: dict[str, 
     np.testing.assert_allclose(seconds, np.arange(48) / RATE, atol=1e-4)
 
 
+def test_transport_streams_that_were_joined(tmp_path: Path) -> None:
+    """FFmpeg takes the last packet before a join for a damaged one, as pieces of it may be missing."""
+    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=_X264)
+    source.write_bytes(2 * source.read_bytes())
+    with pytest.raises(VideoError, match="damaged or cut off, or files were joined: convert it to an MP4 first"):
+        prepare(source, tmp_path / "clip")
+
+
+def test_a_recording_of_which_there_is_a_header_alone(tmp_path: Path) -> None:
+    source = _write_matroska(tmp_path / "a.mkv", b"V_VP8", b"", (64, 64), [])
+    source.write_bytes(source.read_bytes()[:52])
+    with pytest.raises(VideoError, match="it ends with its header: it is cut off, or its recording was"):
+        prepare(source, tmp_path / "clip")
+
+
 def test_a_transport_stream_whose_clock_falls_back(tmp_path: Path) -> None:
     source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=_X264)
     data = bytearray(2 * source.read_bytes())
