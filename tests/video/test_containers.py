@@ -23,7 +23,7 @@ from streamvid.video.encoders import leave_real_time
 from streamvid.video.probe import open_video
 from streamvid.video.remux import remux_with_ffmpeg
 from streamvid.video.stored_clip import StoredClip
-from tests.support import mpeg4
+from tests.support import images, mpeg4
 from tests.support.clips import write
 from tools.clips import Recipe, read_frame_number
 from tools.pictures import draw_frame_number
@@ -242,6 +242,15 @@ def test_a_stream_that_begins_in_the_middle(name: str, tmp_path: Path) -> None:
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)][-len(expected) :] == expected
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(seconds, np.arange(len(expected)) / RATE, atol=1e-4)
+
+
+def test_motion_jpeg_that_looks_like_a_picture(tmp_path: Path) -> None:
+    """FFmpeg takes it for a single picture."""
+    source = tmp_path / "a.mjpeg"
+    source.write_bytes(FRAMES * images.encode(images.picture(120, 160), "JPEG"))
+    clip, transcoded = prepare(source, tmp_path / "clip", fps=Fraction(10))
+    assert not transcoded
+    assert len(clip.index.visible) == FRAMES
 
 
 def test_y4m_without_a_rate_wants_one(tmp_path: Path) -> None:
