@@ -163,7 +163,8 @@ def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bo
 def _times_in_order(pts: Int64, order: OutputOrder) -> Int64:
     """Times for pictures in the order of a decoder, which contradict that: decode times if they rise from packet to
     packet, otherwise in any order. Errors as of `distinct`."""
-    return order.shown_at(pts) if (np.diff(pts) > 0).all() else distinct(pts[order.packets])
+    rises = (np.diff(pts[order.packets]) > 0).all()  # where the order in the bitstream is not read
+    return order.shown_at(pts) if not rises and (np.diff(pts) > 0).all() else distinct(pts[order.packets])
 
 
 def _date_by_order(
