@@ -211,8 +211,12 @@ def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:
         kinds: the kinds of the clip's packets, in decode order.
         pts: int64 [packets], presentation times.
     """
+    # RASL pictures of a CRA picture that comes first are never output.
+    begins = kinds[0].random_access
+    end = next((n for n, kind in enumerate(kinds) if n and kind.random_access), len(kinds))
+    output = [n for n, kind in enumerate(kinds) if not (begins and kind.skipped_leading and n < end)]
     found = {
-        UNORDERED: not packet_info.in_output_order(codec, kinds, pts),
+        UNORDERED: not packet_info.in_output_order(codec, [kinds[n] for n in output], pts[output]),
         LEAD_IN: not kinds[0].random_access,
         "show-existing": any(kind.show_existing for kind in kinds),
         "superframes": any(kind.superframe for kind in kinds),

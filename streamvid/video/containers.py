@@ -88,6 +88,7 @@ _OTHERS: Final[Mapping[bytes, str]] = {
 """First bytes of files whose content is not what the name says, and what to do; text in lower case."""
 _XML: Final = re.compile(rb"<\?xml[^>]*>\s*")
 _HEAD_BYTES: Final = 4096
+_PICTURES_BYTES: Final = 1 << 20
 
 
 def is_timed(container: str, source: Path) -> bool:
@@ -101,6 +102,13 @@ def is_timed(container: str, source: Path) -> bool:
             header = file.readline(_HEAD_BYTES).split()  # YUV4MPEG2 W352 H288 F30:1 …
         return any(re.fullmatch(rb"F[1-9]\d*:[1-9]\d*", word) for word in header)
     return container not in RAW_STREAMS
+
+
+def is_motion_jpeg(source: Path) -> bool:
+    """Whether a file begins with three JPEGs, one behind the other. FFmpeg takes most such streams for one picture."""
+    with source.open("rb") as file:
+        begins = file.read(3) == b"\xff\xd8\xff"  # SOI, and a marker
+        return begins and file.read(_PICTURES_BYTES).count(b"\xff\xd9\xff\xd8\xff") > 1  # EOI, SOI
 
 
 def kind_of_refused(source: Path) -> str:

@@ -30,7 +30,7 @@ from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
 from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
-from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless, refused
+from streamvid.video.containers import FORMATS, check_pattern, is_motion_jpeg, kind_of_refused, nameless, refused
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -102,7 +102,10 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
         options["fflags"] = "nofillin"
     try:
         with nameless(source) as url:
-            return av.open(url, "r", options=options, metadata_errors="replace")
+            name = "mjpeg" if is_motion_jpeg(source) else None
+            return av.open(url, "r", format=name, options=options, metadata_errors="replace")
+    except av.error.EOFError as error:
+        raise ValueError("it ends with its header: it is cut off, or its recording was") from error
     except (av.error.ArgumentError, av.error.InvalidDataError) as error:
         if not source.stat().st_size:
             raise ValueError("it is empty, a file of 0 bytes: copy it again") from error
@@ -381,7 +384,9 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
         if packet.is_corrupt:
-            raise ValueError("a packet in it is damaged or cut off")
+            # Of a transport stream FFmpeg tells by the numbers of its pieces (continuity_counter).
+            joined = ", or files were joined: convert it to an MP4 first" if container.format.name == "mpegts" else ""
+            raise ValueError(f"a packet in it is damaged or cut off{joined}")
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
             if not started:
                 begins = classify(memoryview(bytes(unpacked))).random_access

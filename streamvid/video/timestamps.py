@@ -162,7 +162,8 @@ def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bo
 def _times_in_order(pts: Int64, order: OutputOrder) -> Int64:
     """Times for pictures in the order of a decoder, which contradict that: decode times if they rise from packet to
     packet, otherwise in any order. Errors as of `distinct`."""
-    return order.shown_at(pts) if (np.diff(pts) > 0).all() else distinct(pts[order.packets])
+    rises = (np.diff(pts[order.packets]) > 0).all()  # where the order in the bitstream is not read
+    return order.shown_at(pts) if not rises and (np.diff(pts) > 0).all() else distinct(pts[order.packets])
 
 
 def _date_by_order(
@@ -189,7 +190,9 @@ def _date_by_order(
     if not (clock == _NO_PTS).any():
         return order.packets, order.shown_at(clock)
     times, lasts = pts[order.packets], demuxed.duration[order.packets]
-    return order.packets, distinct(times) if complete else _fill_times(times, lasts)
+    if complete:
+        return order.packets, distinct(times)
+    return order.packets, (_fill_times if container in _DATES_PACKS else _fill_gaps)(times, lasts)
 
 
 def _check_clock(times: Int64) -> None:
@@ -326,6 +329,17 @@ def _shown(found: PacketTimes, order: Int64, times: Int64) -> PacketTimes:
     return replace(found, pts=pts, hidden=np.zeros(len(pts), dtype=bool))
 
 
+def _fill_gaps(times: Int64, durations: Int64) -> Int64:
+    """Times of all frames, where a few have none, as FFmpeg reads none below 0 from Matroska. The times that there are
+    stay what they are. Arguments and errors as of `_fill_times`."""
+    at, numbers = np.flatnonzero(times != _NO_PTS), np.arange(len(times))
+    usual = np.median(np.diff(times[at]) / np.diff(at)) if len(at) > 1 else np.median(durations)
+    filled: Int64 = np.round(np.interp(numbers, at, times[at])).astype(np.int64)
+    outside = np.minimum(numbers - at[0], 0) + np.maximum(numbers - at[-1], 0)
+    filled += np.round(outside * usual).astype(np.int64)
+    return _rising(filled)
+
+
 def _fill_times(times: Int64, durations: Int64) -> Int64:
     """The times of all frames from a container that has only some: see `_DATES_PACKS`.
 
@@ -355,6 +369,10 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
     steps = np.diff(ahead)
     ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -_RESTART_FRAMES * np.median(durations), steps, 0))])
     filled: Int64 = ends - durations + np.round(np.interp(np.arange(len(times)), at, ahead)).astype(np.int64)
-    if (np.diff(filled) <= 0).any():
+    return _rising(filled)
+
+
+def _rising(times: Int64) -> Int64:
+    if (np.diff(times) <= 0).any():
         raise ValueError("its times do not rise from frame to frame")
-    return filled
+    return times

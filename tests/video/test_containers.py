@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -23,7 +23,7 @@ from streamvid.video.encoders import leave_real_time
 from streamvid.video.probe import open_video
 from streamvid.video.remux import remux_with_ffmpeg
 from streamvid.video.stored_clip import StoredClip
-from tests.support import mpeg4
+from tests.support import images, mpeg4
 from tests.support.clips import write
 from tools.clips import Recipe, read_frame_number
 from tools.pictures import draw_frame_number
@@ -174,6 +174,21 @@ def test_recordings_that_were_joined(muxer: str, codec: str, options: dict[str, 
     np.testing.assert_allclose(seconds, np.arange(48) / RATE, atol=1e-4)
 
 
+def test_transport_streams_that_were_joined(tmp_path: Path) -> None:
+    """FFmpeg takes the last packet before a join for a damaged one, as pieces of it may be missing."""
+    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=_X264)
+    source.write_bytes(2 * source.read_bytes())
+    with pytest.raises(VideoError, match="damaged or cut off, or files were joined: convert it to an MP4 first"):
+        prepare(source, tmp_path / "clip")
+
+
+def test_a_recording_of_which_there_is_a_header_alone(tmp_path: Path) -> None:
+    source = _write_matroska(tmp_path / "a.mkv", b"V_VP8", b"", (64, 64), [])
+    source.write_bytes(source.read_bytes()[:52])
+    with pytest.raises(VideoError, match="it ends with its header: it is cut off, or its recording was"):
+        prepare(source, tmp_path / "clip")
+
+
 def test_a_transport_stream_whose_clock_falls_back(tmp_path: Path) -> None:
     source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=_X264)
     data = bytearray(2 * source.read_bytes())
@@ -227,6 +242,15 @@ def test_a_stream_that_begins_in_the_middle(name: str, tmp_path: Path) -> None:
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)][-len(expected) :] == expected
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(seconds, np.arange(len(expected)) / RATE, atol=1e-4)
+
+
+def test_motion_jpeg_that_looks_like_a_picture(tmp_path: Path) -> None:
+    """FFmpeg takes it for a single picture."""
+    source = tmp_path / "a.mjpeg"
+    source.write_bytes(FRAMES * images.encode(images.picture(120, 160), "JPEG"))
+    clip, transcoded = prepare(source, tmp_path / "clip", fps=Fraction(10))
+    assert not transcoded
+    assert len(clip.index.visible) == FRAMES
 
 
 def test_y4m_without_a_rate_wants_one(tmp_path: Path) -> None:
@@ -480,11 +504,6 @@ def test_matroska_with_a_track_from_an_avi(tmp_path: Path) -> None:
 
 def _with_vfw_track(source: Path, target: Path) -> Path:
     """The packets of an AVI in Matroska, by its decode times in ms."""
-
-    def element(name: int, payload: bytes | int) -> bytes:
-        data = payload.to_bytes(4, "big") if isinstance(payload, int) else payload
-        return name.to_bytes((name.bit_length() + 7) // 8, "big") + (len(data) | 1 << 28).to_bytes(4, "big") + data
-
     with av.open(str(source)) as container:
         stream = container.streams.video[0]
         assert stream.time_base is not None
@@ -493,17 +512,49 @@ def _with_vfw_track(source: Path, target: Path) -> Path:
         header = struct.pack("<IiiHH4sIIIII", 40, *size, 1, 24, b"FMP4", 0, 0, 0, 0, 0)
         private = header + (stream.codec_context.extradata or b"")
         at = [round(1000 * (packet.dts or 0) * stream.time_base) for packet in packets]
+    return _write_matroska(target, b"V_MS/VFW/FOURCC", private, size, zip(at, packets, strict=True))
+
+
+def _write_matroska(
+    target: Path, codec: bytes, private: bytes, size: tuple[int, int], blocks: Iterable[tuple[int, Any]]
+) -> Path:
+    """A file of one track with blocks at times in ms, which FFmpeg's muxer would change."""
+
+    def element(name: int, payload: bytes | int) -> bytes:
+        data = payload.to_bytes(4, "big") if isinstance(payload, int) else payload
+        return name.to_bytes((name.bit_length() + 7) // 8, "big") + (len(data) | 1 << 28).to_bytes(4, "big") + data
+
     video = element(0xE0, element(0xB0, size[0]) + element(0xBA, size[1]))
-    track = element(0xD7, 1) + element(0x73C5, 1) + element(0x83, 1) + element(0x86, b"V_MS/VFW/FOURCC")
+    track = element(0xD7, 1) + element(0x73C5, 1) + element(0x83, 1) + element(0x86, codec)
     tracks = element(0x1654AE6B, element(0xAE, track + element(0x63A2, private) + video))
-    blocks = b"".join(
+    written = b"".join(
         element(0xA3, struct.pack(">BhB", 0x81, time, 0x80 * packet.is_keyframe) + bytes(packet))
-        for time, packet in zip(at, packets, strict=True)
+        for time, packet in blocks
     )
-    cluster = element(0x1F43B675, element(0xE7, 0) + blocks)
+    cluster = element(0x1F43B675, element(0xE7, 0) + written)
     info = element(0x1549A966, element(0x2AD7B1, 1_000_000))
     target.write_bytes(element(0x1A45DFA3, element(0x4282, b"matroska")) + element(0x18538067, info + tracks + cluster))
     return target
+
+
+def test_matroska_that_begins_with_pictures_before_its_first(tmp_path: Path) -> None:
+    """As `ffmpeg -ss` copies open GOPs: FFmpeg reads no times of the leading pictures, which are not shown. All others
+    are at theirs, and in order."""
+    recipe = Recipe(codec="hevc", frames=48, gop=15, b_frames=4, open_gop=True, jitter=3, params=(("b-adapt", "0"),))
+    with av.open(str(write(recipe, tmp_path / "a.mp4"))) as container:
+        stream: Any = container.streams.video[0]
+        packets: list[Any] = [packet for packet in container.demux(stream) if packet.size]
+        begin = [number for number, packet in enumerate(packets) if packet.is_keyframe][1]
+        times = [round(1000 * (packet.pts - packets[begin].pts) * stream.time_base) for packet in packets[begin:]]
+        size, private = (recipe.width, recipe.height), stream.codec_context.extradata
+    assert min(times) < 0
+    source = _write_matroska(
+        tmp_path / "a.mkv", b"V_MPEGH/ISO/HEVC", private, size, zip(times, packets[begin:], strict=True)
+    )
+    clip, _ = prepare(source, tmp_path / "clip")
+    assert not clip.traits
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.sort([time for time in times if time >= 0]) / 1000, atol=0.0011)
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])

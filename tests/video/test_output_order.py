@@ -1,0 +1,31 @@
+"""When pictures are shown whose container has decode times alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from streamvid.video.output_order import OutputOrder
+from streamvid.video.timestamps import _times_in_order
+
+CLOCK = np.array([0, 10, 20, 100, 110, 120])
+
+
+@pytest.mark.parametrize(
+    ("delay", "shown"),
+    [(0, [0, 10, 20, 100, 110, 120]), (1, [10, 20, 100, 110, 120, 130]), (2, [20, 100, 110, 120, 130, 140])],
+)
+def test_pictures_are_shown_when_a_decoder_outputs_them(delay: int, shown: list[int]) -> None:
+    order = OutputOrder(np.array([0, 2, 1, 3, 5, 4]), delay)
+    assert order.shown_at(CLOCK).tolist() == shown
+    assert OutputOrder(np.array([0]), delay).shown_at(CLOCK[:1]).tolist() == [delay]
+    with pytest.raises(ValueError, match="at the same time"):
+        order.shown_at(np.minimum(CLOCK, 110))
+
+
+def test_times_that_do_not_contradict_the_order_stay() -> None:
+    """A decoder may wait for pictures that it might have to reorder, though none are."""
+    assert _times_in_order(CLOCK, OutputOrder(np.arange(6), 2)).tolist() == CLOCK.tolist()
+    assert _times_in_order(CLOCK, OutputOrder(np.array([0, 2, 1, 3, 5, 4]), 1)).tolist() == [10, 20, 100, 110, 120, 130]
+    other = np.array([0, 30, 20, 10, 40, 50])
+    assert _times_in_order(other, OutputOrder(np.arange(6), 1)).tolist() == [0, 10, 20, 30, 40, 50]
