@@ -25,6 +25,8 @@ MAX_COUNT: Final = (1 << 31) - 1
 _MOST_OPTIONS: Final = 1000
 """Longer lists are data, such as the ten million numbers of a sampler, and too long to convert."""
 
+_MOST_SHOWN: Final = 200
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -61,6 +63,12 @@ def fraction(text: str) -> Fraction:
     return Fraction(text)
 
 
+def shown(value: object) -> str:
+    """A value as an error shows it: on one line, where arrays take several, and cut off, as a list may be data."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
 def boolean(value: object, name: str) -> bool:
     """The value, which must be True or False.
 
@@ -68,7 +76,7 @@ def boolean(value: object, name: str) -> bool:
         InputError: the value is neither.
     """
     if not isinstance(value, bool | np.bool_):
-        raise InputError(f"{name} must be True or False; it is {value!r}")
+        raise InputError(f"{name} must be True or False; it is {shown(value)}")
     return bool(value)
 
 
@@ -87,7 +95,7 @@ def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_
         # The message names MAX_COUNT only if the value exceeds it.
         both = most is not None and (most != MAX_COUNT or (is_integer(value) and value > most))
         limits = f"from {least} to {most}" if both else f"of at least {least}"
-        raise InputError(f"{name} must be a whole number {limits}; it is {value!r}")
+        raise InputError(f"{name} must be a whole number {limits}; it is {shown(value)}")
     return int(value)
 
 
@@ -135,7 +143,7 @@ def one_of(value: object, allowed: Sequence[str], name: str) -> None:
     """Raise InputError unless the value is one of the allowed words; the message proposes the word most like the
     value."""
     if not isinstance(value, str) or value not in allowed:
-        text = f"{name} must be one of {', '.join(map(repr, allowed))}; it is {value!r}"
+        text = f"{name} must be one of {', '.join(map(repr, allowed))}; it is {shown(value)}"
         raise InputError("; ".join(filter(None, (text, did_you_mean(value, allowed)))))
 
 

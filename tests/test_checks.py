@@ -182,3 +182,20 @@ MISUSES: list[tuple[Callable[[], object], str]] = [
 def test_what_options_cannot_be(call: Callable[[], object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wrong: sv.Window(wrong),
+        lambda wrong: sv.Window(4, start=wrong),
+        lambda wrong: sv.Transform(random_crop=wrong),
+        lambda wrong: sv.StreamLoader("ds", batch_size=wrong),
+    ],
+)
+def test_data_in_the_place_of_an_option_makes_a_short_line(call: Callable[[Any], object]) -> None:
+    for wrong in (torch.zeros(3, 3), np.zeros((3, 3)), list(range(100_000)), "x" * 100_000):
+        with pytest.raises(InputError) as error:
+            call(wrong)
+        assert "\n" not in str(error.value)
+        assert len(str(error.value)) < 500

@@ -152,9 +152,10 @@ def print_summary(report: PackReport, done: str) -> None:
     elif not report.clips:
         out.print(f"nothing to add: {shown} has {whole}")
     elif manifest.revision:
+        forgotten = f"; {manifest.forgotten.clips:,} of them forgotten" if manifest.forgotten else ""
         out.print(
             f"added {format_count(report.clips, 'clip')}, {format_bytes(report.bytes)}, in "
-            f"{format_duration(report.elapsed)} to {shown}, which now has {whole}"
+            f"{format_duration(report.elapsed)} to {shown}, which now has {whole}{forgotten}"
         )
     else:
         out.print(f"{done} {whole}, at {shown} in {format_duration(report.elapsed)}")

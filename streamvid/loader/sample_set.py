@@ -11,7 +11,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream.image import CODECS as IMAGES
-from streamvid.checks import is_integer, listed, one_of
+from streamvid.checks import is_integer, listed, one_of, shown
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.members import find_member
@@ -80,14 +80,14 @@ class SampleSet:
         if isinstance(transform, Mapping):
             transform = Views(transform)
         if transform is not None and not isinstance(transform, Transform | Views):
-            raise InputError(f"transform must be a Transform, or a dict of them by name; it is {transform!r}")
+            raise InputError(f"transform must be a Transform, or a dict of them by name; it is {shown(transform)}")
         given = () if columns is None else tuple(listed(columns, "columns", "names"))
         if not all(isinstance(one, str | Pick) for one in given):
-            raise InputError(f"columns must be a list of names; it is {columns!r}")
+            raise InputError(f"columns must be a list of names; it is {shown(columns)}")
         picks = [one for one in given if isinstance(one, Pick)]
         names = [one.column if isinstance(one, Pick) else one for one in given]
         if not is_integer(seed):
-            raise InputError(f"seed must be a whole number; it is {seed!r}")
+            raise InputError(f"seed must be a whole number; it is {shown(seed)}")
         if checksum is not None:
             one_of(checksum, CHECKSUMS, "checksum")
         transform = transform or Transform(layout="THWC", dtype="uint8")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from streamvid.arrays import Int64
-from streamvid.checks import integer, one_of, suggest_keywords
+from streamvid.checks import integer, one_of, shown, suggest_keywords
 from streamvid.dataset.picked import Pick
 from streamvid.decode.lost_gpu import GpuWatch
 from streamvid.errors import InputError
@@ -158,7 +158,7 @@ class StreamLoader(Refusals):
     ) -> None:
         policy = ErrorPolicy.of(on_error, max_errors, quarantine)
         if batch_fn is not None and not callable(batch_fn):
-            raise InputError(f"batch_fn must be a function of a batch; it is {batch_fn!r}")
+            raise InputError(f"batch_fn must be a function of a batch; it is {shown(batch_fn)}")
         if locality is not None:
             one_of(locality, ("node",), "locality")
         if locality is not None and mesh is not None and ranks_per_node is None:

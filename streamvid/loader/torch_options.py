@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from streamvid.checks import boolean, integer, is_real
+from streamvid.checks import boolean, integer, is_real, shown
 from streamvid.errors import InputError, StreamvidError
 from streamvid.forks import in_children
 from streamvid.host import limit_met
@@ -20,7 +20,7 @@ def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: b
         # PyTorch's older samplers have no __iter__ of their own, but all can be iterated over.
         single = isinstance(given, str | bytes | type) or getattr(given, "ndim", 1) == 0
         if given is not None and (single or not isinstance(given, Iterable)):
-            raise InputError(f"{name} must be a sampler, something that yields {kind}; it is {given!r}"[:300])
+            raise InputError(f"{name} must be a sampler, something that yields {kind}; it is {shown(given)}")
     if sampler is not None and shuffle:
         raise InputError("a sampler decides the order: leave out shuffle")
     if batch_sampler is not None and (sampler is not None or shuffle or drop_last):
@@ -41,15 +41,15 @@ def check_workers(
     if prefetch_factor is not None:
         integer(prefetch_factor, "prefetch_factor")
     if not is_real(timeout) or timeout < 0:
-        raise InputError(f"timeout must be a number of seconds, 0 for none; it is {timeout!r}")
+        raise InputError(f"timeout must be a number of seconds, 0 for none; it is {shown(timeout)}")
     if timeout and not num_workers:
         raise InputError("timeout is for batches of worker processes: give num_workers, too, or leave it out")
     if worker_init_fn is not None and not callable(worker_init_fn):
-        raise InputError(f"worker_init_fn must be a function of a worker's number; it is {worker_init_fn!r}"[:300])
+        raise InputError(f"worker_init_fn must be a function of a worker's number; it is {shown(worker_init_fn)}")
     import torch
 
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise InputError(f"generator must be a torch.Generator; it is {generator!r}"[:300])
+        raise InputError(f"generator must be a torch.Generator; it is {shown(generator)}")
 
 
 def check_items(items: Any, most: int) -> None:

@@ -190,15 +190,24 @@ def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...], *, sequ
     if glob.has_magic(given) and (local or not ranged or not filesystem.exists(given)):
         return _globbed(given, shown, extensions)
     if local:
-        if os.path.exists(given):
-            raise InputError(f"{shown} is a pipe, a device or a socket: write what it holds to a file first")
-        raise InputError(f"no such file or folder: {shown}")
+        raise InputError(_no_source(given, shown))
     if is_list(given):
         return _listed(given, lists)
     files = filesystem.list_files(given, recursive=True)
     if [path_parts(file) for file in files] == [path_parts(given)]:
         return [_single(given)]
     return _below(given, files, shown, extensions, sequences=sequences)
+
+
+def _no_source(path: str, shown: str) -> str:
+    """Why a local path is neither a file nor a folder."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return f"no such file or folder: {shown}"
+    except OSError as error:
+        return f"cannot look at {shown}: {error.strerror}; check the path and who may read its folders"
+    return f"{shown} is a pipe, a device or a socket: write what it holds to a file first"
 
 
 def _single(path: str) -> Found:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, Literal, get_args
 
-from streamvid.checks import boolean, decimal, is_integer, is_real, one_of, suggesting
+from streamvid.checks import boolean, decimal, is_integer, is_real, one_of, shown, suggesting
 from streamvid.errors import InputError
 from streamvid.video.gpu_support import Purpose
 from streamvid.video.stored_clip import StoredClip
@@ -115,7 +115,7 @@ class PackOptions:
         for name, kind in (("cutting", FixedLength | Scenes | None), ("transcode", TranscodeOptions | None)):
             if not isinstance(given := getattr(self, name), kind):
                 example = "FixedLength(10) or Scenes()" if name == "cutting" else "TranscodeOptions(codec='hevc')"
-                raise InputError(f"PackOptions({name}) must be {example}; it is {given!r}"[:300])
+                raise InputError(f"PackOptions({name}) must be {example}; it is {shown(given)}"[:300])
         if not isinstance(self.decode, str) or self.decode not in DECODE_LEVELS:
             raise InputError(f"cannot decode {self.decode!r} before packing: choose from {', '.join(DECODE_LEVELS)}")
         if self.track is not None and not (is_integer(self.track) and self.track >= 0):
@@ -125,7 +125,7 @@ class PackOptions:
         if self.fps is None:
             return
         if not is_real(self.fps) or not 0 < self.fps <= 1000:
-            raise InputError(f"fps must be a number above 0, and at most 1000; it is {self.fps!r}")
+            raise InputError(f"fps must be a number above 0, and at most 1000; it is {shown(self.fps)}")
         object.__setattr__(self, "fps", decimal(self.fps))
 
 

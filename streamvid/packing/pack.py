@@ -270,8 +270,9 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
     if not added:
         asked(destination, partial(abandon, destination, fingerprint, listed), spec.job.retry)
         if base is None:
+            why = rejected[0].reason.rstrip(".")
             raise InputError(
-                f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {rejected[0].reason}; "
+                f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {why}; "
                 f"all are listed in {redact(join(destination, REJECTED_FILE))}"
             )
         return _report(spec, run, base.manifest, rejected)

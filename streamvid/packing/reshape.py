@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -25,7 +27,10 @@ from streamvid.packing.pack import MAX_SHARD_SIZE, SHARD_SIZE, JobRun
 from streamvid.packing.parts import Shares, order_of, parts_by_column, parts_by_keys, parts_by_share
 from streamvid.packing.report import PackReport
 from streamvid.packing.rewrite import Rewrite, RewriteSpec, plan_rewrite, run_rewrite
+from streamvid.storage import filesystem
 from streamvid.storage.url import AnyPath, given_path, join, redact
+
+log = logging.getLogger(__name__)
 
 _DATASETS: Final = "paths, URLs or datasets"
 Given = Dataset | str | os.PathLike[str]
@@ -153,10 +158,28 @@ def split(
         state, mine = read_state(place), specs[name].job.fingerprint
         if not overwrite and state.manifest is not None and mine not in (state.packed_by, state.claimed_by):
             raise InputError(DATASET_EXISTS.format(redact(place)))
+    if others := _other_parts(run.destination, parts):
+        log.warning(
+            "%s has parts of another split, too: %s; remove them, as their clips may be in these parts",
+            redact(run.destination), ", ".join(others),
+        )  # fmt: skip
     return {
         name: run_rewrite(spec, replace(run, destination=places[name], started=time.monotonic()))
         for name, spec in specs.items()
     }
+
+
+def _other_parts(destination: str, parts: Container[str]) -> list[str]:
+    """The names of parts that an earlier split has left at the destination."""
+    found = []
+    for name, details in filesystem.list_details(destination).items():
+        if details.is_folder and name not in parts:
+            with suppress(InputError):  # what is not streamvid's
+                report = read_state(join(destination, name)).report or {}
+                options = report.get("options")
+                if isinstance(options, dict) and (options.get("command"), options.get("part")) == ("split", name):
+                    found.append(name)
+    return found
 
 
 @suggest_keywords

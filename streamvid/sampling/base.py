@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import integer, one_of
+from streamvid.checks import integer, one_of, shown
 from streamvid.errors import InputError
 from streamvid.sampling.padding import PADS, Pad, reflect_index
 
@@ -202,7 +202,7 @@ class FixedLengthSampler(PaddedSampler):
 def check_sampler(sampling: object) -> None:
     """Raise InputError unless the value is a frame sampler."""
     if isinstance(sampling, type) or not isinstance(sampling, FrameSampler):
-        raise InputError(f"sampling must be a frame sampler such as Window(frames=16, fps=8); it is {sampling!r}")
+        raise InputError(f"sampling must be a frame sampler such as Window(frames=16, fps=8); it is {shown(sampling)}")
 
 
 def select(sampler: FrameSampler, clip: ClipTimes, random: Float64, *, number: int = 0) -> Selection:

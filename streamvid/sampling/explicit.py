@@ -12,7 +12,7 @@ from typing import Any, Final, TypeGuard
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import MAX_COUNT, integer, is_integer, is_real, listed, suggesting
+from streamvid.checks import MAX_COUNT, integer, is_integer, is_real, listed, shown, suggesting
 from streamvid.errors import InputError
 from streamvid.sampling.base import ClipTimes, PaddedSampler, SlotLayout
 
@@ -87,7 +87,7 @@ class ByClip(PaddedSampler):
             )
         if not isinstance(self._given, str) and (isinstance(self._given, type) or not callable(self._given)):
             raise InputError(
-                f"ByClip takes a function of the clip or the name of a metadata column, it is {self._given!r}"
+                f"ByClip takes a function of the clip or the name of a metadata column, it is {shown(self._given)}"
             )
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import exact, integer, is_integer, is_real, listed, one_of, suggesting
+from streamvid.checks import exact, integer, is_integer, is_real, listed, one_of, shown, suggesting
 from streamvid.errors import InputError
 from streamvid.sampling.base import ClipTimes, FixedLengthSampler, PaddedSampler, SlotLayout
 
@@ -69,9 +69,9 @@ class Window(FixedLengthSampler):
         if integer(self.windows, "Window(windows)") > 1 and self.start not in ("even", "random"):
             raise InputError(f"{self.windows} windows at the {self.start} would be the same: take start='even'")
         if self._in_frames and not is_integer(self.jitter):
-            raise InputError(f"Window(jitter) must be a whole number of frames, it is {self.jitter!r}")
+            raise InputError(f"Window(jitter) must be a whole number of frames, it is {shown(self.jitter)}")
         if not is_real(self.jitter) or not 0 <= self.jitter <= _MAX_SECONDS:
-            raise InputError(f"Window(jitter) must be a number from 0 to {_MAX_SECONDS}, it is {self.jitter!r}")
+            raise InputError(f"Window(jitter) must be a number from 0 to {_MAX_SECONDS}, it is {shown(self.jitter)}")
 
     @property
     def num_random(self) -> int:
@@ -307,7 +307,7 @@ def _ticks_per_frame(rate: Rate, tick: Fraction) -> Fraction:
 
 def _check_rate(value: Rate, name: str) -> None:
     if not is_real(value) or not 0.001 <= value <= 100_000:
-        raise InputError(f"{name} must be a number from 0.001 to 100000, it is {value!r}")
+        raise InputError(f"{name} must be a number from 0.001 to 100000, it is {shown(value)}")
 
 
 def _checked_span(value: object) -> tuple[float, float]:
@@ -315,4 +315,4 @@ def _checked_span(value: object) -> tuple[float, float]:
         least, most = value
         if 0 < least <= most <= _MAX_SECONDS:
             return least, most
-    raise InputError(f"Window(span) takes the least and the most seconds, such as (1.0, 4.0); it is {value!r}")
+    raise InputError(f"Window(span) takes the least and the most seconds, such as (1.0, 4.0); it is {shown(value)}")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from streamvid.checks import is_real
+from streamvid.checks import is_real, shown
 from streamvid.errors import InputError
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 
@@ -62,7 +62,7 @@ class Retry:
         if isinstance(retry_for, Retry):
             return retry_for
         if not is_real(retry_for) or retry_for < 0:
-            raise InputError(f"retry_for must be a number of seconds, 0 for none; it is {retry_for!r}")
+            raise InputError(f"retry_for must be a number of seconds, 0 for none; it is {shown(retry_for)}")
         return cls(float(retry_for))
 
     def until(self, stop: threading.Event) -> Retry:

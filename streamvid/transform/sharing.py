@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from streamvid.checks import one_of
+from streamvid.checks import one_of, shown
 from streamvid.errors import InputError
 
 
@@ -56,7 +56,7 @@ def checked_share(transforms: Mapping[str, View], share: object) -> tuple[str, .
             different options.
     """
     if isinstance(share, str) or not isinstance(share, tuple | list | set | frozenset):
-        raise InputError(f"Views(share) must be a list of {', '.join(map(repr, SHARES))}; it is {share!r}")
+        raise InputError(f"Views(share) must be a list of {', '.join(map(repr, SHARES))}; it is {shown(share)}")
     for one in share:
         one_of(one, tuple(SHARES), "each of Views(share)")
     given = tuple(name for name in SHARES if name in share)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
-from streamvid.checks import is_integer, is_real, one_of, suggesting
+from streamvid.checks import is_integer, is_real, one_of, shown, suggesting
 from streamvid.color.tags import ColorOption
 from streamvid.errors import InputError
 from streamvid.transform.draw import DRAWS as DRAWS
@@ -152,7 +152,7 @@ class Transform(Eager):
                 what = "a share of the frame" if name == "translate" else "a probability"
                 raise InputError(f"Transform({name}) must be {what}, from 0 to 1; it is {getattr(self, name)!r}")
         if self.dali is not None and not callable(self.dali):
-            raise InputError(f"Transform(dali) must be a function of a DALI node; it is {self.dali!r}")
+            raise InputError(f"Transform(dali) must be a function of a DALI node; it is {shown(self.dali)}")
         self._check_together()
 
     def __repr__(self) -> str:
@@ -223,7 +223,7 @@ class Transform(Eager):
             if len(sides) not in (1, 2) or any(not _is_side(side) for side in sides):
                 raise InputError(
                     f"Transform({name}) must be a number of pixels or (height, width), each from 1 to {_MAX_SIDE}; "
-                    f"it is {value!r}"
+                    f"it is {shown(value)}"
                 )
         scales = self.random_short_side
         if scales is None:
@@ -231,12 +231,12 @@ class Transform(Eager):
         if not isinstance(scales, tuple | list) or not scales or any(not _is_side(side) for side in scales):
             raise InputError(
                 "Transform(random_short_side) must be (smallest, largest) or a list of short sides, "
-                f"each from 1 to {_MAX_SIDE}; it is {scales!r}"
+                f"each from 1 to {_MAX_SIDE}; it is {shown(scales)}"
             )
         if isinstance(scales, tuple) and (len(scales) != 2 or scales[0] > scales[1]):
             raise InputError(
                 "Transform(random_short_side) must be (smallest, largest), or a list for one of several; "
-                f"it is {scales!r}"
+                f"it is {shown(scales)}"
             )
         if isinstance(scales, list):
             object.__setattr__(self, "random_short_side", list(scales))
@@ -251,7 +251,7 @@ class Transform(Eager):
         ):  # fmt: skip
             one_of(getattr(self, name), choices, f"Transform({name})")
         if not isinstance(self.random_crop, bool):
-            raise InputError(f"Transform(random_crop) must be True or False; it is {self.random_crop!r}")
+            raise InputError(f"Transform(random_crop) must be True or False; it is {shown(self.random_crop)}")
 
     def _check_channels(self, name: str) -> None:
         value = getattr(self, name)
@@ -262,9 +262,11 @@ class Transform(Eager):
         value = (value,) * 3 if is_real(value) else value
         if not _are_channels(value) or (name == "std" and any(v <= 0 for v in value)):
             positive = ", above 0" if name == "std" else ""
-            raise InputError(f"Transform({name}) must be a number or three{positive}; it is {value!r}")
+            raise InputError(f"Transform({name}) must be a number or three{positive}; it is {shown(value)}")
         if max(value) > 1:
-            raise InputError(f"Transform({name}) is in units of the full range, 0 to 1: divide by 255; it is {value!r}")
+            raise InputError(
+                f"Transform({name}) is in units of the full range, 0 to 1: divide by 255; it is {shown(value)}"
+            )
         object.__setattr__(self, name, tuple(float(v) for v in value))
 
     def _check_range(self, name: str, low: float, high: float) -> None:
@@ -274,7 +276,7 @@ class Transform(Eager):
             return
         if not _is_range(value) or not low < value[0] <= value[1] <= high:
             most = "" if high == math.inf else f" and up to {high:g}"
-            raise InputError(f"Transform({name}) must be (from, to), more than {low:g}{most}; it is {value!r}")
+            raise InputError(f"Transform({name}) must be (from, to), more than {low:g}{most}; it is {shown(value)}")
         object.__setattr__(self, name, (float(value[0]), float(value[1])))
 
     def _check_span(self, name: str, low: float, high: float) -> None:
@@ -285,7 +287,7 @@ class Transform(Eager):
         elif not (is_real(value) and 0 <= value <= high):
             limits = f"at least {low:g}" if high == math.inf else f"within {low:g} and {high:g}"
             raise InputError(
-                f"Transform({name}) must be a number of at least 0, or (from, to) {limits}; it is {value!r}"
+                f"Transform({name}) must be a number of at least 0, or (from, to) {limits}; it is {shown(value)}"
             )
 
     def _check_together(self) -> None:
@@ -327,16 +329,16 @@ class Views(Eager):
         self, transforms: Mapping[str, Transform] | None = None, *, share: Collection[str] = (), **by_name: Transform
     ) -> None:
         if not isinstance(transforms, Mapping | None) or not {**(transforms or {}), **by_name}:
-            raise InputError(f"Views must be a dict of one Transform or more by name; it is {transforms!r}")
+            raise InputError(f"Views must be a dict of one Transform or more by name; it is {shown(transforms)}")
         views = {**(transforms or {}), **by_name}
         for name, transform in views.items():
             if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
                 raise InputError(
                     f"a view's name must be a word other than {', '.join(TAKEN)}, which a batch holds already; "
-                    f"it is {name!r}"
+                    f"it is {shown(name)}"
                 )
             if not isinstance(transform, Transform):
-                raise InputError(f"the view {name!r} must be a Transform; it is {transform!r}")
+                raise InputError(f"the view {name!r} must be a Transform; it is {shown(transform)}")
         if len({(one.color, one.resize_in) for one in views.values()}) > 1:
             raise InputError("Views share their decoded frames: give all of them the same color and resize_in")
         object.__setattr__(self, "transforms", views)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from streamvid.checks import integer, one_of, suggest_keywords
+from streamvid.checks import integer, one_of, shown, suggest_keywords
 from streamvid.color.render import recolouring
 from streamvid.color.tags import Color, ColorOption
 from streamvid.errors import InputError
@@ -83,16 +83,16 @@ def export(
     if isinstance(transform, Mapping):
         transform = Views(transform)
     if not isinstance(transform, Transform | Views):
-        raise InputError(f"transform must be a Transform, or a dict of them by name; it is {transform!r}")
+        raise InputError(f"transform must be a Transform, or a dict of them by name; it is {shown(transform)}")
     integer(frames, "frames")
     integer(stride, "stride")
     integer(max_batch_size, "max_batch_size")
     integer(num_threads, "num_threads")
     one_of(device, _DEVICES, "device")
     if not isinstance(name, str) or not name or not name.isascii() or not all(c.isalnum() or c in "._-" for c in name):
-        raise InputError(f"name must be a model's name, of letters, digits, '.', '_' and '-'; it is {name!r}")
+        raise InputError(f"name must be a model's name, of letters, digits, '.', '_' and '-'; it is {shown(name)}")
     if name.startswith("."):
-        raise InputError(f"name must not begin with a dot; it is {name!r}")
+        raise InputError(f"name must not begin with a dot; it is {shown(name)}")
     if color is not None:
         one_of(color, COLORS, "color")
         transform = _in_color(transform, color)

@@ -21,7 +21,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.bitstream.h264_gaps import FrameNumbers
 from streamvid.bitstream.image import MAX_SIDE
-from streamvid.checks import is_integer, is_real, suggesting
+from streamvid.checks import is_integer, is_real, shown, suggesting
 from streamvid.color.tags import siting_name, usual_siting
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.boxes import write_rotation
@@ -72,9 +72,9 @@ class TranscodeOptions:
             raise InputError(f"cannot transcode to {self.codec!r}: choose from {', '.join(TARGETS)}")
         for name in ("short_side", "gop", "crf"):
             if not is_integer(given := getattr(self, name)) and (given is not None or name == "gop"):
-                raise InputError(f"TranscodeOptions({name}) must be a whole number; it is {given!r}")
+                raise InputError(f"TranscodeOptions({name}) must be a whole number; it is {shown(given)}")
         if self.max_fps is not None and not is_real(self.max_fps):
-            raise InputError(f"TranscodeOptions(max_fps) must be a number; it is {self.max_fps!r}")
+            raise InputError(f"TranscodeOptions(max_fps) must be a number; it is {shown(self.max_fps)}")
         if self.short_side is not None and not 16 <= self.short_side <= MAX_SIDE:
             raise InputError(f"a short side of {self.short_side} pixels: choose from 16 to {MAX_SIDE}")
         if self.max_fps is not None and self.max_fps <= 0:

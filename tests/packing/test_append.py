@@ -212,6 +212,7 @@ def test_the_command_says_what_it_did(videos: Path, tmp_path: Path, capsys: pyte
     added = said("--append")
     assert "added 2 clips" in added
     assert "which now has 3 clips" in added
+    assert "forgotten" not in added
     assert "skipped 1 video that the dataset had already" in added
     assert main(["pack", str(source), destination]) == 2
     assert "--append" in capsys.readouterr().err
@@ -224,6 +225,10 @@ def test_the_command_says_what_it_did(videos: Path, tmp_path: Path, capsys: pyte
         "shards": 1,
         "rejected": 0,
     }
+    sv.forget(destination, ["0"])
+    some(videos, source, "3.mp4")
+    assert "which now has 4 clips" in (added := said("--append"))
+    assert "; 1 of them forgotten" in added
 
 
 def test_the_revision_is_written_once_there_is_one(videos: Path, tmp_path: Path) -> None:

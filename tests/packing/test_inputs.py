@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +145,15 @@ def test_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [("missing", "no such file or folder"), ("empty", r"no videos in .*\.mp4"), ("no*", r"no videos match .*\.mp4")],
-)
+    [
+        ("missing", "no such file or folder"), ("empty", r"no videos in .*\.mp4"), ("no*", r"no videos match .*\.mp4"),
+        ("loop", "cannot look at .*: Too many levels of symbolic links"), ("pipe", "is a pipe, a device or a socket"),
+    ],
+)  # fmt: skip
 def test_inputs_that_hold_nothing(tmp_path: Path, given: str, said: str) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match=said):
         find_sources([str(tmp_path / given)], MetadataLists())
 

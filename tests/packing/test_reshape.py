@@ -383,6 +383,17 @@ def test_split_by_key_and_by_column(made: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_parts_that_an_earlier_split_left_are_told(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "parts" / "notes").mkdir(parents=True)
+    split(made / "one", tmp_path / "parts", keys={"train": ["slow"], "val": ["top"]}, **QUIET)
+    split(made / "one", tmp_path / "parts", keys={"train": ["slow"], "val": ["top"]}, **QUIET)
+    assert "another split" not in caplog.text
+    split(made / "one", tmp_path / "parts", keys={"train": ["slow", "top"]}, overwrite=True, **QUIET)
+    assert "has parts of another split, too: val; remove them" in caplog.text
+
+
 # Kills, full disks, buckets
 
 
