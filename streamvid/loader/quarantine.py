@@ -211,7 +211,8 @@ class Quarantine:
             "number": clip.row - self._dataset.rows(shard).start,
             **asdict(clip),
             "files": None if entry.has_tar and clip.suspect == "source" else _signature(self._dataset, clip.row),
-            "bounds": _bounds(self._dataset, shard),
+            # Of a file that is refused for where it lies: all others are as bad whatever may be read.
+            "bounds": _bounds(self._dataset, shard) if "roots=" in clip.reason else None,
             "rank": rank,
             "time": _now(),
         }
@@ -355,12 +356,10 @@ def _signature(dataset: ClipSource, row: int) -> list[int] | None:
     return [value for path in paths if is_local(path) for value in size_and_time(local_path(path))] or None
 
 
-def _bounds(dataset: ClipSource, shard: int) -> str | None:
-    """A digest of where a shard's clips may lie, as `roots=` decides; None if they lie in its tar."""
-    files = dataset.shard_files[shard]
-    if files.entry.has_tar:
-        return None
-    allowed = [sorted(files.bounds.folders), sorted(files.bounds.hosts)]
+def _bounds(dataset: ClipSource, shard: int) -> str:
+    """A digest of where a shard's clips outside of its tar may lie, as `roots=` decides."""
+    bounds = dataset.shard_files[shard].bounds
+    allowed = [sorted(bounds.folders), sorted(bounds.hosts)]
     return hashlib.sha256(json.dumps(allowed).encode()).hexdigest()[:16]
 
 

@@ -230,7 +230,9 @@ def _members(file: RangedFile, size: int) -> tuple[dict[str, tarfile.TarInfo], l
                         again.append(name)
                     members[name] = member  # of several of one name the last, as whoever unpacks it gets
             if tar.offset >= size:
-                problems.append("it ends without the zeros that end a tar: it may have been cut off, or be written yet")
+                problems.append(
+                    "it ends without the zeros that end a tar: it may be cut off, or is still being written"
+                )
             end = _behind_zeros(file, tar.offset, size)
             if end == tar.offset < size:
                 raise ValueError(f"at byte {end} is no header of a file in it")
