@@ -117,7 +117,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
                 raise CannotCopyError("frames of it that a decoder reorders are shown at the same time") from None
             if times.hidden.any():
                 raise CannotCopyError("a decoder does not give all frames that its edit list shows") from None
-            _check_all_output(source, clip)
+            _check_all_output(source, times, clip)
             return clip
         if np.array_equal(ordered.pts, times.pts):
             return clip
@@ -126,18 +126,20 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
         return store(ordered.up_to_last_visible())
 
 
-def _check_all_output(source: VideoFile, clip: StoredClip) -> None:
+def _check_all_output(source: VideoFile, times: PacketTimes, clip: StoredClip) -> None:
     """Refuse a clip of which a decoder does not output some frames: pictures whose order goes back without an IDR
     picture, as where recordings were joined. Others would come under their numbers.
 
     Raises:
         CannotCopyError: it is one.
     """
-    with suppress(av.error.FFmpegError):  # what is damaged is looked for later
-        output = output_order(source, clip.codec).packets
-        if lost := len(np.setdiff1d(clip.index.visible, output)):
-            frames = format_count(len(clip.index.visible), "frame")
-            raise CannotCopyError(f"decoders do not output {lost} of its {frames}, as where recordings were joined")
+    lost = 0
+    with suppress(ValueError, av.error.FFmpegError):  # what is damaged is looked for later
+        output = output_order(source, clip.codec, apply_edits=times.edits_applied, num_skipped=times.num_skipped)
+        lost = len(np.setdiff1d(clip.index.visible, output.packets))
+    if lost:
+        frames = format_count(len(clip.index.visible), "frame")
+        raise CannotCopyError(f"decoders do not output {lost} of its {frames}, as where recordings were joined")
 
 
 def _is_in_fields(clip: StoredClip) -> bool:
