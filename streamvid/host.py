@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from streamvid.errors import StreamvidError
+from streamvid.errors import StreamvidError, VideoError
 
 _ROOT: Final = Path("/")
 
@@ -51,6 +51,11 @@ def limit_met(error: BaseException) -> str | None:
         return "all files are open that this machine may open: raise fs.file-max by `sysctl`"
     if number == errno.EFBIG:
         return "a file would be longer than this process may write: raise the limit by `ulimit -f`"
+    if number == errno.ENOMEM or isinstance(error, MemoryError):
+        return (
+            f"there is no memory left for this process ({error}): raise its limits (`ulimit -v`, the container's), or "
+            "use a smaller batch_size, or fewer num_threads and num_workers"
+        )
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
     if no_thread or isinstance(error, BlockingIOError):  # of pthread_create, of fork
         return (
@@ -62,11 +67,13 @@ def limit_met(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def limits_named() -> Iterator[None]:
-    """Let errors of the block that are due to a limit say which, and what to do."""
+    """Let errors of the block that are due to a limit say which, and what to do; also one that calls a clip damaged, as
+    FFmpeg failed for want of memory."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        if (limit := limit_met(error)) is None:
+    except Exception as error:
+        causes = (error, error.__cause__) if isinstance(error, VideoError) else (error,)
+        if (limit := next(filter(None, map(limit_met, filter(None, causes))), None)) is None:
             raise
         raise StreamvidError(limit) from error
 

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ import streamvid as sv
 from streamvid.loader.torch_options import begin
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.video.codec_context import ReusableCodecContext
 from tests.support.clips import write
 from tools.clips import Recipe
 
@@ -80,6 +82,21 @@ def test_a_dataset_is_opened_without_files_left(dataset: Path) -> None:
     said = r"dataset.json: this process has all files open .*`ulimit -n`"
     with pytest.raises(sv.StreamvidError, match=said), no_further_file():
         sv.Dataset.open(dataset)
+
+
+def test_no_memory_is_left_to_decode(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clip, which decodes in another process, is neither damaged nor called so."""
+
+    def full(*_: object) -> Any:
+        raise av.error.MemoryError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(ReusableCodecContext, "_open", full)
+    options: Any = {"sampling": SAMPLING, "device": "cpu", "quarantine": tmp_path / "quarantine"}
+    said = r"^there is no memory left for this process .*`ulimit -v`"
+    with sv.StreamLoader(dataset, batch_size=1, **options) as loader, pytest.raises(sv.StreamvidError, match=said):
+        next(iter(loader))
+    assert loader.stats().bad_clips == 0
+    assert not (tmp_path / "quarantine").exists()
 
 
 def test_files_may_not_be_long(dataset: Path, tmp_path: Path) -> None:
