@@ -41,8 +41,8 @@ def usable_memory() -> int:
 
 
 def limit_met(error: BaseException) -> str | None:
-    """Which limit of this process or machine an error is due to, and what raises it; None for all other errors. No file
-    is to blame then, whichever was being opened."""
+    """A message that names the limit of this process or machine that caused an error, and how to raise it; None for all
+    other errors. The file that was being opened is not to blame then."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EMFILE:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -67,13 +67,16 @@ def limit_met(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def limits_named() -> Iterator[None]:
-    """Let errors of the block that are due to a limit say which, and what to do; also one that calls a clip damaged, as
-    FFmpeg failed for want of memory."""
+    """A context in which an error that is due to a limit becomes a StreamvidError that names the limit and the remedy;
+    also an error of a clip, if FFmpeg failed at that clip because it got no memory."""
     try:
         yield
+    except VideoError as error:
+        if error.__cause__ is None or (limit := limit_met(error.__cause__)) is None:
+            raise
+        raise StreamvidError(f"{limit} ({error})") from error
     except Exception as error:
-        causes = (error, error.__cause__) if isinstance(error, VideoError) else (error,)
-        if (limit := next(filter(None, map(limit_met, filter(None, causes))), None)) is None:
+        if (limit := limit_met(error)) is None:
             raise
         raise StreamvidError(limit) from error
 
