@@ -310,7 +310,7 @@ class H264Order(OutputOrder):
 
     def _of_slice(self, unit: memoryview, *, is_reference: bool, is_idr: bool) -> int | None:
         if len(self._sps) != 1:
-            return None  # the one that applies, by the picture parameter set, is not tracked
+            return None  # which set applies, by the picture parameter set, is not tracked
         (sps,) = self._sps
         if is_idr:
             self._start_period()

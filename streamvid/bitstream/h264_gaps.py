@@ -114,7 +114,7 @@ class FrameNumbers:
                 self._read_set(bytes(unit))
             if kind not in WITH_SLICE_HEADER:
                 continue
-            (sps,) = self._sps  # ValueError: the one that applies is not tracked
+            (sps,) = self._sps  # ValueError: which of several sets applies is not tracked
             if sps.gaps_allowed:
                 raise ValueError("frame_num may leave out numbers")
             bits = BitReader.of_nal(bytes(unit[1:_BEGIN_BYTES]))

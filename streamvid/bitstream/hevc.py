@@ -313,7 +313,7 @@ class HevcOrder(OutputOrder):
 
     def _of_slice(self, unit: memoryview, kind: int, *, is_lowest_layer: bool) -> int | None:
         if len(self._sps) != 1:
-            return None  # the one that applies, by pps_seq_parameter_set_id, is not tracked
+            return None  # which set applies, by pps_seq_parameter_set_id, is not tracked
         (sps,) = self._sps
         bits = BitReader.of_nal(bytes(unit[2:_HEADER_BYTES]))
         bits.u(1)  # first_slice_segment_in_pic_flag

@@ -3,7 +3,7 @@ module needs Triton; `streamvid.color.surfaces` launches them.
 
 DALI's conversion, fitted to the output of DALI 2.4: chroma is sited at the centre of its four luma samples and
 interpolated bilinearly, clamped at the borders. Then, in float32, the matrix of BT.601 on levels from 0 to 1 with
-black at 0.0625 and neutral chroma at 0.5, or that of JPEG for full range. (16 / 255 and 128 / 255 would be exact;
+black at 0.0625 and neutral chroma at 0.5, or for full range the matrix of JPEG. (16 / 255 and 128 / 255 would be exact;
 DALI's values are 0.07 of a level off in luma and half a level in chroma.)
 
 For 10-bit streams DALI has NVDEC deliver 8 bits, which NVDEC dithers, fitted to the output of an H200: of each 2×2

@@ -88,7 +88,7 @@ def settled_tags(
 ) -> tuple[str, str]:
     """Matrix and range of a video from its tags, all by FFmpeg's names ("unknown" for a missing tag).
 
-    If the matrix is missing, it is that of the tagged primaries; if these are missing, too, it follows from the size,
+    If the matrix is missing, the tagged primaries decide it; if these are missing, too, the size decides,
     as in mpv: BT.709 from 1280 pixels of width or more than 576 of height on, BT.601 below. Motion JPEG is BT.601
     (JFIF). If the range is missing, RGB and Motion JPEG are in full range, all others in limited range.
 

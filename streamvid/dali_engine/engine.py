@@ -126,8 +126,8 @@ class DaliEngine:
         return epoch.absent.count > before
 
     def _find_undecodable(self, rescue: Rescue, epoch: Epoch, first: int) -> bool:
-        """Of the batches that DALI may have failed on, leave out clips that it does not decode alone either. Returns
-        whether there are any. If DALI decodes none of them, no clip is at fault."""
+        """Leave out the clips that DALI does not decode one by one, of the batches on which it may have failed. Returns
+        whether there are such clips. If DALI decodes none of several clips, no clip is at fault: returns False."""
         tried: dict[int, tuple[int, str]] = {}
         for number in range(first, min(first + DEPTH, epoch.steps)):
             step = epoch.step(number)

@@ -200,7 +200,7 @@ class _Upload:
         self.reusable: torch.cuda.Event | None = None
 
     def has_room(self, key: SessionKey, window: Window) -> bool:
-        """Whether the window of one more surface fits in."""
+        """Whether the buffer has room for the window of another surface."""
         if self.reusable is not None:
             self.reusable.synchronize()
             self.reusable, self.used = None, 0

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
 _MIN_PACKETS: Final = 64
-"""Packets that are decoded together at least: each part gets a codec context of its own, as parameter sets that only an
-earlier part holds are not known to a loader that begins here."""
+"""Fewest packets of a part. Each part is decoded by a new codec context, because a loader that begins at this part does
+not know the parameter sets in the packets of earlier parts."""
 _KEPT_BYTES: Final = 128 << 20
 """Memory for frames that are kept while others are decoded."""
 _SHOWN: Final = 5
@@ -75,7 +75,7 @@ def find_damage(index: FrameIndex, frames: Int64, encode: Callable[[Int64], Enco
     """
     found: dict[int, str] = {}
     for part in _parts(index, frames):
-        # In decode order, in which references come before the frames that depend on them.
+        # In decode order: reference frames come before the frames that depend on them.
         _search(index, part[np.argsort(index.visible[part], kind="stable")], encode, found)
     if not found:
         return None
@@ -125,8 +125,8 @@ def _add_dependent(index: FrameIndex, damaged: int, cause: str, found: dict[int,
 
 
 def _cause(encoded: EncodedSlice) -> tuple[str, bool] | None:
-    """Why a slice does not decode to its frames, in their order, and whether others do not that need its packets; None
-    if it does."""
+    """The cause for which a slice does not decode to its frames in order, and whether all frames that need its packets
+    fail, too; None if the slice decodes."""
     try:
         rows = [row for row, _ in decode_frames(encoded)]
     except DamagedClipError as error:
@@ -140,7 +140,7 @@ def _cause(encoded: EncodedSlice) -> tuple[str, bool] | None:
 
 
 def _missing_references(encoded: EncodedSlice) -> tuple[str, bool] | None:
-    """As `_cause`, for reference pictures of H.264 that are missing."""
+    """The result of `_cause` for a slice of H.264: whether reference pictures are missing."""
     numbers, starts, end = FrameNumbers(encoded.stsd), set(encoded.starts.tolist()), 0
     wanted = set(encoded.frames.tolist())
     packets = zip(encoded.sizes.tolist(), encoded.display_order.tolist(), strict=True)
@@ -153,8 +153,8 @@ def _missing_references(encoded: EncodedSlice) -> tuple[str, bool] | None:
 
 
 def _hidden_damage(encoded: EncodedSlice) -> str | None:
-    """Why FFmpeg does not decode a part of a HEVC picture, if so. FFmpeg only logs that, or does not notice, and the
-    part shows uninitialised memory, different in every run.
+    """The cause for which FFmpeg does not decode a part of a HEVC picture, or None. FFmpeg only logs such a
+    part, or does not notice it, and the part shows uninitialised memory, different in every run.
 
     A strict decoder raises an error, but also for invalid SEI messages, which many encoders write, so it gets only
     slices and parameter sets. It decodes everything twice, from one key frame to the next: into new memory, which is
@@ -184,7 +184,7 @@ def _hidden_damage(encoded: EncodedSlice) -> str | None:
         context = ReusableCodecContext(strict=True)
         sums: list[list[list[int]]] = []
         for _ in range(2):
-            frames: deque[Any] = deque(maxlen=kept)  # so that no memory is used again within a turn
+            frames: deque[Any] = deque(maxlen=kept)  # so that no memory is reused within a pass
             sums.append([])
             try:
                 for frame in context.decode(stsd, zip(run, ranks, strict=True), reorder=reorder):

@@ -23,7 +23,7 @@ _PATIENCE: Final = 20.0
 """A deadline is this multiple of the time at the median pace. Packets of one clip differ by less, and a busy machine
 slows the measured pace, too."""
 _PIXELS_PER_S: Final = 10_000_000
-"""The pace assumed before the first measurement, patience included: a tenth of a slow core's."""
+"""The pace assumed before the first measurement, `_PATIENCE` included: a tenth of the pace of a slow core."""
 _REMEMBERED: Final = 63
 LATE_S: Final = 30.0
 """Seconds after which the log names the clips of an unfinished batch."""
@@ -103,8 +103,8 @@ class LateBatches:
 
     def __exit__(self, *error: object) -> None:
         self._going.release()
-        # Whom the interpreter's end stopped never ends, and the garbage collector may run in any thread: in this one,
-        # and in one that holds a lock which this one waits for.
+        # A daemon thread that the interpreter stopped at exit never ends. The garbage collector may make this call in
+        # any thread: in the watching thread itself, or in one that holds a lock for which that thread waits.
         if not sys.is_finalizing() and self._thread is not threading.current_thread():
             self._thread.join(TICK_S)
 
@@ -133,5 +133,5 @@ def _say_late(late_s: float, names: Sequence[str]) -> None:
 
 
 def _kind(encoded: EncodedSlice) -> tuple[str, int]:
-    """Codec, and pixels per frame to a power of two: a dataset may have thousands of sizes."""
+    """Codec, and bit length of the pixels per frame: a dataset may have thousands of sizes."""
     return encoded.codec, (encoded.width * encoded.height).bit_length()

@@ -24,7 +24,7 @@ from streamvid.stopwatch import TICK_S, Deadline
 Tool = TypeVar("Tool")
 
 _AT_EXIT_S: Final = 2.0
-"""Seconds that the end of the program waits for threads: C++ libraries clean up, which they may be using."""
+"""Seconds that the end of the program waits for the threads, which may be using C++ libraries that clean up then."""
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class _Crew:
                     call.future.set_result(None)
                 else:
                     call.future.set_exception(problem)
-                del call, problem  # which hold the batch
+                del call, problem  # they refer to the batch
         with self._ended:
             self._tools.pop(me, None)
             self._threads.discard(me)

@@ -135,8 +135,8 @@ class DecodeQueue:
                 may_wait = changed.wait(None if wait == math.inf else wait) or wait < _OPEN_DELAY
 
     def take_more(self, job: GopJob) -> list[GopJob]:
-        """Jobs for the same call of a decoder as a job that was taken: of its batch and configuration, and with it at
-        most an engine's share of what is queued, so that a batch does not end up waiting for one engine (guided
+        """More jobs for the decoder call that decodes `job`, of the same batch and configuration. All of these have at
+        most one engine's share of the queued packets, so that a batch does not end up waiting for one engine (guided
         self-scheduling: Polychronopoulos and Kuck 1987)."""
         with self._changed:
             found: list[GopJob] = []

@@ -70,7 +70,7 @@ class DecodeSession(Protocol):
         Args:
             number: the first job's number, higher than those of previous jobs; the others count up from it.
             jobs: of a configuration that the session `takes`. Unless the session `follows` the first, `flush` was
-                called before. One with `alone` is the only one; call `flush` after it.
+                called before. A job with `alone` is passed without others; call `flush` after it.
 
         Raises:
             VideoError: frames are lost, or differ from the dataset's description of the clip.

@@ -215,7 +215,7 @@ class _PacketFactory:
     def __call__(self, data: bytes, timestamp: int) -> Any:
         packet = self._new()
         if data:
-            # PyNvVideoCodec copies what it points to before `Decode` returns; `data` lives that long.
+            # PyNvVideoCodec copies the bytes before `Decode` returns; `data` lives that long.
             packet.bsl_data = self._address(data)
         packet.bsl = len(data)
         packet.pts = timestamp

@@ -82,7 +82,7 @@ static struct {
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Copies of wanted pictures, and the progress of jobs, as of the end of the last call. Owned by the caller, who may read
- * it between calls. The arrays are rings of `slots` pictures. Who hands pictures over sets `count` to 0. */
+ * it between calls. The arrays are rings of `slots` pictures. A caller that hands pictures over sets `count` to 0. */
 typedef struct {
     int64_t confirmed;    /* all wanted pictures of jobs with a lower number are staged or were handed over */
     int64_t packets;      /* fed so far; may be read during a call */

@@ -1,7 +1,7 @@
 /* Planes of YUV -> one picture of the model's tensor: crop, resize, convert, normalise and lay out, in one pass.
  *
  * streamvid/color/render.py has the definition, and the same in NumPy for machines without a compiler. Called through
- * ctypes, which lets go of the GIL; nothing is allocated and nothing kept, so any thread may call it.
+ * ctypes, which releases the GIL; the code allocates and keeps no memory, so any thread may call it.
  */
 #include <stdint.h>
 #include <string.h>
@@ -194,7 +194,7 @@ void sv_render(const sv_picture *p, float *scratch) {
     float *lines = few + FEW * longest, *source = lines + ROWS * longest;
     for (int32_t y = 0; y < height; y += ROWS) {
         int32_t rows = height - y < ROWS ? height - y : ROWS;
-        if (rows < ROWS) memset(lines, 0, sizeof *lines * ROWS * longest); /* what is not wanted must be numbers, too */
+        if (rows < ROWS) memset(lines, 0, sizeof *lines * ROWS * longest); /* unwanted rows must be numbers, too */
         for (int i = 0; i < 3; i++) {
             const sv_axis *down = &p->rows[i > 0];
             int32_t from = low[i > 0], samples = count[i > 0], along = padded[i > 0];

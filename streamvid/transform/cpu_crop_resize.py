@@ -170,7 +170,7 @@ class CropResizer:
         return out
 
     def _resized_vertically(self, lines: UInt8) -> UInt8:
-        """A plane, resized vertically alone: uint8 [made, width, rounded up to a multiple of 4]."""
+        """A plane, resized only vertically: uint8 [made, width, rounded up to a multiple of 4]."""
         import torch
 
         height, width = lines.shape

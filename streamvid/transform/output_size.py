@@ -139,9 +139,9 @@ def check_output_sizes(transform: Transform | Views, clips: ClipTable, rows: Int
     batch.
 
     Args:
-        transform: what is done to the frames.
+        transform: the transform of the frames, or several as views.
         clips: the dataset's rows.
-        rows: int64 [clips], which of them.
+        rows: int64 [clips], the rows to check.
         one_size: whether the outputs must have one size. False for graphs, in which the user's operators may resize
             them.
     """
@@ -165,7 +165,7 @@ def check_batch_memory(transform: Transform | Views, clips: ClipTable, rows: Int
     process without a message, while a GPU's allocator raises an error.
 
     Args:
-        transform: the transform, with one output size for all clips: that of the first is used.
+        transform: the transform, with one output size for all clips; it is computed from the first.
         clips: the dataset's rows.
         rows: int64 [clips], the rows that are used; at least one.
         frames: number of frames in a batch.

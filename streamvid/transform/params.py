@@ -51,20 +51,20 @@ PARAM_TYPES: dict[str, tuple[type[np.generic], int]] = {
 - `shown` [frames, 1, 1, 1]: 1, or 0 for a frame position that shows a black frame instead.
 - `mirrored`: 1 to flip the frames, left to right, before they are turned upright.
 - `angle`: degrees counterclockwise that stand the frames upright.
-- `size` [2]: height and width of what comes out.
-- `start`, `end` [2]: the part of the upright frame that is resized to it: y and x, in its pixels.
+- `size` [2]: height and width of the output, in pixels.
+- `start`, `end` [2]: the part of the upright frame that is resized to `size`: y and x, in pixels of that frame.
 - `rotate`: degrees counterclockwise.
-- `matrix` [2, 3]: of the affine map from where pixels were to where they go, x and y.
+- `matrix` [2, 3]: the affine map from a pixel's old position to its new one, x and y.
 - `brightness`, `contrast`, `saturation`: factors. `hue`: degrees.
 - `sigma`, `window`: of the Gaussian, in pixels; a window of 1 changes nothing.
-- `erase_start`, `erase_size` [2]: the black box, y and x, in pixels of what comes out.
+- `erase_start`, `erase_size` [2]: the black box, y and x, in pixels of the output.
 - `mirror`, `upside_down`: 1 to flip.
 """
 
 
 @dataclass(frozen=True)
 class ClipTransform:
-    """A transform, and which of its optional steps a dataset's clips need.
+    """A transform, and the optional steps of it that a dataset's clips need.
 
     Attributes:
         transform: the transform.
@@ -179,7 +179,7 @@ def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
 
 
 def _scale_erased(views: list[Params]) -> None:
-    """Make the erased box of all views that of the largest, scaled to their own sizes, in whole pixels."""
+    """Give all views the erased box of the largest view, scaled to their own sizes, in whole pixels."""
     whole = max(views, key=lambda made: int(made["size"][0].prod()))
     start, size, sides = (whole[name].astype(np.float64) for name in ("erase_start", "erase_size", "size"))
     for made in views:
