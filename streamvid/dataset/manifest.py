@@ -158,7 +158,7 @@ class Manifest:
         forgotten: the table of forgotten clips.
         overlays: tables of columns that were added or replaced; no two have a column of the same name.
         oldest: number of the first revision that can still be read.
-        change: the change that made this revision; None if the dataset was never changed.
+        change: the change that made this revision; None if it was made by packing or appending.
     """
 
     name: str

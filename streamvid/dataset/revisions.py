@@ -177,7 +177,8 @@ def _used_numbers(path: str, manifest: Manifest) -> set[int]:
 
 
 def next_number(path: str, manifest: Manifest) -> int:
-    """The number for the next shard: above those of all revisions, of which `manifest` is the newest."""
+    """The number for the next shard that is packed: above those of all packed shards of all revisions, of which
+    `manifest` is the newest."""
     return max((used for used in _used_numbers(path, manifest) if used < FIRST_REWRITTEN), default=-1) + 1
 
 

@@ -46,8 +46,7 @@ class ClipFile:
 
     @property
     def index(self) -> FrameIndex:
-        """The clip's packets, with their positions in the file that stores them. All have checksums once the clip has
-        been read."""
+        """The clip's packets, with their positions in this MP4. All have checksums once the MP4 has been read."""
         found = self._source.index(self._row)
         if self.stored:
             return found

@@ -193,8 +193,8 @@ class _Chunks:
             return range(first, end)
 
     def urgency(self, number: int) -> int:
-        """The step whose priority the planning of a chunk has: that of `_LEAD` chunks earlier, but later than all
-        chunks planned before it."""
+        """The step whose priority the planning of a chunk has: that of `_LEAD` chunks earlier, but not before that
+        of a chunk planned before it."""
         if number < _CHUNKS_AHEAD:
             return self._starts[number]
         return max(self._starts[_CHUNKS_AHEAD - 1], self._starts[number - _LEAD])

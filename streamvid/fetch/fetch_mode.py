@@ -119,7 +119,7 @@ class _Noted(RangeReader):
 
 
 def _spread(count: int, wanted: int) -> Int64:
-    """int64 [at most wanted]: distinct indices below `count`, uniform, in random order."""
+    """int64 [at most wanted]: indices below `count`, uniform, in random order; if `count` is large, some may repeat."""
     dice = np.random.default_rng(0)
     return dice.permutation(count)[:wanted] if count <= 1 << 20 else dice.integers(0, count, wanted)
 

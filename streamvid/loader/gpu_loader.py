@@ -293,8 +293,8 @@ class GpuDataLoader(Refusals):
         getpid = os.getpid  # module globals may be gone when the interpreter closes this generator as it exits
         process = getpid()
         with generator:
-            # Draw in every epoch, as DataLoader does for the seed of new workers, but not while workers persist: else
-            # the sampler of a resumed run, whose workers are new, would draw other numbers.
+            # Drawn in every epoch. DataLoader draws a seed for its workers only when it starts them: the sampler of a
+            # resumed run, whose workers are new, would draw other numbers after that than with persistent workers.
             seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
             self._seeds.manual_seed(int(seed))
             if not all(worker.is_alive() for worker in getattr(self._loader._iterator, "_workers", ())):

@@ -157,7 +157,7 @@ def global_generator(state: Mapping[str, Any] | None) -> Iterator[None]:
     without a generator draw from it. Afterwards the generator is as before, for the training loop.
 
     Args:
-        state: a `ResumableBatches.state`; None leaves the generator unchanged.
+        state: the last part of a `ResumableBatches.state`; None leaves the generator unchanged.
     """
     with torch.random.fork_rng(devices=[], enabled=state is not None):
         if state is not None:

@@ -90,7 +90,7 @@ def read_list(path: str) -> ParsedList:
         elif path.lower().endswith(".jsonl"):
             check_json_lines(data)
         table = _parse(path.lower(), data, [])
-        table.validate(full=True)  # raised for text that is not UTF-8
+        table.validate(full=True)  # raises ArrowInvalid for text that is not UTF-8
         if path.lower().endswith(".csv"):
             _check_texts(table, shown)
         names = table.schema.names

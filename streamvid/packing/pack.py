@@ -158,7 +158,7 @@ def pack(
         overwrite: replace a dataset at the destination, or the unfinished one of another pack.
         append: add the videos that the dataset at the destination does not have.
         images: make every image a clip, also beside videos and in folders of numbered images. Images that are named, or
-            inputs without videos, become clips in any case.
+            lie in inputs without videos, become clips in any case.
         options: how videos are cut and transcoded.
         retry_for: seconds for which requests are repeated while a remote destination does not answer, once packing has
             begun.

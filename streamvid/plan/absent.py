@@ -71,7 +71,7 @@ def repeats(
     seed: int,
     step: int,
 ) -> Int64:
-    """The samples that stand in for absent ones: other samples of the dataset, which so come once more.
+    """The samples that stand in for absent ones: present samples, which so come once more.
 
     The choice depends only on the seed, the pass and the absent sample, for each of which there is a generator. So a
     clip is replaced by the same one whenever it was found bad, and ranks need not communicate.

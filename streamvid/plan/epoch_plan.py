@@ -79,12 +79,12 @@ class Position:
 
     @property
     def consumed(self) -> int:
-        """int: number of samples that the steps made so far had room for, in each partition."""
+        """Number of samples that the steps made so far had room for, in each partition."""
         return sum(run.steps * run.topology.share for run in self.history)
 
 
 def _steps_left(history: tuple[TopologyRun, ...]) -> int:
-    """Number of steps left of an epoch of `steps` steps, from the epoch's size in each topology.
+    """Number of steps left of an epoch of `Plan.steps` steps, from the epoch's size in each topology.
 
     From the first topology with bucketing on, steps are counted instead, because sizes may be larger for the samples
     that it skipped.

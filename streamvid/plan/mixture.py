@@ -118,7 +118,7 @@ def _block_pools(weights: tuple[int, ...], seed: int, block: int) -> Int64:
 
 def whole_weights(weights: Sequence[float]) -> tuple[int, ...]:
     """Weights as whole numbers in the same proportion: to a millionth, or finer if that would change a small share by
-    more than a thousandth.
+    more than a thousandth of itself.
 
     Raises:
         InputError: a weight is no positive number.

@@ -42,7 +42,7 @@ class Leg:
     epochs: int = 1
 
     def at(self, epoch: int) -> Position:
-        """The beginning of its epoch `n`, counted from 0."""
+        """The beginning of its epoch number `epoch`, counted from 0."""
         return replace(self.start, epoch=self.start.epoch + epoch, first=self.start.first + epoch * self.start.size)
 
     def joined(self, following: Leg) -> Leg | None:

@@ -58,7 +58,7 @@ def in_parts(ranges: Sequence[ByteRange]) -> list[tuple[str, int, int]]:
 
 def join(ranges: Sequence[ByteRange], *, gap: int, waste: float = WASTE) -> tuple[list[ByteRange], list[int]]:
     """Join ranges: overlapping ones, and ranges with gaps of up to `gap` bytes, the smallest gaps first, until the gaps
-    add up to `waste`. A joined range has at most `PART_BYTES`.
+    add up to `waste` times the wanted bytes. Gaps are not joined to a range of more than `PART_BYTES`.
 
     Returns:
         the joined ranges, and for each of `ranges` the number of the joined range that contains it.

@@ -224,7 +224,7 @@ class CacheFolder:
 
     def evict_oldest(self, wanted: int = 1, *, before: float = math.inf, but: Container[str] = ()) -> bool:
         """Evict files of at least `wanted` bytes in all, least recently used first, among those last used before a time
-        in ns and not in `keep`. Returns False if that is impossible, because all are in use."""
+        in ns whose names are not in `but`. Returns False if none could be evicted, because all are in use."""
         freed = 0
         for path, size, used in sorted(self.kept(), key=lambda item: item[2]):
             if freed >= wanted or used >= before:
@@ -242,7 +242,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        # Not pathlib, which checks for the folder afterwards, when it may be gone.
+        # pathlib checks afterwards whether it is a folder, which may be gone by then.
         with contextlib.suppress(FileNotFoundError):
             if not S_ISDIR(os.lstat(path).st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None

@@ -71,7 +71,7 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
         ) from error
     keep(fs)
     for logger in _TELL_SECRETS:
-        logging.getLogger(logger).addFilter(_no_details)  # once, as fsspec returns the same instance each time
+        logging.getLogger(logger).addFilter(_no_details)  # once, because it is the same filter each time
     if is_s3(fs) and patient:
         fs.retries = 1  # other options give another instance
     return fs, name

@@ -41,7 +41,7 @@ _UNAVAILABLE = {
     "RequestLimitExceeded", "TooManyRequests", "InternalError", "ServiceUnavailable", "OperationAborted",
     "rateLimitExceeded", "userRateLimitExceeded",  # Google
     "ServerBusy", "OperationTimedOut",  # Azure
-    "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody",  # the response arrived in another form than it was sent
+    "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody",  # the request arrived in another form than it was sent
 }  # fmt: skip
 BROKEN_ERRNOS: Final = {
     errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESTALE, errno.EHOSTDOWN,

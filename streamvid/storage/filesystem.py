@@ -206,7 +206,7 @@ def create_bytes(path: AnyPath, data: bytes) -> bool:
 
 
 def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
-    """Replace a small file if its content is still `old`. Returns whether it was.
+    """Replace a small file if its content is still `expected`. Returns whether it was replaced.
 
     S3: one put with ``If-Match``, so that of several concurrent writers one succeeds. In other storages, and if a
     server does not support the condition, the content is compared just before it is replaced; a local writer holds a

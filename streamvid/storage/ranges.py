@@ -99,7 +99,7 @@ class RemoteRanges:
         versions: Mapping[str, FileVersion] | None = None,
         turn: int = 0,
     ) -> list[bytes]:
-        """Read bytes [start, end) of files, concurrently if the storage supports ranges; shorter if a file ends.
+        """Read bytes [start, end) of files, concurrently if the storage's client supports it; shorter if a file ends.
 
         Args:
             ranges: path, start and end of each.

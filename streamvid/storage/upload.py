@@ -78,7 +78,7 @@ class Upload:
     """A file for writing, which becomes visible with `finish`. An upload that was closed unfinished is continued by the
     next one of the same file.
 
-    To continue, the same bytes must be written again; parts that the server already has are not sent.
+    To continue, the same bytes must be written again; of the parts on the server, those that are equal are not sent.
 
     Args:
         url: URL of an object in S3, which is replaced.

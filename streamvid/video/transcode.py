@@ -161,7 +161,7 @@ def encode(
     muxer_options = {"movflags": "+faststart", "fflags": "+bitexact"}
     encoder = ENCODERS[options.codec]
     settings = encoder_options(options.codec, gop=options.gop, crf=options.crf, width=encoder_format.size[0])
-    # swscale puts subsampled chroma into the centre.
+    # From chroma at full width, swscale makes samples in the centre.
     siting = "center" if first[0].format.chroma_width(2) > 1 else source.siting
     if siting != "left" and options.codec in ("h264", "hevc"):
         settings["chroma_sample_location"] = siting
@@ -281,7 +281,7 @@ def _frames_of_clip(clip: StoredClip) -> TimedFrames:
 
 
 def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
-    """The visible frames with their times from the index: exactly one for every visible packet."""
+    """The visible frames with their times from the index: exactly one for every visible packet, or an error."""
     index = clip.index
     order = np.argsort(index.pts, kind="stable")
     display_order = np.empty(len(order), dtype=np.int64)
