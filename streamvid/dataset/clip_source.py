@@ -162,8 +162,7 @@ class ClipSource:
         return join(self.shard_files[s].roots[int(files.root[row])], files.file[row])
 
     def version(self, row: int) -> FileVersion | None:
-        """The file of a clip in place when it was indexed: size, modification time or ETag, and where it may lie; None
-        for other clips."""
+        """Size, and modification time or ETag, of the file of a clip in place when it was indexed; else None."""
         files, s = self.clips.files, int(self.clips.shard[row])
         if self.shards[s].has_tar or files is None:
             return None
