@@ -1,8 +1,11 @@
 """The exceptions raised for bad input; any other exception is a defect of streamvid.
 
-StreamvidError ├── InputError (also a ValueError): an option, path, list or label ├── DatasetError: a dataset │   └──
-ClipError: one clip of it ├── VideoError: a video or clip └── GpuLostError: a GPU that failed so that its process has to
-be restarted
+StreamvidError
+├── InputError (also a ValueError): an option, path, list or label
+├── DatasetError: a dataset
+│   └── ClipError: one clip of it
+├── VideoError: a video or clip
+└── GpuLostError: no input, but the GPU: it failed so that its process has to be started again
 """
 
 from __future__ import annotations

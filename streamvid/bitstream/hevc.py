@@ -73,11 +73,11 @@ def with_complete_arrays(hvcc: bytes) -> bytes:
     8.4.1 of ISO/IEC 14496-15).
 
     Raises:
-        ValueError: the payload is shorter than its arrays.
+        ValueError: the payload is not as long as its arrays.
     """
     arrays = list(_arrays(hvcc))
     if (arrays[-1][2] if arrays else _HVCC_HEADER_BYTES) != len(hvcc):
-        raise ValueError("the hvcC box is shorter than its arrays")
+        raise ValueError("the hvcC box is not as long as its arrays")
     data = bytearray(hvcc)
     for at, _, _ in arrays:
         if data[at] & 63 in _PARAMETER_SETS:

@@ -64,7 +64,7 @@ class AnimationError(ValueError):
 
 
 def is_image(head: bytes) -> bool:
-    """Whether a file that begins with `data` is an image of a supported format."""
+    """Whether a file that begins with `head` is an image of a supported format."""
     return _reader(head) is not None
 
 

@@ -162,7 +162,7 @@ class ClipSource:
         return join(self.shard_files[s].roots[int(files.root[row])], files.file[row])
 
     def version(self, row: int) -> FileVersion | None:
-        """Size, modification time and ETag of the file of a clip in place when it was indexed; None for other clips."""
+        """Size, and modification time or ETag, of the file of a clip in place when it was indexed; else None."""
         files, s = self.clips.files, int(self.clips.shard[row])
         if self.shards[s].has_tar or files is None:
             return None

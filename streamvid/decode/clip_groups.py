@@ -32,7 +32,7 @@ class ClipGroup:
         return " ".join(text for text in (self.codec, self.profile, self.pix_fmt) if text)
 
     def describe(self, dataset: ClipSource, rows: Int64, reason: str) -> str:
-        """A group in words, for messages: its number of clips, the keys of some, and `reason`."""
+        """The clips `rows` of this group in words, for messages: their number, the keys of some, and `reason`."""
         keys = ", ".join(dataset.key(row) for row in rows[:_NAMED].tolist())
         return f"{len(rows)} clips of {self} such as {keys} ({reason})"
 

@@ -81,7 +81,7 @@ class Info:
     Attributes:
         name, path: from dataset.json; path or URL.
         revision: number of the revision.
-        change: the change that made it; None if the dataset was never changed.
+        change: the change that made it; None if it was made by packing or appending.
         forgotten: number of forgotten clips.
         clips, frames, shards: totals; frames are displayed ones.
         seconds: total duration.

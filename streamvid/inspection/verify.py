@@ -108,7 +108,7 @@ class ShardTask:
         roots, bounds: locations of clips in place; see `streamvid.dataset.shard_files.ShardFiles`.
         fill: a folder for the shards' new files with missing checksums added; "": none are added.
         work: a folder for temporary files, which outlives a killed worker; None: the system's temporary folder.
-        unread: clips in place that are neither read nor decoded.
+        unread: clips that are not decoded, and, in place, not read either.
     """
 
     path: str

@@ -47,7 +47,8 @@ class Step:
     Attributes:
         sample_ids: int64 [batch], see `streamvid.plan.sample_id`.
         passes: int64 [batch], number of the pass over its dataset in which each comes, from 0.
-        valid: bool [batch], False for a sample that only fills the batch, and so comes a second time in the epoch.
+        valid: bool [batch], False for a sample that only fills the batch, or stands in for an absent clip, and so comes
+            a second time in the epoch.
         number: the step's number, counted from the topology's first step.
         absent: int64 [batch], row of the absent clip that each sample stands in for, -1 for none; None: all -1.
     """

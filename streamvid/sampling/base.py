@@ -134,8 +134,8 @@ class FrameSampler(Protocol):
         """
 
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
-        """Place the frame positions of the clip's sample `index`; `random` is float64 [num_random], uniform in [0,
-        1)."""
+        """Place the frame positions of the clip's sample `number`; `random` is float64 [num_random], uniform in
+        [0, 1)."""
 
     def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         """bool [clips]: which clips need padding even in their first sample; `frames` and `duration` (in ticks) are

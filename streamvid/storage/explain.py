@@ -116,8 +116,9 @@ async def raise_refusal(answer: Any) -> None:
 
 @contextlib.contextmanager
 def explained(path: AnyPath, action: str) -> Iterator[None]:
-    """A context that translates exceptions into InputError, DatasetError or StorageUnavailable about `path`. Exceptions
-    that no user can cause, such as a TypeError, pass unchanged."""
+    """A context that translates exceptions into InputError, DatasetError or StorageUnavailable about `path`, and into
+    StreamvidError if a limit of this process is met. Exceptions that no user can cause, such as a TypeError, pass
+    unchanged."""
     try:
         yield
     except StreamvidError:

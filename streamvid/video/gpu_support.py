@@ -29,9 +29,11 @@ Purpose = Literal["gpu", "gpu-no-av1", "any"]
 class Route(Enum):
     """The decoder of a clip in a GPU run.
 
-    NVDEC: persistent decode sessions; without them DALI, or the CPU if `Support.dali` has a reason against DALI. DALI:
-    DALI's `fn.decoders.video`, which also uses NVDEC. IMAGE: DALI's `fn.decoders.image`: nvJPEG, and CPU threads for
-    all but JPEG. CPU: FFmpeg; the frames are copied to the GPU. The loaders' fallback="error" refuses such clips.
+    Attributes:
+        NVDEC: persistent decode sessions; without them DALI, or the CPU if `Support.dali` has a reason against DALI.
+        DALI: DALI's `fn.decoders.video`, which also uses NVDEC.
+        IMAGE: DALI's `fn.decoders.image`: nvJPEG, and CPU threads for all but JPEG.
+        CPU: FFmpeg; the frames are copied to the GPU. The loaders' fallback="error" refuses such clips.
     """
 
     NVDEC = "nvdec"

@@ -31,7 +31,7 @@ def page(title: str, body: str, data: str = "") -> str:
     Args:
         title: the title as text.
         body: the body as HTML.
-        data: JSON for the page's script; None: no script.
+        data: JSON for the page's script; "": no script.
     """
     style, script = asset("preview.css"), asset("preview.js") if data else ""
     policy = (

@@ -139,7 +139,7 @@ def preview(
 
 
 def _strips(samples: SampleSet, count: int, random: np.random.Generator, *, progress: bool) -> tuple[list[Strip], bool]:
-    """Strips of `clips` clips, in the order of rows, and whether the page is full."""
+    """Strips of `count` clips, in the order of rows, and whether the page is full."""
     (pool,) = samples.pools.pools
     rows = rows_of(pool.sample_ids)
     there = samples.pools.rows()
