@@ -19,6 +19,7 @@ import av
 import numpy as np
 
 from streamvid.bitstream import jpeg
+from streamvid.bitstream.h264_gaps import FrameNumbers
 from streamvid.bitstream.vpx import vp8_sample_description
 from streamvid.errors import VideoError
 from streamvid.mp4.edit_list import limit_edit
@@ -127,12 +128,15 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
 
 
 def _check_all_output(source: VideoFile, times: PacketTimes, clip: StoredClip) -> None:
-    """Refuse a clip of which a decoder does not output some frames: pictures whose order goes back without an IDR
-    picture, as where recordings were joined. Others would come under their numbers.
+    """Refuse a clip of which a decoder does not output some frames, as other frames would come under their numbers: the
+    order of pictures goes back without an IDR picture, as where recordings were joined. If H.264 has lost reference
+    pictures, the clip is not refused but kept as damaged: what it is transcoded to would hide the damage.
 
     Raises:
-        CannotCopyError: it is one.
+        CannotCopyError: a decoder does not output all frames of the clip.
     """
+    if clip.codec == "h264" and _lacks_references(clip):
+        return
     lost = 0
     with suppress(ValueError, av.error.FFmpegError):  # what is damaged is looked for later
         output = output_order(source, clip.codec, apply_edits=times.edits_applied, num_skipped=times.num_skipped)
@@ -140,6 +144,18 @@ def _check_all_output(source: VideoFile, times: PacketTimes, clip: StoredClip) -
     if lost:
         frames = format_count(len(clip.index.visible), "frame")
         raise CannotCopyError(f"decoders do not output {lost} of its {frames}, as where recordings were joined")
+
+
+def _lacks_references(clip: StoredClip) -> bool:
+    """Whether frame_num shows that reference pictures of H.264 are missing, other than before a recovery point."""
+    numbers = FrameNumbers(clip.stsd)
+    with clip.mp4.open("rb") as file:
+        for number, (start, size) in enumerate(zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)):
+            file.seek(start)
+            gap = numbers.gap_before(memoryview(file.read(size)), starts=not number)
+            if gap is not None and gap.spreads:
+                return True
+    return False
 
 
 def _is_in_fields(clip: StoredClip) -> bool:
