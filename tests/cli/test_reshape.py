@@ -58,7 +58,7 @@ def test_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["merge", "a", "nowhere", "out"], "no dataset at nowhere"),
         (["merge", "a", "a", "out"], "--prefix"),
         (["merge", "a", "b"], "b holds a dataset already"),
-        (["merge", "a", "a"], "choose another place"),
+        (["merge", "a", "a"], "choose another destination"),
         (["merge", "a", "b", "out", "--workers", "0"], "--workers 0"),
         (["split", "a", "out", "--shares", "train"], "--shares train: give each part once, as train=0.9,test=0.1"),
         (["split", "a", "out", "--shares", "x=0.5,x=0.5"], "give each part once"),
@@ -69,7 +69,7 @@ def test_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["merge", "a", "b", "out", "--shard-size", "1G"], "--shard-size does nothing without --copy"),
         (["split", "a", "out", "--column", "label"], "no clip has a value there"),
         (["split", "a", "out", "--shares", "x=1", "--seed", "-1"], "seed must be"),
-        (["reshard", "a", "a", "--overwrite"], "choose another place"),
+        (["reshard", "a", "a", "--overwrite"], "choose another destination"),
         (["reshard", "a", "in/top.avi"], "cannot make the folder"),
     ],
 )

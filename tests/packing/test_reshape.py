@@ -314,7 +314,7 @@ def test_a_dataset_is_not_written_over_itself(made: Path, tmp_path: Path) -> Non
     before = digests(tmp_path / "one")
     (tmp_path / "link").symlink_to(tmp_path / "one")
     for source, to in (("one", "one"), ("one", "link"), ("seen", "one"), ("one", "")):
-        with pytest.raises(InputError, match="choose another place"):
+        with pytest.raises(InputError, match="choose another destination"):
             reshard(tmp_path / source, tmp_path / to if to else tmp_path, overwrite=True, **QUIET)
     assert digests(tmp_path / "one") == before
     with pytest.raises(InputError, match="holds a dataset already"):
