@@ -1,5 +1,5 @@
-"""What pyproject.toml cannot say of a build: where a native part does not compile, none is installed. One of an earlier
-version would do its work otherwise, which `build/` keeps, or an editable install."""
+"""A step of the build that pyproject.toml cannot state: compiled native parts of an earlier build, which `build/` or an
+editable install keeps, are removed first. If a part does not compile, none is installed, instead of an outdated one."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from setuptools.command.build_ext import build_ext
 
 
 class BuildAnew(build_ext):
-    """Removes what was compiled before."""
+    """Compiles the native parts after removing those of an earlier build."""
 
     def run(self) -> None:
         for path in (*self.get_outputs(), *self.get_output_mapping().values()):

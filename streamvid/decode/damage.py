@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -98,18 +98,17 @@ def _search(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedS
     frames = frames[[number not in found for number in frames.tolist()]]
     if not len(frames):
         return
-    if (found_cause := _cause(encode(np.sort(frames)))) is None:
+    if (cause := _cause(encode(np.sort(frames)))) is None:
         return
-    cause, spreads = found_cause
     before = len(found)
     if len(frames) > 1:
         half = len(frames) // 2
         _search(index, frames[:half], encode, found)
         _search(index, frames[half:], encode, found)
     if len(found) == before:
-        found.update(dict.fromkeys(frames.tolist(), cause))
-        if spreads:
-            _add_dependent(index, int(frames[0]), cause, found)
+        found.update(dict.fromkeys(frames.tolist(), cause.text))
+        if cause.spreads:
+            _add_dependent(index, int(frames[0]), cause.text, found)
 
 
 def _add_dependent(index: FrameIndex, damaged: int, cause: str, found: dict[int, str]) -> None:
@@ -124,23 +123,34 @@ def _add_dependent(index: FrameIndex, damaged: int, cause: str, found: dict[int,
             found[number] = cause
 
 
-def _cause(encoded: EncodedSlice) -> tuple[str, bool] | None:
-    """The cause for which a slice does not decode to its frames in order, and whether all frames that need its packets
-    fail, too; None if the slice decodes."""
+class _Cause(NamedTuple):
+    """The cause of damage.
+
+    Attributes:
+        text: in words.
+        spreads: whether all frames that need the damaged packets fail, too.
+    """
+
+    text: str
+    spreads: bool = True
+
+
+def _cause(encoded: EncodedSlice) -> _Cause | None:
+    """The cause for which a slice does not decode to its frames in order; None if it does."""
     try:
         rows = [row for row, _ in decode_frames(encoded)]
     except DamagedClipError as error:
-        return error.reason, True
+        return _Cause(error.reason)
     if encoded.in_order and rows != sorted(rows):
-        return "they come out of a decoder in another order than the index says", True
+        return _Cause("they come out of a decoder in another order than the index says")
     if encoded.codec == "h264":
         return _missing_references(encoded)
-    cause = _hidden_damage(encoded) if encoded.codec == "hevc" else None
-    return None if cause is None else (cause, True)
+    text = _hidden_damage(encoded) if encoded.codec == "hevc" else None
+    return None if text is None else _Cause(text)
 
 
-def _missing_references(encoded: EncodedSlice) -> tuple[str, bool] | None:
-    """The result of `_cause` for a slice of H.264: whether reference pictures are missing."""
+def _missing_references(encoded: EncodedSlice) -> _Cause | None:
+    """A cause if frame_num shows that reference pictures of a slice of H.264 are missing."""
     numbers, starts, end = FrameNumbers(encoded.stsd), set(encoded.starts.tolist()), 0
     wanted = set(encoded.frames.tolist())
     packets = zip(encoded.sizes.tolist(), encoded.display_order.tolist(), strict=True)
@@ -148,7 +158,8 @@ def _missing_references(encoded: EncodedSlice) -> tuple[str, bool] | None:
         packet, end = encoded.data.data[end : end + size], end + size
         if gap := numbers.gap_before(packet, starts=n in starts, rank=rank, wanted=rank in wanted):
             where = "" if gap.spreads else ", before a recovery point"
-            return f"reference pictures are missing between frame_num {gap.before} and {gap.after}{where}", gap.spreads
+            text = f"reference pictures are missing between frame_num {gap.before} and {gap.after}{where}"
+            return _Cause(text, gap.spreads)
     return None
 
 

@@ -115,7 +115,7 @@ class PackOptions:
         for name, kind in (("cutting", FixedLength | Scenes | None), ("transcode", TranscodeOptions | None)):
             if not isinstance(given := getattr(self, name), kind):
                 example = "FixedLength(10) or Scenes()" if name == "cutting" else "TranscodeOptions(codec='hevc')"
-                raise InputError(f"PackOptions({name}) must be {example}; it is {shown(given)}"[:300])
+                raise InputError(f"PackOptions({name}) must be {example}; it is {shown(given)}")
         if not isinstance(self.decode, str) or self.decode not in DECODE_LEVELS:
             raise InputError(f"cannot decode {self.decode!r} before packing: choose from {', '.join(DECODE_LEVELS)}")
         if self.track is not None and not (is_integer(self.track) and self.track >= 0):

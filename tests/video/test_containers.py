@@ -475,17 +475,22 @@ def test_pauses_where_a_container_has_decode_times_alone(
     np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
 
 
-@pytest.mark.parametrize("muxer", ["mp4", "flv"])
-def test_pauses_where_decode_times_stand_for_times(muxer: str, tmp_path: Path) -> None:
-    source = encode(tmp_path / "a", "mp4", "libx264", options=_X264, times=PAUSES)
-    with open_video(source) as container, av.open(str(tmp_path / "b"), "w", format=muxer) as output:
+def _with_decode_times(source: Path, path: Path, muxer: str) -> Path:
+    """A copy of a video whose presentation times are its decode times, a second later."""
+    with open_video(source) as container, av.open(str(path), "w", format=muxer) as output:
         track = output.add_stream_from_template(container.streams.video[0])
         for packet in container.demux(video=0):
             if packet.size:
                 packet.dts += round(1 / packet.time_base)  # none is negative, which an edit list would hide
                 packet.pts, packet.stream = packet.dts, track
                 output.mux(packet)
-    clip, _ = prepare(tmp_path / "b", tmp_path / "clip")
+    return path
+
+
+@pytest.mark.parametrize("muxer", ["mp4", "flv"])
+def test_pauses_where_decode_times_stand_for_times(muxer: str, tmp_path: Path) -> None:
+    source = encode(tmp_path / "a", "mp4", "libx264", options=_X264, times=PAUSES)
+    clip, _ = prepare(_with_decode_times(source, tmp_path / "b", muxer), tmp_path / "clip")
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
@@ -586,14 +591,7 @@ def test_parts_of_open_gops_of_which_a_decoder_loses_frames(codec: Codec, tmp_pa
 
 def test_decode_times_for_times_of_what_is_transcoded(tmp_path: Path) -> None:
     source = encode(tmp_path / "a", "mp4", "mpeg2video", options=_MPEG, times=PAUSES)
-    with open_video(source) as container, av.open(str(tmp_path / "b"), "w", format="matroska") as output:
-        track = output.add_stream_from_template(container.streams.video[0])
-        for packet in container.demux(video=0):
-            if packet.size:
-                packet.dts += round(1 / packet.time_base)
-                packet.pts, packet.stream = packet.dts, track
-                output.mux(packet)
-    clip, _ = prepare(tmp_path / "b", tmp_path / "clip")
+    clip, _ = prepare(_with_decode_times(source, tmp_path / "b", "matroska"), tmp_path / "clip")
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
