@@ -31,8 +31,13 @@ FLOATS: Final = 8
 width of the picture, output strides of channel, line and pixel in elements, right shift of samples in bits."""
 PARAMS: Final = FLOATS + 20
 """Size of a clip's parameters for a view, in int64 numbers."""
-_BLOCK, _SPAN, _WARPS = 256, 512, 2
-"""Settings of `surface_kernel`: most pixels of a line per program, pairs of samples per load, and warps."""
+_BLOCK: Final = 256
+"""Setting of `surface_kernel`: most pixels of a line per program."""
+_SPAN, _WARPS = 512, 2
+"""Settings of `surface_kernel`: pairs of samples per load, and warps."""
+_LONG_SPAN, _LONG_WARPS = 1024, 4
+"""The same for long lines. With half as many pairs each of their pixels is summed up in two passes: of 4K a third
+slower."""
 _DALI_BLOCK: Final = 512
 """Setting of `nv12_kernel`: most pixels of a line per program."""
 _NO_CHANGE: Final = (1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0)
@@ -64,6 +69,8 @@ class Kernel:
         full_range: whether luma is from 0 to 255; used only with `as_dali`.
         rgb: whether the source is RGB, uint8 [height, width, 3], instead of a surface: it is cropped and resized, not
             converted.
+        long_lines: whether a program's pixels are made of long lines (`has_long_lines`): faster for those, slower for
+            others, with the same pixels.
     """
 
     dtype: str
@@ -72,6 +79,7 @@ class Kernel:
     as_dali: bool = False
     full_range: bool = False
     rgb: bool = False
+    long_lines: bool = False
 
 
 def clip_params(
@@ -129,6 +137,13 @@ def source_window(
     return Window(sides[0][0], sides[0][1], sides[1][0], sides[1][1])
 
 
+def has_long_lines(*, start: tuple[float, float], end: tuple[float, float], size: tuple[int, int]) -> bool:
+    """Whether a program of the kernel reads more samples of a line than it usually holds. Arguments as in
+    `clip_params`."""
+    scale = (end[1] - start[1]) / size[1]
+    return min(_BLOCK, size[1]) * scale + 2 * max(scale, 1.0) > 2 * _SPAN
+
+
 def color_change(*, brightness: float, contrast: float, saturation: float, hue: float) -> Float64:
     """float64 [3, 4]: levels (R, G, B, 1) → levels, as in DALI's `color_twist` for uint8.
 
@@ -173,7 +188,8 @@ def launch(
     from streamvid.color.surface_kernel import render, render_rgb
 
     grid, output = (-(-size[1] // _BLOCK), size[0], count), getattr(tl, kernel.dtype)
-    given = {"BLOCK": _BLOCK, "SPAN": _SPAN, "ROW": ROW, "FLOATS": FLOATS, "num_warps": _WARPS}
+    span, warps = (_LONG_SPAN, _LONG_WARPS) if kernel.long_lines else (_SPAN, _WARPS)
+    given = {"BLOCK": _BLOCK, "SPAN": span, "ROW": ROW, "FLOATS": FLOATS, "num_warps": warps}
     if kernel.rgb:
         render_rgb[grid](table, OUT=output, RECOLOURS=kernel.recolours, **given)
         return

@@ -22,7 +22,7 @@ from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 
 _FEWEST_STAGED: Final = 4
-_STAGED_BYTES: Final = 64 << 20
+_STAGED_BYTES: Final = 128 << 20
 """Bytes of staging memory for large pictures, which holds at least `_FEWEST_STAGED` of them."""
 _RECONFIGURED: Final = frozenset({"h264", "hevc"})
 """Codecs whose sessions are reconfigured for other frame sizes. Other codecs decoded wrongly after that, so each of

@@ -15,7 +15,14 @@ import numpy as np
 from streamvid.arrays import Float64, Int64
 from streamvid.color import surfaces
 from streamvid.color.render import PlaneFormat
-from streamvid.color.surfaces import Kernel, Window, clip_params, color_change, source_window
+from streamvid.color.surfaces import (
+    Kernel,
+    Window,
+    clip_params,
+    color_change,
+    has_long_lines,
+    source_window,
+)
 from streamvid.color.tags import RGB, Color
 from streamvid.decode.surface_target import SurfaceTarget, Writes, make_targets
 from streamvid.transform.cpu_crop_resize import CropBox, Scratch, as_decoded, crop_boxes, fits_crop_resize
@@ -96,7 +103,7 @@ class GpuPictures:
             encoded = self._batch.slices[clip]
             made = []
             for view in self._views:
-                kernel = Kernel(view.dtype, form.bits > 8, recolours=view.recolours)
+                kernel = view.kernel(clip, form)
                 row, first, each, size = view.params(clip, form, encoded.color)
                 made.append(Writes(kernel, size, len(params), view.pixels(clip, first, each)))
                 params.append(row)
@@ -227,6 +234,12 @@ class _View:
             change=self._change(clip),
         )
         return made, first, size * steps[0], out.shape[1:]
+
+    def kernel(self, clip: int, form: PlaneFormat) -> Kernel:
+        """The kernel for a clip's surfaces."""
+        part = as_decoded(self._boxes[clip], form.height, form.width)
+        long_lines = has_long_lines(start=part.start, end=part.end, size=part.size)
+        return Kernel(self.dtype, form.bits > 8, recolours=self.recolours, long_lines=long_lines)
 
     def window(self, clip: int, form: PlaneFormat) -> Window:
         """The part of a clip's surfaces that the kernel reads."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from streamvid.color.render import PlaneFormat, PlaneRenderer
-from streamvid.color.surfaces import PARAMS, ROW, Kernel, clip_params, color_change, launch
+from streamvid.color.surfaces import PARAMS, ROW, Kernel, clip_params, color_change, has_long_lines, launch
 from streamvid.color.tags import RGB, Color
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -95,6 +95,21 @@ def test_lines_longer_than_the_kernel_works_on_at_a_time() -> None:
     expected = np.zeros((3, *size), dtype=np.float32)
     PlaneRenderer(form, color, **part, dtype="float32")(planes, expected)
     assert np.abs(out.cpu().numpy() - expected).max() <= 1
+    assert has_long_lines(**part)
+    as_usual = out.clone()
+    out.zero_()
+    launch(
+        Kernel("float32", False, long_lines=True),
+        rows_of([surface], 1502, 1502 * 8, [out.data_ptr()], [params.data_ptr()]), 1, size,
+    )  # fmt: skip
+    assert torch.equal(out, as_usual)
+
+
+def test_lines_are_long_if_a_program_reads_more_of_them_than_it_holds() -> None:
+    whole: dict[str, Any] = {"start": (0, 0), "end": (2160, 3840)}
+    assert has_long_lines(**whole, size=(144, 256))
+    assert not has_long_lines(**whole, size=(1080, 1920))
+    assert not has_long_lines(start=(0, 656), end=(1080, 1264), size=(224, 224))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float16"])
