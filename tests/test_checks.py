@@ -35,7 +35,7 @@ def in_numpy(value: Any) -> Any:
     return kinds[type(value)](value) if type(value) in kinds else value
 
 
-def test_plain_leaves_all_else_alone() -> None:
+def test_plain_converts_numpy_scalars_and_changes_nothing_else() -> None:
     for value in (
         1,
         2.5,
@@ -124,7 +124,7 @@ def test_random_access_with_numpys_numbers(videos: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("wrong", [np.bool_(True), np.float64(2), np.array(2), torch.tensor(2), "2", True])
-def test_what_is_no_whole_number(wrong: Any, videos: Path, tmp_path: Path) -> None:
+def test_a_batch_size_or_seed_that_is_no_whole_number_is_refused(wrong: Any, videos: Path, tmp_path: Path) -> None:
     sv.pack([videos], tmp_path / "set", progress=False)
     for options in ({"batch_size": wrong}, {"batch_size": 1, "seed": wrong}):
         with pytest.raises(sv.InputError, match="whole number"):
@@ -132,7 +132,7 @@ def test_what_is_no_whole_number(wrong: Any, videos: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["1e99999999999999", "1E-99999999999", "1e0099999999", "1e1_0_0_0_0_0_0_0_0", "x", ""])
-def test_numbers_that_are_none_or_take_for_ever_to_write_out(text: str) -> None:
+def test_texts_that_are_no_fraction_or_a_huge_one_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"out of range|Invalid literal"):
         fraction(text)
 
@@ -179,7 +179,7 @@ MISUSES: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "said"), MISUSES)
-def test_what_options_cannot_be(call: Callable[[], object], said: str) -> None:
+def test_invalid_options_are_refused(call: Callable[[], object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         call()
 

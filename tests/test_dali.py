@@ -184,7 +184,7 @@ def test_operators_of_ones_own(packed: Path) -> None:
             torch.testing.assert_close(one["mean"], two["video"].float().mean((2, 3, 4)))  # type: ignore[typeddict-item]
 
 
-def test_dali_alone_runs_it(packed: Path) -> None:
+def test_a_pipeline_runs_without_iterator_and_dynamic_executor(packed: Path) -> None:
     """Without PyTorch's iterator, and without exec_dynamic."""
     pipe = sv.dali.pipeline(packed, sampling=sv.Window(3), transform=RAW, exec_dynamic=False, **OPTIONS)
     assert not pipe.exec_dynamic
@@ -193,7 +193,7 @@ def test_dali_alone_runs_it(packed: Path) -> None:
     assert len(np.array(clip.as_tensor())) == 2
 
 
-def test_its_files_go_with_it(packed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_pipelines_files_are_removed_with_it(packed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     pipe = sv.dali.pipeline(packed, sampling=sv.Window(3), transform=RAW, **OPTIONS)
     pipe.run()
@@ -235,7 +235,7 @@ def test_an_iterator_over_something_else(given: Any) -> None:
         ({"smapling": sv.Window(3)}, "sampling"),
     ],
 )
-def test_errors_are_words(packed: Path, options: dict[str, Any], said: str) -> None:
+def test_invalid_options_of_a_pipeline_are_refused(packed: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises((InputError, TypeError), match=said):
         sv.dali.pipeline(packed, **{"sampling": sv.Window(3), **OPTIONS, **options})
 

@@ -135,7 +135,7 @@ def test_a_child_abandons_what_exists_when_it_is_forked() -> None:
     assert len(freed) == 2
 
 
-def test_a_home_is_where_it_is_used_first() -> None:
+def test_a_home_process_is_the_first_that_enters_it() -> None:
     home, closed, fresh = HomeProcess(), HomeProcess(), HomeProcess()
     assert home.enter() == home.enter() == closed.enter() == os.getpid()
     closed.leave()

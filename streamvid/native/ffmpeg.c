@@ -1,4 +1,4 @@
-/* FFmpeg's decoders, fed from C: takes the packets of a stream and gives the wanted pictures.
+/* Decodes with FFmpeg, without Python: takes packets of a stream and returns the wanted pictures.
  *
  * FFmpeg's functions are looked up at run time in the libraries that PyAV has loaded. Of FFmpeg's structures only the
  * fields declared here are used: public fields do not move within a major version, and other versions are refused.
@@ -82,8 +82,9 @@ static struct {
 typedef struct {
     void *context;
     packet *packet;
-    frame *frame, *next; /* the last frame is kept until the next, as by PyAV: damaged pictures may show its memory */
-    char name[32]; /* of the codec */
+    frame *frame, *next; /* the last frame is kept until the next one is decoded, as in PyAV, so that damaged streams
+                            decode alike: their pictures may show what is left in reused memory */
+    char name[32];       /* of the codec */
 } sv_stream;
 
 /* `sv_plane` of pixels.c, whose `sv_picture` begins with three of them. */
@@ -93,28 +94,30 @@ typedef struct {
     int32_t step, wide;
 } plane;
 
-/* A run of packets, and the last wanted picture that was returned, which is valid until the next call. */
+/* Packets to decode, and the wanted picture that was returned last, which is valid until the next call. */
 typedef struct {
     const uint8_t *data;
-    const int64_t *sizes, *ranks; /* per packet, in decode order: bytes; display rank, which becomes its pts */
-    uint8_t *wanted, *shown;      /* [count], by rank - first. wanted: 1, then 0 when returned or 2 when rendered */
+    const int64_t *sizes, *ranks; /* per packet, in decode order: bytes; rank in display order, which is set as pts */
+    uint8_t *wanted, *shown;      /* [count], index rank - first. wanted: 1; then 0 once returned, or 2 once rendered */
     int64_t *counter;             /* incremented for each packet; other threads may read it */
-    int64_t packets, first, count, taken, made; /* `made`: pictures since the last packet; initially -1 */
+    int64_t packets, first, count, taken, made; /* `made`: pictures since the last packet; at first -1 */
     const uint8_t *planes[3];
     int64_t strides[3], rank;
     int32_t width, height, format, drained;
-    /* `sv_render`, for wanted pictures of the same format as the last one; NULL: they are returned. */
+    /* `sv_render`, called for wanted pictures of the format and size of the one returned last; NULL: all are
+     * returned. */
     void (*render)(const void *picture, float *scratch);
-    plane *picture;     /* an `sv_picture`; planes and output are filled in here */
+    plane *picture;     /* an `sv_picture`, whose planes and output address `sv_next` fills in */
     float *scratch;
-    uint8_t **outputs;  /* [count], by rank - first; NULL: the picture is returned */
+    uint8_t **outputs;  /* [count], index rank - first; NULL: the picture is returned */
     int64_t output_at;  /* offset of the output's address in `picture`, in bytes */
 } sv_run;
 
-/* Change it with anything that streamvid/video/native_decoder.py relies on: an old build may lie beside a new one. */
+/* Version of this interface, which streamvid/video/native_decoder.py compares: it may find an older build. */
 int32_t sv_ffmpeg_version(void) { return 2; }
 
-/* Find FFmpeg's functions in a loaded library or in its dependencies. 0, or -1: then nothing else may be called. */
+/* Find FFmpeg's functions in a loaded library or its dependencies. Returns 0, or -1: then nothing else may be
+ * called. */
 int32_t sv_bind(const char *path) {
     void *library = dlopen(path, RTLD_LAZY);
     if (!library) return -1;
@@ -139,7 +142,8 @@ void sv_close(sv_stream *s) {
     free(s);
 }
 
-/* Open a decoder with the parameters of an MP4's first track. NULL, and FFmpeg's code in `error`, if that fails. */
+/* Open a decoder with the parameters of an MP4's first track. Returns NULL, with FFmpeg's error code in `error`, if
+ * that fails. */
 sv_stream *sv_open(const char *mp4, const char *max_pixels, int32_t *error) {
     container *c = NULL;
     sv_stream *s = calloc(1, sizeof *s);
@@ -170,13 +174,13 @@ const char *sv_name(const sv_stream *s) { return s->name; }
 const char *sv_format(int32_t format) { return ff.av_get_pix_fmt_name(format); }
 void sv_flush_buffers(sv_stream *s) { ff.avcodec_flush_buffers(s->context); }
 
-/* Decode up to the next wanted picture that is not rendered. 1: it is in `run`; 0: no more; 2: FFmpeg marks a picture
- * as damaged; negative: FFmpeg's error code. */
+/* Decode up to the next wanted picture that is to be returned; render those before it. Returns 1: it is in `run`; 0:
+ * there is none; 2: FFmpeg marks a picture as damaged; negative: FFmpeg's error code. */
 int32_t sv_next(sv_stream *s, sv_run *run) {
     for (;;) {
         int32_t result = run->made < 0 ? AGAIN : ff.avcodec_receive_frame(s->context, s->next);
         if (result == ENDED || (result == AGAIN && run->drained)) return 0;
-        /* As PyAV does: an error after a picture of the same packet is ignored. */
+        /* As in PyAV, an error is ignored if the packet has already given a picture. */
         if (result == AGAIN || (result == INVALID && run->made > 0)) {
             if (run->drained) return 0;
             run->made = 0;
@@ -189,7 +193,7 @@ int32_t sv_next(sv_stream *s, sv_run *run) {
                 memcpy(s->packet->data, run->data, size);
                 s->packet->pts = run->ranks[run->taken];
                 run->data += size;
-                run->taken++, ++*run->counter; /* before it is decoded, which may take for ever */
+                run->taken++, ++*run->counter; /* before it is decoded, because the decoder may hang */
                 result = ff.avcodec_send_packet(s->context, s->packet);
                 ff.av_packet_unref(s->packet);
             }

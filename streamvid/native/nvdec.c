@@ -1,12 +1,12 @@
-/* NVDEC decode sessions: a call takes the packets of whole jobs and gives copies of the wanted pictures.
+/* NVDEC decode sessions: a call takes the packets of several jobs and returns copies of their wanted pictures.
  *
- * streamvid/decode/nvdec_library.py loads it through ctypes, which releases the GIL in its calls. The driver's libraries
- * are opened at run time. Each session has a thread that decodes jobs one after another, and goes on with those that
- * wait while its caller has no GIL. A session belongs to one caller at a time; another may only call `nvdec_stop`.
+ * streamvid/decode/nvdec_library.py loads this module through ctypes, which releases the GIL in its calls. The driver's
+ * libraries are opened at run time. Each session has a thread that decodes its jobs one after another, also while the
+ * caller is in Python. Only one thread at a time may use a session; any other may only call `nvdec_stop`.
  *
- * Each packet gets a unique timestamp, by which its picture is recognised: pictures are never confused, and a lost or
- * repeated picture is noticed. Timestamps follow presentation order, because NVIDIA's parser takes timestamps that rise
- * from packet to packet for decoding times, and reassigns them. After an error a session can only be closed.
+ * Each packet gets a unique timestamp, which identifies its picture, so that lost and repeated pictures are noticed.
+ * Timestamps follow presentation order: if they rose from packet to packet, NVIDIA's parser would take them for
+ * decoding times, and reassign them. After an error a session can only be closed.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -25,23 +25,23 @@
 
 enum {
     NVDEC_DRIVER = 1, /* the driver refused a call */
-    NVDEC_STREAM,     /* the stream contradicts its job */
-    NVDEC_PICTURES,   /* pictures are lost or repeated */
+    NVDEC_STREAM,     /* the stream differs from what its job says */
+    NVDEC_PICTURES,   /* pictures were lost or repeated */
     NVDEC_STOPPED,    /* `nvdec_stop` was called */
     NVDEC_CALLER,     /* invalid arguments */
 };
 enum { CUDA_ERROR_NOT_READY = 600 };
 enum {
-    WAITING = 1 << 8, /* most pictures in a decoder at a time; a power of two */
-    TIME_BITS = 16,   /* low bits of a timestamp: not 0 in those that the parser invents by adding milliseconds */
+    WAITING = 1 << 8, /* most pictures that may be in a decoder; a power of two */
+    TIME_BITS = 16,   /* low bits of a timestamp: 0, except where the parser has invented one by adding milliseconds */
     NOT_WANTED = -1,
     NOT_SHOWN = -2,
-    SLOTS = 128,
-    TURN_NS = 10000000, /* longest turn */
-    GIVEN = 256,      /* most jobs that wait */
-    MOST_SURFACES = 32, /* that are surely enough for the chip, if the stream itself does not need more */
-    LOOK_NS = 200000, /* for which a thread looks at an event before it sleeps */
-    ALIGNED = 64,     /* bytes to multiples of which a copy's columns are extended */
+    SLOTS = 128,      /* largest capacity of the staging memory, in pictures */
+    TURN_NS = 10000000, /* longest turn (see `turns`) */
+    GIVEN = 256,      /* capacity of a session's queue of jobs */
+    MOST_SURFACES = 32, /* limit of a decoder's surfaces, unless the stream itself needs more */
+    LOOK_NS = 200000, /* how long a thread polls an event before it sleeps */
+    ALIGNED = 64,     /* both ends of a copied line are moved outwards to a multiple of so many bytes */
 };
 
 #define FUNCTIONS(X)                                                                                 \
@@ -81,53 +81,55 @@ static struct {
     FUNCTIONS(DECLARE)
 } driver = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-/* Copies of wanted pictures, and the progress of jobs, as of the end of the last call. Owned by the caller, who may read
- * it between calls. The arrays are rings of `slots` pictures. A caller that hands pictures over sets `count` to 0. */
+/* The staged pictures (copies of wanted pictures, of which the caller has not yet queued the conversion) and the
+ * progress of the jobs, at the end of the last call. The caller owns it, and may read it between calls. The arrays are
+ * rings of `slots` pictures. Once the caller has queued the conversion of the staged pictures ("handed them over"), it
+ * sets `count` to 0. */
 typedef struct {
-    int64_t confirmed;    /* all wanted pictures of jobs with a lower number are staged or were handed over */
-    int64_t packets;      /* fed so far; may be read during a call */
-    int64_t last;         /* number of the last job of which packets were fed: nothing of earlier ones is read again */
-    int64_t done, nanoseconds; /* packets of jobs that are fed completely, and the time that they took */
-    int32_t slots;        /* most pictures that are staged */
-    int32_t first, count; /* the pictures staged now */
-    int32_t pending;      /* what was given last is not yet done: hand pictures over, and wait again */
+    int64_t confirmed;    /* all wanted pictures of jobs with a lower number have been staged */
+    int64_t packets;      /* fed so far; may be read during a call, too */
+    int64_t last;         /* number of the job that was begun last: memory of earlier jobs may be freed */
+    int64_t done, nanoseconds; /* packets of the jobs that are fed completely, and the time that feeding took */
+    int32_t slots;        /* capacity: at most SLOTS */
+    int32_t first, count; /* the staged pictures: index of the first, and their number */
+    int32_t pending;      /* the call returned early: hand the pictures over, and call again */
     int64_t jobs[SLOTS];      /* number of the picture's job */
-    uint64_t places[SLOTS];   /* device address at which the displayed area would begin, of which a part is there */
-    int64_t chroma_at[SLOTS]; /* bytes from there to its chroma */
-    int32_t rows[SLOTS];      /* from `nvdec_job.rows` */
+    uint64_t places[SLOTS];   /* device address at which the displayed area would begin; memory has only its window */
+    int64_t chroma_at[SLOTS]; /* bytes from there to the chroma */
+    int32_t rows[SLOTS];      /* the picture's row in the output, from `nvdec_job.table` */
     int32_t columns[SLOTS];   /* pitch in samples */
 } nvdec_staging;
 
 typedef struct {
     int32_t device, codec, bit_depth; /* codec: cudaVideoCodec */
-    int32_t max_width, max_height;    /* largest pictures, for which memory is allocated at the start */
+    int32_t max_width, max_height;    /* largest pictures, for which the first decoder is opened */
     int32_t surfaces;                 /* decode surfaces beyond the minimum of the stream */
-    int32_t delay;                    /* pictures that the parser delays, so that mapping does not wait for the chip */
+    int32_t delay;                    /* pictures by which the parser delays output, so that mapping need not wait */
     int32_t flags;                    /* CUVID_PKT_* flags added to each packet */
-    CUstream stream;                  /* on which pictures are copied and read */
+    CUstream stream;                  /* on which pictures are copied, and the caller reads them */
     nvdec_staging *staging;
 } nvdec_options;
 
-/* The part of the displayed area that is read: lines and columns of luma, of which the first are even. */
+/* The part of the displayed area that is read, in luma samples; `top` and `left` are even. */
 typedef struct {
     int32_t top, bottom, left, right;
 } nvdec_window;
 
 typedef struct {
-    int64_t number;        /* rises from job to job */
+    int64_t number;        /* increases from job to job */
     int32_t width, height; /* of the displayed area */
     nvdec_window window;
     int32_t packets;
-    int32_t alone;               /* the decoder is drained first */
-    int32_t lenient;             /* only wanted pictures have to come out; the decoder has no other job */
-    int32_t untimed;             /* pictures are matched by their order, because the parser reassigns timestamps */
-    int32_t length_size;         /* bytes of the length before each NAL unit; 0: the parser takes packets as they are */
+    int32_t alone;               /* drain the decoder before this job */
+    int32_t lenient;             /* unwanted pictures may be missing; the decoder has no other job */
+    int32_t untimed;             /* match pictures by order, because the parser reassigns this stream's timestamps */
+    int32_t length_size;         /* bytes of the length before each NAL unit; 0: packets are passed on as they are */
     int32_t header_size;
-    const uint8_t *header;       /* what the parser takes before the first packet */
-    const uint8_t *data;         /* the packets one after another */
-    const int64_t *table;        /* of all packets the sizes in bytes; then the rows of their pictures in the output,
-                                    NOT_WANTED or NOT_SHOWN; then the ranks of their pictures in display order, which
-                                    follow one another */
+    const uint8_t *header;       /* fed before the first packet, such as parameter sets */
+    const uint8_t *data;         /* the packets, one after another */
+    const int64_t *table;        /* three numbers per packet, in three arrays one after another: its size in bytes; its
+                                    picture's row in the output, NOT_WANTED or NOT_SHOWN; its picture's rank in display
+                                    order. The ranks are consecutive numbers */
 } nvdec_job;
 
 typedef struct {
@@ -148,36 +150,36 @@ typedef struct {
     int surfaces;                 /* the decoder's decode surfaces */
     int32_t width, height;        /* of the jobs in the decoder */
     int lenient, untimed;         /* of the last job */
-    int last;                     /* decode surface of the last picture passed to the decoder, or -1 */
-    int empty;                    /* no picture was decoded since the decoder was drained */
+    int last;                     /* surface of the picture that was passed to the decoder last, or -1 */
+    int empty;                    /* no picture was passed to the decoder since it was drained */
     int inside;                   /* packets were fed since the decoder was drained */
-    uint64_t begin, end;          /* numbers of the last job's pictures: first, and one after the last */
-    uint64_t oldest;              /* number of the first picture that is not out */
+    uint64_t begin, end;          /* numbers of the last job's pictures: the first, and the last plus 1 */
+    uint64_t oldest;              /* the lowest number of a picture that has not come out */
     int64_t job;                  /* number of the last job */
     uint64_t fed;                 /* packets since the session was opened */
     picture waiting[WAITING];
-    uint8_t *packet;              /* memory of `capacity` bytes for a packet as the parser takes it */
+    uint8_t *packet;              /* buffer of `capacity` bytes, for a packet as the parser takes it */
     int64_t capacity;
-    CUdeviceptr memory;           /* staging memory: `slots` pictures of `slot` bytes */
+    CUdeviceptr memory;           /* the staged pictures: `slots` of `slot` bytes each */
     size_t slot;
     CUevent copied;               /* recorded after the last copy */
-    int64_t opened, reconfigured; /* how often */
+    int64_t opened, reconfigured; /* how often the decoder was */
     atomic_int stop, busy;
-    int status;                   /* of the thread */
+    int status;                   /* of the thread: 0, or the first error */
     char error[400];
-    pthread_mutex_t lock;         /* for all that follows, but what is atomic */
+    pthread_mutex_t lock;         /* protects all fields below, except atomic ones */
     pthread_cond_t changed;
     pthread_t thread;
     int started, quit;
-    int failed;                   /* `status`, once the caller may know */
-    int draining;                 /* the decoder is to be drained behind the jobs */
-    int emptying;                 /* the thread waits until all staged pictures are handed over */
-    nvdec_job given[GIVEN];       /* a ring */
-    int64_t put, next;            /* jobs given and begun */
-    atomic_llong queued, ahead;   /* packets of given jobs that are not fed; so many may be when the call returns */
+    int failed;                   /* `status`, once the thread has ended */
+    int draining;                 /* drain the decoder after the queued jobs */
+    int emptying;                 /* the thread waits until all staged pictures have been handed over */
+    nvdec_job given[GIVEN];       /* the queue of jobs, a ring */
+    int64_t put, next;            /* number of jobs that were queued, and that were begun */
+    atomic_llong queued, ahead;   /* packets of queued jobs that are not fed, and the number at which a call returns */
     atomic_llong confirmed;
-    int64_t done, nanoseconds;    /* as of the caller's */
-    int64_t staged, told, taken;  /* pictures: staged, those of them that the caller knows, and those handed over */
+    int64_t done, nanoseconds;    /* as in `nvdec_staging` */
+    int64_t staged, told, taken;  /* number of pictures that were staged, told to the caller, and handed over */
 } nvdec_session;
 
 static int fail(nvdec_session *s, int status, const char *format, ...) {
@@ -204,13 +206,13 @@ API int nvdec_version(void) {
     return 8;
 }
 
-/* Open the driver's libraries, once per process. NULL, or an error message. */
+/* Open the driver's libraries, once per process. Returns NULL, or an error message. */
 API const char *nvdec_load(const char *cuda_name, const char *cuvid_name) {
     static char error[400];
     pthread_mutex_lock(&driver.lock);
     const char *missing = NULL;
     if (!driver.loaded) {
-        /* They stay open: the driver's threads may outlive all sessions. */
+        /* They are never closed: the driver's threads may outlive all sessions. */
         void *cuda = dlopen(cuda_name, RTLD_NOW | RTLD_LOCAL), *cuvid = NULL;
         if (cuda) cuvid = dlopen(cuvid_name, RTLD_NOW | RTLD_LOCAL);
         if (!cuda || !cuvid) missing = dlerror();
@@ -242,8 +244,8 @@ static int get_context(nvdec_session *s, int device) {
 
 /* ---- called by the parser ---- */
 
-/* Wait until at most so many pictures are staged. The memory of those handed over may be reused at once, in the order of
- * the stream. */
+/* Wait until at most `most` pictures are staged. Memory of pictures that were handed over may be written at once: all
+ * work on it is queued on one stream. */
 static int wait_for_slots(nvdec_session *s, int64_t most) {
     pthread_mutex_lock(&s->lock);
     while (s->staged - s->taken > most && !atomic_load(&s->stop) && !s->quit) {
@@ -265,7 +267,7 @@ static void close_decoder(nvdec_session *s) {
 
 static void free_memory(nvdec_session *s) {
     if (!s->memory) return;
-    /* Pictures may still be read, and the decoder's last picture be laid out. */
+    /* The stream may still read staged pictures, or write the picture that was mapped last. */
     CALL(s, cuStreamSynchronize, s->options.stream);
     CALL(s, cuMemFree, s->memory);
     s->memory = 0;
@@ -279,7 +281,7 @@ static int even(int a) {
     return (a + 1) / 2 * 2;
 }
 
-/* The chip neither crops nor scales: `copy` crops. */
+/* The decoder outputs the whole coded area, unscaled; `copy` crops. */
 static CUVIDSHORTRECT whole(const CUVIDEOFORMAT *format) {
     return (CUVIDSHORTRECT){0, 0, (short)format->coded_width, (short)format->coded_height};
 }
@@ -311,8 +313,8 @@ static int open_decoder(nvdec_session *s, const CUVIDEOFORMAT *format) {
     return CALL(s, cuvidCreateDecoder, &s->decoder, &info);
 }
 
-/* Map the last picture, which waits until it, and so every picture, is decoded: the driver does not wait when a
- * reconfiguration gives the memory of an unmapped picture to pictures of another size. */
+/* Wait until all pictures are decoded, by mapping the last one. A reconfiguration needs it: the driver gives the memory
+ * of pictures that were never mapped to pictures of the new size without waiting until they are decoded. */
 static void finish_decoding(nvdec_session *s) {
     CUVIDPROCPARAMS how = {.progressive_frame = 1, .output_stream = s->options.stream};
     unsigned long long mapped;
@@ -335,7 +337,7 @@ static int reconfigure(nvdec_session *s, const CUVIDEOFORMAT *format) {
     return CALL(s, cuStreamSynchronize, s->options.stream) && CALL(s, cuvidReconfigureDecoder, s->decoder, &info);
 }
 
-/* Whether a stream has the size that its dataset says, within what is coded. */
+/* Whether the stream's displayed area has the size that the dataset says, and lies within the coded area. */
 static int is_as_told(nvdec_session *s, const CUVIDEOFORMAT *format) {
     const CUVIDRECT *shown = &format->display_area;
     int width = shown->right - shown->left, height = shown->bottom - shown->top;
@@ -346,8 +348,8 @@ static int is_as_told(nvdec_session *s, const CUVIDEOFORMAT *format) {
     return 1;
 }
 
-/* Called before the first picture, and where the format changes. Returns the number of decode surfaces, 0 for an
- * error. */
+/* The parser calls this before the first picture, and where the format changes. Returns the number of decode surfaces,
+ * or 0 for an error. */
 static int on_sequence(void *user, CUVIDEOFORMAT *format) {
     nvdec_session *s = user;
     if (s->status) return 0;
@@ -380,7 +382,7 @@ static int on_decode(void *user, CUVIDPICPARAMS *coded) {
     if (s->status) return 0;
     if (!s->decoder || coded->CurrPicIdx < 0 || coded->CurrPicIdx >= s->surfaces)
         return fail(s, NVDEC_STREAM, "the parser has no surface for a picture");
-    /* The parser says nothing of a stream like the one before it. */
+    /* Checked here, too: the parser does not call `on_sequence` for a stream of the same format as the one before. */
     if (!is_as_told(s, &s->format)) return 0;
     s->empty = 0;
     s->last = coded->CurrPicIdx;
@@ -393,8 +395,8 @@ static int64_t now(void) {
     return 1000000000 * (int64_t)time.tv_sec + time.tv_nsec;
 }
 
-/* A small copy takes some microseconds; a thread that sleeps may take 0.2 ms to wake up, so it looks for as long. By the
- * clock: where others want the cores, sched_yield may take milliseconds. */
+/* Poll for LOOK_NS, then sleep: a small copy takes some microseconds, and a sleeping thread may take 0.2 ms to wake up.
+ * The limit is a time, not a number of polls, because sched_yield may take milliseconds on a busy machine. */
 static int wait_for_copy(nvdec_session *s) {
     int64_t end = now() + LOOK_NS;
     do {
@@ -405,10 +407,11 @@ static int wait_for_copy(nvdec_session *s) {
     return CALL(s, cuEventSynchronize, s->copied);
 }
 
-/* Copy the window of a picture to the next slot: its columns from its first line of luma to its last of chroma, because
- * one copy of both planes costs less than two copies with fewer lines. Then wait for the copy, before the picture is
- * unmapped: the driver does not decode the next picture into this memory in the order of the stream, as a busy GPU has
- * shown. Pictures also came out wrong when several stayed mapped while others were decoded. */
+/* Copy the window of a picture to the next slot. One copy takes all lines from the window's first line of luma to its
+ * last line of chroma, because it costs less than a copy of each plane, although those have fewer lines. Then wait for
+ * the copy before the picture is unmapped, because the driver may decode the next picture into this memory without
+ * waiting for work on the stream: seen on a busy GPU. Pictures also came out wrong when several stayed mapped while
+ * others were decoded. */
 static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const picture *wanted) {
     nvdec_staging *staging = s->options.staging;
     if (!wait_for_slots(s, staging->slots - 1)) return 0;
@@ -488,7 +491,7 @@ static int parse(nvdec_session *s, const uint8_t *data, int64_t size, uint64_t n
         .payload_size = (unsigned long)size,
         .timestamp = (long long)(number << TIME_BITS),
     };
-    /* A callback that failed has set the error already. */
+    /* If a callback has failed, it has set the error. */
     CUresult result = driver.cuvidParseVideoData(s->parser, &packet);
     return !s->status && check(s, "cuvidParseVideoData", result);
 }
@@ -503,12 +506,13 @@ static int drain(nvdec_session *s) {
     return 1;
 }
 
-/* A packet as the parser takes it, and its size: the first behind the header, NAL units behind start codes (Annex B of
- * ITU-T H.264 and H.265) in place of their lengths (ISO/IEC 14496-15). NULL if a length leads out of the packet. */
+/* Packet `n` of a job as the parser takes it: the first packet has the header before it, and NAL units have start codes
+ * (Annex B of ITU-T H.264 and H.265) in place of lengths (ISO/IEC 14496-15). Changes `size` accordingly. Returns NULL
+ * if a NAL unit does not end within the packet. */
 static const uint8_t *as_parsed(nvdec_session *s, const nvdec_job *job, int32_t n, const uint8_t *data, int64_t *size) {
     int64_t header = n ? 0 : job->header_size, from = 0, to = header, length_size = job->length_size, end = *size;
     if (!header && !length_size) return data;
-    int64_t most = header + 4 * end; /* a length has a byte at least, and a unit, too */
+    int64_t most = header + 4 * end; /* at worst a length and a unit of 1 byte each become 5 bytes */
     if (most > s->capacity) {
         free(s->packet);
         s->capacity = (s->packet = malloc((size_t)most)) ? most : 0;
@@ -534,7 +538,7 @@ static const uint8_t *as_parsed(nvdec_session *s, const nvdec_job *job, int32_t 
     return s->packet;
 }
 
-/* Count a packet that was fed. */
+/* Count a packet that was fed, and wake the caller when `ahead` packets are left. */
 static void fed(nvdec_session *s) {
     if (atomic_fetch_sub(&s->queued, 1) - 1 != atomic_load(&s->ahead)) return;
     pthread_mutex_lock(&s->lock);
@@ -575,7 +579,7 @@ static int feed(nvdec_session *s, const nvdec_job *job) {
     return 1;
 }
 
-/* Decode jobs as they are given, until the session is closed or fails. */
+/* The session's thread: decodes queued jobs until the session is closed or fails. */
 static void *run(void *session) {
     nvdec_session *s = session;
     int works = enter(s);
@@ -610,8 +614,9 @@ static void *run(void *session) {
 
 /* ---- called by the caller ---- */
 
-/* Threads that work in Python take turns, in the order in which they ask: of many that wait for the GIL, each would give
- * it to another whenever a function lets go of it, and sleeping threads take long to wake up. */
+/* Threads that work in Python take turns, in the order in which they ask. Without turns, many threads would wait for
+ * the GIL, and pass it on whenever a function releases it; each such switch takes long, because a thread has to wake
+ * up. */
 typedef struct turn {
     struct turn *next;
     int64_t number;
@@ -621,9 +626,9 @@ typedef struct turn {
 
 static struct {
     pthread_mutex_t lock;
-    turn *first, *last;    /* that wait */
-    int64_t asked, number; /* numbers of the last turn, and of the current one; 0: there is none, and none waits */
-    int64_t end;           /* when the current turn is over in any case: its thread may be stuck */
+    turn *first, *last;    /* turns that wait */
+    int64_t asked, number; /* number of the turn that was asked for last, and of the current turn; 0: no turn */
+    int64_t end;           /* when the current turn ends in any case, as its thread may be stuck */
 } turns = {.lock = PTHREAD_MUTEX_INITIALIZER};
 static __thread int64_t my_turn;
 
@@ -645,7 +650,7 @@ API void nvdec_end_turn(void) {
     pthread_mutex_unlock(&turns.lock);
 }
 
-/* Wait for a turn of the calling thread. */
+/* Begin a turn of the calling thread; waits for the turns that others have asked for before. */
 API void nvdec_begin_turn(void) {
     nvdec_end_turn();
     pthread_mutex_lock(&turns.lock);
@@ -667,10 +672,12 @@ API void nvdec_begin_turn(void) {
     pthread_mutex_unlock(&turns.lock);
 }
 
-/* Give jobs to decode as the continuation of the previous jobs; if `draining`, have the decoder drained behind them.
- * Then wait: until at most `ahead` packets wait, and as many jobs as may be given again, and no draining is left, unless
- * pictures have to be handed over before; and for a turn of the calling thread, which ends with its next call.
- * What jobs point to has to stay until `staging.last` is a later one, the decoder is drained, or the session is closed. */
+/* Queue jobs, which continue the stream of the previous jobs; with `draining`, the decoder is drained after them.
+ * Returns when at most `ahead` packets are left to be fed, the queue is at most half full, and the decoder is drained
+ * if that was asked for. Returns early, with `staging.pending` set, when more than half of the slots are taken, or when
+ * the thread waits for all pictures to be handed over. Before it returns, it waits for a turn of the calling thread,
+ * which lasts until the thread's next call. The memory that jobs point to must stay valid until `staging.last` is a
+ * later job, the decoder is drained, or the session is closed. */
 API int nvdec_decode(nvdec_session *s, const nvdec_job *jobs, int32_t count, int32_t ahead, int32_t draining) {
     nvdec_staging *staging = s->options.staging;
     nvdec_end_turn();
@@ -709,7 +716,7 @@ API int nvdec_decode(nvdec_session *s, const nvdec_job *jobs, int32_t count, int
     return status;
 }
 
-/* Make the running call, or the next one, return at the next packet. Any thread may call it. */
+/* Make the running call, or the next one, fail at the next packet. Any thread may call it. */
 API void nvdec_stop(nvdec_session *s) {
     atomic_store(&s->stop, 1);
     pthread_mutex_lock(&s->lock);
@@ -717,18 +724,18 @@ API void nvdec_stop(nvdec_session *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The message of the session's error. */
+/* The session's error message. */
 API const char *nvdec_error(const nvdec_session *s) {
     return s->error;
 }
 
-/* Counts: decoders opened, reconfigurations, and of the open decoder the surfaces and the largest width and height. */
+/* Counts: decoders opened, reconfigurations; then of the open decoder: surfaces, largest width and height. */
 API void nvdec_counts(const nvdec_session *s, int64_t counts[5]) {
     const int64_t found[5] = {s->opened, s->reconfigured, s->surfaces, s->max_width, s->max_height};
     memcpy(counts, found, sizeof found);
 }
 
-/* Free a session. 0, or NVDEC_CALLER during another call. */
+/* Free a session. Returns 0, or NVDEC_CALLER if another thread is in a call. */
 API int nvdec_close(nvdec_session *s) {
     if (atomic_exchange(&s->busy, 1)) return NVDEC_CALLER;
     pthread_mutex_lock(&s->lock);
@@ -753,7 +760,7 @@ API int nvdec_close(nvdec_session *s) {
     return 0;
 }
 
-/* Open a session. NULL, and a message in `error`, if that fails. The decoder itself is opened at the first sequence. */
+/* Open a session. Returns NULL, with a message in `error`, if that fails. The first stream opens the decoder. */
 API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t size) {
     nvdec_session *s = calloc(1, sizeof *s);
     if (!s) {
@@ -767,14 +774,14 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
     s->empty = 1;
     s->last = -1;
     s->begin = s->end = s->oldest = 1;
-    /* The coded size is the displayed size rounded up to blocks of 16. Not so for VP9, which predicts wrongly if a
-     * decoder is opened for more. Sessions of codecs other than H.264 and HEVC are for one size only. */
+    /* Options have displayed sizes, decoders are opened for coded sizes: multiples of 16 for H.264 and HEVC. Sessions
+     * of other codecs are for one size only; VP9 decodes wrongly if the decoder is opened for a larger one. */
     int block = options->codec == cudaVideoCodec_H264 || options->codec == cudaVideoCodec_HEVC ? 16 : 1;
     s->max_width = (options->max_width + block - 1) / block * block;
     s->max_height = (options->max_height + block - 1) / block * block;
     CUVIDPARSERPARAMS params = {
         .CodecType = options->codec,
-        .ulMaxNumDecodeSurfaces = 1, /* the sequence callback says how many */
+        .ulMaxNumDecodeSurfaces = 1, /* `on_sequence` returns the number */
         .ulClockRate = 1000,
         .ulMaxDisplayDelay = (unsigned)options->delay,
         .pUserData = s,
@@ -792,8 +799,8 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
     return NULL;
 }
 
-/* The chip's capabilities for a codec in 4:2:0: supported, engines, smallest and largest width and height. 0, or an
- * error status and a message in `error`. */
+/* The chip's capabilities for a codec in 4:2:0: whether it is supported, number of engines, smallest width and height,
+ * largest width and height. Returns 0, or an error status with a message in `error`. */
 API int nvdec_caps(int32_t device, int32_t codec, int32_t bit_depth, int32_t found[6], char *error, int32_t size) {
     nvdec_session s = {0};
     CUVIDDECODECAPS caps = {

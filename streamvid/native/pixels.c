@@ -1,12 +1,12 @@
-/* Planes of YUV -> one picture of the model's tensor: crop, resize, convert, normalise and lay out, in one pass.
+/* Makes one picture of the model's tensor from planes of YUV: crops, resizes, converts, normalises and lays out.
  *
- * streamvid/color/render.py has the definition, and the same in NumPy for machines without a compiler. Called through
- * ctypes, which releases the GIL; the code allocates and keeps no memory, so any thread may call it.
+ * streamvid/color/render.py defines the result, and computes the same with NumPy on machines without a compiler. Called
+ * through ctypes, which releases the GIL; the code allocates and keeps no memory, so any thread may call it.
  */
 #include <stdint.h>
 #include <string.h>
 
-/* Compiled for three generations of x86-64; the loader chooses. Others get what the compiler is told. */
+/* Compiled for three generations of x86-64, of which the dynamic loader chooses one; elsewhere for one. */
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
 #define FAST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -22,29 +22,29 @@ typedef struct {
 
 typedef struct {
     const uint8_t *data;
-    int64_t stride;     /* bytes from a row to the next */
-    int32_t step, wide; /* samples from one to the next, 2 where U and V are interleaved; whether they have 16 bits */
+    int64_t stride;     /* bytes from one row to the next */
+    int32_t step, wide; /* step: 2 where U and V are interleaved, else 1; wide: whether samples have 16 bits */
 } sv_plane;
 
 typedef struct {
     sv_plane planes[3];          /* Y, U, V */
-    sv_axis rows[2], columns[2]; /* of luma, of chroma */
-    float matrix[3][4];          /* samples -> R, G, B, 0 to 255; the last column is added */
-    float mean[3], scale[3];     /* (rounded level - mean) * scale, but for uint8 */
+    sv_axis rows[2], columns[2]; /* for luma, for chroma */
+    float matrix[3][4];          /* samples -> R, G, B, 0 to 255; the last column is a constant */
+    float mean[3], scale[3];     /* result: (rounded level - mean) * scale; not for uint8 */
     void *out;
     int64_t strides[3]; /* of channel, row, column, in elements */
     int32_t type;       /* 0: uint8, 1: float16, 2: bfloat16, 3: float32 */
 } sv_picture;
 
-/* To be changed with anything that streamvid/color/render.py relies on: an old build may lie beside a new one. */
+/* Version of this interface, which streamvid/color/render.py compares: it may find an older build. */
 int32_t sv_pixels_version(void) { return 2; }
 
-#define ROWS 16  /* rows that are made at a time, so that the other axis needs no gathering */
-#define FEW 8    /* of them, rows that are mixed from the same source rows */
-#define BLOCK 32 /* samples of a row whose sums stay in registers; rows in scratch are padded to a multiple of it */
+#define ROWS 16  /* output rows that are made at a time: `mix_columns` works on one sample of each at once */
+#define FEW 8    /* output rows of these that are mixed while their source rows are in memory as floats */
+#define BLOCK 32 /* samples of a row whose sums stay in registers; rows in `scratch` are padded to a multiple */
 #define EACH(n, count) for (int32_t n = 0; n < (count); n++)
 
-/* The source samples that output samples from `begin` to `end` are made of. */
+/* The source samples that output samples `begin` to `end` - 1 are made of: the first, and their number. */
 static void source_span(const sv_axis *axis, int32_t begin, int32_t end, int32_t *low, int32_t *count) {
     int32_t high = *low = axis->first[begin];
     for (int32_t n = begin + 1; n < end; n++) {
@@ -54,7 +54,8 @@ static void source_span(const sv_axis *axis, int32_t begin, int32_t end, int32_t
     *count = high + axis->taps - *low;
 }
 
-/* Rows of a plane from `top` on as floats: `count` samples from column `low` on, and zeros up to `padded`. */
+/* Convert rows of a plane, from row `top` on, to floats: `count` samples from column `low` on, then zeros up to
+ * `padded`. */
 FAST static void widen(const sv_plane *plane, int32_t top, int32_t rows, int32_t low, int32_t count, int32_t padded,
                        float *restrict to) {
     EACH(y, rows) {
@@ -73,7 +74,7 @@ FAST static void widen(const sv_plane *plane, int32_t top, int32_t rows, int32_t
     }
 }
 
-/* Output row `y`, a weighted sum of source rows, of which `source` has those from `top` on. */
+/* Compute output row `y`, a weighted sum of source rows; `source` has the source rows from `top` on. */
 FAST static void mix_rows(const float *restrict source, const sv_axis *rows, int32_t y, int32_t top, int32_t padded,
                           float *restrict line) {
     const float *first = source + (int64_t)(rows->first[y] - top) * padded;
@@ -88,7 +89,7 @@ FAST static void mix_rows(const float *restrict source, const sv_axis *rows, int
     }
 }
 
-/* Lines become columns: to[x * across + n] = from[n * along + x], of `lines` and `count` samples. */
+/* Transpose `lines` lines of `count` samples: to[x * across + n] = from[n * along + x]. */
 FAST static void turn(const float *restrict from, int32_t along, int32_t lines, int32_t count, float *restrict to,
                       int32_t across) {
     int32_t whole_lines = 0, whole = 0;
@@ -116,7 +117,7 @@ FAST static void turn(const float *restrict from, int32_t along, int32_t lines, 
             to[(int64_t)x * across + n] = from[(int64_t)n * along + x];
 }
 
-/* The same along the other axis, of ROWS rows at a time that stand beside each other. */
+/* The weighted sums along the other axis, for ROWS rows at a time; samples of one column are adjacent in memory. */
 FAST static void mix_columns(const float *restrict lines, const sv_axis *columns, int32_t low, float *restrict out) {
     EACH(x, columns->out) {
         float sum[ROWS] = {0};
@@ -129,9 +130,9 @@ FAST static void mix_columns(const float *restrict lines, const sv_axis *columns
     }
 }
 
-/* Rounds to nearest, ties to even, as IEEE 754 does, subnormal numbers as well; values are finite. */
+/* float16 of a finite value, rounded to nearest, ties to even (IEEE 754), also where the result is subnormal. */
 static inline uint16_t half_of(float value) {
-    const int32_t tiny = 0x3F000000; /* 0.5: added, it rounds at the last bit of float16's subnormal numbers */
+    const int32_t tiny = 0x3F000000; /* bits of 0.5: adding 0.5 rounds at the last bit of float16's subnormals */
     int32_t bits, sign, small;
     float shifted, half = 0.5f;
     memcpy(&bits, &value, 4);
@@ -142,7 +143,7 @@ static inline uint16_t half_of(float value) {
     memcpy(&small, &shifted, 4);
     small -= tiny;
     int32_t normal = (bits - 0x37FFF001 + ((bits >> 13) & 1)) >> 13;
-    /* By masks, and of signed numbers: so that it is vectorised for AVX2, too. */
+    /* Masks and signed comparisons instead of branches, so that compilers vectorise it for AVX2, too. */
     int32_t is_small = -(bits < 0x38800000), is_infinite = -(bits >= 0x477FF000);
     int32_t made = (small & is_small) | (normal & ~is_small);
     made = (0x7C00 & is_infinite) | (made & ~is_infinite);
@@ -155,7 +156,7 @@ static inline uint16_t bfloat_of(float value) {
     return (uint16_t)((bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16);
 }
 
-/* One channel of a row. */
+/* Convert one channel of a row to the output's dtype, and write it. */
 FAST static void write_row(const sv_picture *p, int c, int32_t y, const float *restrict luma, const float *restrict u,
                            const float *restrict v, float *restrict made) {
     int32_t width = p->columns[0].out;
@@ -181,7 +182,7 @@ FAST static void write_row(const sv_picture *p, int c, int32_t y, const float *r
     else STORE(float, )
 }
 
-/* `scratch` has room for what streamvid/color/render.py computes of the same constants. */
+/* Make one picture. streamvid/color/render.py allocates `scratch`, and computes its size from the same constants. */
 void sv_render(const sv_picture *p, float *scratch) {
     int32_t height = p->rows[0].out, width = p->columns[0].out, low[2], count[2], padded[2], longest = 0;
     int64_t size = (int64_t)ROWS * width;
@@ -194,7 +195,7 @@ void sv_render(const sv_picture *p, float *scratch) {
     float *lines = few + FEW * longest, *source = lines + ROWS * longest;
     for (int32_t y = 0; y < height; y += ROWS) {
         int32_t rows = height - y < ROWS ? height - y : ROWS;
-        if (rows < ROWS) memset(lines, 0, sizeof *lines * ROWS * longest); /* unwanted rows must be numbers, too */
+        if (rows < ROWS) memset(lines, 0, sizeof *lines * ROWS * longest); /* sums of missing rows are computed, too */
         for (int i = 0; i < 3; i++) {
             const sv_axis *down = &p->rows[i > 0];
             int32_t from = low[i > 0], samples = count[i > 0], along = padded[i > 0];

@@ -54,10 +54,10 @@ def test_locations_of_av1(position: str, name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "mpeg4"])
-def test_nothing_said(codec: str, tmp_path: Path) -> None:
+def test_streams_that_do_not_state_it_are_unknown(codec: str, tmp_path: Path) -> None:
     clip = store_clip(write(Recipe(codec=codec, frames=4), tmp_path / "a.mp4"), tmp_path)
     assert chroma_location(clip.codec, clip.stsd) == "unknown"
 
 
-def test_what_cannot_be_read() -> None:
+def test_sample_descriptions_that_cannot_be_read_are_unknown() -> None:
     assert chroma_location("h264", b"") == chroma_location("av1", b"") == "unknown"

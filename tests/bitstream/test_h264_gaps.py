@@ -117,11 +117,11 @@ def first_gap(description: bytes, packets: list[memoryview], starts: set[int]) -
         ([IDR, picture(1), picture(7, kind="I", recovery=True), picture(9)], (7, 9)),
     ],
 )
-def test_gaps(packets: list[memoryview], gap: tuple[int, int] | None) -> None:
+def test_missing_frame_numbers_are_a_gap(packets: list[memoryview], gap: tuple[int, int] | None) -> None:
     assert first_gap(stsd(), packets, {0}) == gap
 
 
-def test_no_gaps() -> None:
+def test_missing_frame_numbers_that_are_no_gap() -> None:
     gap = [IDR, picture(1), picture(3)]
     assert first_gap(stsd(gaps=True), gap, {0}) is None, "the stream may have some"
     assert first_gap(stsd(), [IDR, picture(1), picture(3)], {0, 2}) is None, "packets were left out there"

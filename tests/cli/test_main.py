@@ -252,7 +252,7 @@ def test_ctrl_c_while_modules_are_imported() -> None:
     assert (ended.returncode, ended.stderr) == (130, "streamvid: interrupted\n")
 
 
-def test_usage() -> None:
+def test_help_and_version() -> None:
     assert run("--help").returncode == 0
     assert run("pack", "--help").stdout.startswith("usage: streamvid pack")
     assert run("--version").stdout.startswith("streamvid ")
@@ -292,12 +292,12 @@ def test_a_destination_without_permission(folder: Path, tmp_path: Path, capsys: 
     ("text", "size"),
     [("1", 1), ("256MiB", 256 << 20), ("256M", 256 << 20), ("1GB", 10**9), ("1.5 k", 1536), ("2tib", 2 << 40)],
 )
-def test_sizes(text: str, size: int) -> None:
+def test_sizes_are_parsed(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "x", "1 XB", "1e9", "nan"])
-def test_no_sizes(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     import argparse
 
     with pytest.raises(argparse.ArgumentTypeError):

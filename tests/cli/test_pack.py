@@ -30,7 +30,7 @@ def test_rates(text: str, rate: Fraction) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1", "1e9", "1/0", "nan", "inf"])
-def test_what_is_no_rate(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_rates_are_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["pack", "in", "out", f"--max-fps={text}"])
     assert stopped.value.code == 2
@@ -50,7 +50,7 @@ def videos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_everything_at_once(videos: Path, tmp_path: Path) -> None:
+def test_all_options_of_transcoding_together(videos: Path, tmp_path: Path) -> None:
     options = ["--codec", "hevc", "--short-side", "96", "--max-fps", "30", "--gop", "5", "--crf", "30"]
     assert main(["pack", str(videos), str(tmp_path / "ds"), "--workers", "1", *options]) == 0
     found = rows(tmp_path / "ds")
@@ -86,7 +86,9 @@ def test_for_any_copies_and_warns(videos: Path, tmp_path: Path, capsys: pytest.C
         (["--codec", "vp9", "--crf", "64"], "a crf of 64 for vp9"),
     ],
 )
-def test_what_does_not_go(options: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_transcoding_options_are_refused(
+    options: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pack", str(tmp_path), str(tmp_path / "ds"), *options]) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "ds").exists()

@@ -139,7 +139,7 @@ def test_colours_that_change_midway_are_not_copied(change: str, codec: Any, tmp_
     assert far.max() < 2, far  # not converted it would be 6 and more
 
 
-def test_ranges() -> None:
+def test_the_range_is_that_of_tags_or_codec() -> None:
     assert settled(color_range="pc") == ("smpte170m", "pc")
     assert settled(pix_fmt="yuvj420p") == ("smpte170m", "pc")
     assert settled(matrix="gbr", pix_fmt="gbrp") == ("gbr", "pc")

@@ -225,7 +225,7 @@ def inverted(frames: Any) -> Any:
     return fn.cast(255 - frames, dtype=types.UINT8)
 
 
-def test_views(packed: Packed) -> None:
+def test_views_are_those_of_the_default_engine(packed: Packed) -> None:
     """Several outputs, each with its own draws."""
     views = {"one": RAW, "two": replace(RAW, crop=(32, 40)), "three": replace(RAW, dali=inverted)}
     default, dali = (batches(packed, engine, transform=views) for engine in ENGINES)
@@ -416,12 +416,12 @@ def test_clips_that_dali_cannot_decode_are_named_at_the_start(tmp_path: Path) ->
     assert len(batches(sv.Subset(str(made.path), where="place == 'town 0'"), "dali")) == 1
 
 
-def test_an_engine_that_is_none(packed: Packed) -> None:
+def test_an_unknown_engine_is_refused(packed: Packed) -> None:
     with pytest.raises(InputError, match="engine must be one of 'default', 'dali'; it is 'nvdec'"):
         loader(packed, "nvdec")  # type: ignore[arg-type]
 
 
-def test_a_bucket(packed: Packed, s3_bucket: str, tmp_path: Path) -> None:
+def test_shards_of_a_bucket_come_through_the_cache(packed: Packed, s3_bucket: str, tmp_path: Path) -> None:
     """Shards come through the cache on disk."""
     import fsspec
 

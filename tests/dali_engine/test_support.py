@@ -51,7 +51,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 @pytest.mark.parametrize(("device_id", "decodable"), [(None, ON_CPU), (A_GPU, ON_GPU)])
-def test_clips_by_name(dataset: Dataset, device_id: int | None, decodable: set[str]) -> None:
+def test_clips_that_dali_does_not_decode_are_refused_by_name(
+    dataset: Dataset, device_id: int | None, decodable: set[str]
+) -> None:
     rows = {dataset.clips.source[row].rpartition(".")[0]: row for row in range(len(dataset))}
     assert set(rows) == set(RECIPES)
     check_decodable(dataset, np.array(sorted(rows[name] for name in decodable)), device_id=device_id)
@@ -66,7 +68,7 @@ def test_clips_by_name(dataset: Dataset, device_id: int | None, decodable: set[s
         assert "\n" not in message
 
 
-def test_reasons(dataset: Dataset) -> None:
+def test_refusals_name_their_reasons(dataset: Dataset) -> None:
     with pytest.raises(InputError) as error:
         check_decodable(dataset, np.arange(len(dataset)), device_id=A_GPU)
     for words in (

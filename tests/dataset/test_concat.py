@@ -163,7 +163,7 @@ def test_pickling(folder: Path) -> None:
     assert np.array_equal(again.index(3).offset, joined.index(3).offset)
 
 
-def test_names() -> None:
+def test_names_of_parts_are_made_unique() -> None:
     one, two = dataset_of([{}], name="a"), dataset_of([{}], name="b")
     assert [part.name for part in ConcatDataset([one, two, one, one]).parts] == ["a", "b", "a-2", "a-3"]
     assert ConcatDataset([one, one]).clips.key == ["a/clip0", "a-2/clip0"]
@@ -174,7 +174,7 @@ def test_names() -> None:
     assert ConcatDataset([one]).clips.key == ["clip0"]
 
 
-def test_open(folder: Path) -> None:
+def test_datasets_are_opened_by_path(folder: Path) -> None:
     assert len(ConcatDataset.open([folder / "first", str(folder / "third")])) == 4
     assert ConcatDataset.open({"x": folder / "first"}).parts[0].name == "x"
     with pytest.raises(InputError, match=r"use Dataset\.open for one"):
@@ -200,7 +200,7 @@ def test_labels_that_do_and_do_not_go_together() -> None:
         ConcatDataset([text, dataset_of([{}], labels=[3], classes=["b"])])
 
 
-def test_refused(folder: Path) -> None:
+def test_other_values_are_not_concatenated(folder: Path) -> None:
     for wrong, said in (
         ([], "no datasets to concatenate"),
         ({}, "no datasets to concatenate"),

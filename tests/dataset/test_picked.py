@@ -119,7 +119,7 @@ def test_other_loaders_and_types(packed: Path) -> None:
         (lambda: sv.Pick(7), "takes the name of a column"),
     ],
 )
-def test_mistakes(packed: Path, pick: Any, said: str) -> None:
+def test_wrong_picks_are_refused(packed: Path, pick: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         picks(packed, pick())
 

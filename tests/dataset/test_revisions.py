@@ -222,7 +222,7 @@ def test_an_overlay_that_is_missing_or_another(folder: Path, damage: str) -> Non
         ("change", {"command": 1}, "'command' is missing"),
     ],
 )
-def test_fields_that_are_none(folder: Path, field: str, value: object, said: str) -> None:
+def test_invalid_fields_of_a_manifest_are_refused(folder: Path, field: str, value: object, said: str) -> None:
     document = json.loads((folder / "dataset.json").read_text())
     (folder / "dataset.json").write_text(json.dumps(document | {field: value}))
     with pytest.raises(DatasetError, match=said):

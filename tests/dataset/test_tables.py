@@ -287,13 +287,13 @@ def test_rows_are_the_same_whatever_their_encoding(packed: Path, site: FaultyS3,
      [{"first": "00000000", "shards": 0, "sha256": "0" * 64, "texts": "0" * 64, "of": "0" * 64}],
      [{"first": 0, "shards": 1, "sha256": "0" * 63, "texts": "0" * 64, "of": "0" * 65}]],
 )  # fmt: skip
-def test_what_is_no_table(packed: Path, tables: object, tmp_path: Path) -> None:
+def test_invalid_entries_of_tables_are_refused(packed: Path, tables: object, tmp_path: Path) -> None:
     found = manifest_of(packed) | {"tables": tables}
     with pytest.raises(DatasetError, match="damaged"):
         Manifest.from_json(json.dumps(found).encode(), path="dataset.json")
 
 
-def test_which_are_usable() -> None:
+def test_tables_are_usable_if_they_match_their_shards() -> None:
     zeros = "0" * 64
     entries = [
         ShardEntry(f"{n:08d}", 1, 1, 1, zeros, zeros, 1, zeros, f"{n:064x}") if n != 4

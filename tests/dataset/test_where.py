@@ -185,7 +185,7 @@ REFUSED: dict[str, str] = {
 
 
 @pytest.mark.parametrize("where", REFUSED)
-def test_refused(small: Dataset, where: str) -> None:
+def test_invalid_conditions_are_refused(small: Dataset, where: str) -> None:
     if where == "take > 1e308 * 10":
         assert select_rows(small, where=where).tolist() == []
         return
@@ -224,7 +224,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_nothing_is_run(small: Dataset, tmp_path: Path, text: str) -> None:
+def test_conditions_execute_no_code(small: Dataset, tmp_path: Path, text: str) -> None:
     target = tmp_path / "touched"
     with pytest.raises(InputError):
         select_rows(small, where=text.format(target))

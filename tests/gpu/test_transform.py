@@ -68,7 +68,7 @@ def differ(options: Transform, clips: list[Clip]) -> Array:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator(name: str) -> None:
+def test_each_operator_agrees_with_the_cpu(name: str) -> None:
     options, limit = OPERATORS[name]
     difference = differ(Transform(**options, **RAW), batch(same_size="crop" not in options))
     print(f"{name}: {difference.max():.0f} at most, {difference.mean():.4f} on average, {(difference > 0).mean():.2%}")
@@ -87,7 +87,7 @@ def test_layouts_and_dtypes(layout: Any, dtype: Any) -> None:
         assert differ(transform, clips).max() <= {"uint8": 0, "float16": 0.004, "float32": 2e-5}[dtype]
 
 
-def test_all_at_once() -> None:
+def test_all_operators_together_agree_with_the_cpu() -> None:
     """Differences of single steps add up, and a contrast of 1.5 multiplies them; pictures are the same all the same."""
     difference = differ(Transform(**EVERYTHING, **RAW), batch(same_size=False))
     print(f"everything: {difference.max():.0f} at most, {difference.mean():.4f} on average")

@@ -69,7 +69,7 @@ def test_numbers_of_a_dataset(packed: Path) -> None:
     assert info == describe(dataset)
 
 
-def test_what_a_gpu_makes_of_it() -> None:
+def test_clips_that_a_gpu_does_not_decode_are_described() -> None:
     dataset = dataset_of([{}] * 6, width=[96, 96, 95, 96, 96, 96], height=[64, 60, 64, 64, 1080, 64],
                          frames=[9] * 6, packets=[9] * 6, random_access=[1] * 6)  # fmt: skip
     codes = np.array([0, 0, 0, 1, 2, 0], dtype=np.int32)
@@ -103,7 +103,7 @@ def test_every_value_is_in_one_bar(values: list[float]) -> None:
         assert all(a < b for a, b in zip(found.edges, found.edges[1:], strict=False))
 
 
-def test_bars() -> None:
+def test_edges_and_counts_of_histograms() -> None:
     assert histogram(np.array([])).counts == ()
     assert histogram(np.array([3.0, 3.0])).counts == (2,)
     even = histogram(np.array([1.0, 5.0, 9.0]))
@@ -190,7 +190,7 @@ def test_json_for_scripts(packed: Path, capsys: pytest.CaptureFixture[str]) -> N
         (["--frames", "2", "--fps", "2", "--stride", "2"], "not stride and fps together"),
     ],
 )
-def test_options_that_cannot_be(
+def test_wrong_options_of_info_are_refused(
     packed: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
 ) -> None:
     assert main(["info", str(packed), *options]) == 2

@@ -45,7 +45,7 @@ def test_what_is_added_removed_and_changed(places: Path, tmp_path: Path) -> None
     assert bool(found)
 
 
-def test_bytes(places: Path, tmp_path: Path) -> None:
+def test_changed_bytes_of_a_clip_are_a_difference(places: Path, tmp_path: Path) -> None:
     """A packet of a clip changed, with all checksums that it has."""
     shutil.copytree(places / "packed", tmp_path / "set")
     row = Dataset.open(tmp_path / "set").row("top")
@@ -66,7 +66,7 @@ columns = st.sampled_from([values, st.one_of(st.none(), st.lists(values, max_siz
 
 
 @given(columns.flatmap(lambda one: st.lists(st.tuples(one, one), min_size=1, max_size=8)))
-def test_columns(pairs: list[tuple[Any, Any]]) -> None:
+def test_columns_are_compared_as_python_compares_their_values(pairs: list[tuple[Any, Any]]) -> None:
     """Against Python's comparison of one value after the other."""
     kind = pa.array([value for pair in pairs for value in pair]).type
     a, b = (pa.array([pair[n] for pair in pairs], kind) for n in (0, 1))

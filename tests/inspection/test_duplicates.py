@@ -15,7 +15,7 @@ from tests.support.packed import edit_index, edit_parquet, reseal, without
 
 
 @pytest.mark.parametrize("name", ["packed", "indexed"])
-def test_they_are_found(places: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clips_of_the_same_bytes_are_duplicates(places: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_AT_ONCE", 1)
     dataset = Dataset.open(places / name)
     one, twin = (key for key in dataset.clips.key if key.startswith(("a_one", "b_twin")))
@@ -23,7 +23,7 @@ def test_they_are_found(places: Path, name: str, monkeypatch: pytest.MonkeyPatch
     assert duplicates(without(dataset, dataset.row(one))).groups == ()
 
 
-def test_without_checksums_nothing_is_claimed(places: Path) -> None:
+def test_clips_without_checksums_are_counted_as_unchecked(places: Path) -> None:
     found = duplicates(places / "fast")
     assert (found.groups, found.unchecked) == ((), 2)
 

@@ -83,7 +83,9 @@ def test_cuts_of_files_in_place(codec: str, tmp_path: Path, monkeypatch: pytest.
         assert all(map(np.array_equal, shown, frames(dataset, key)))
 
 
-def test_it_goes_on_and_never_writes_over_others(places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extract_resumes_and_never_overwrites_other_files(
+    places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset, out = Dataset.open(places / "indexed"), tmp_path / "out"
     whole = clip_file.ClipFile.read
     written = []
@@ -170,7 +172,7 @@ def test_a_damaged_clip_costs_itself(places: Path, tmp_path: Path) -> None:
         shutil.copystat(tmp_path / "in/top.avi", places / "in/top.avi")
 
 
-def test_of_a_bucket(places: Path, tmp_path: Path, s3_bucket: str) -> None:
+def test_a_dataset_in_a_bucket_is_extracted(places: Path, tmp_path: Path, s3_bucket: str) -> None:
     for path in (places / "packed").rglob("*"):
         if path.is_file():
             filesystem.put_file(path, f"s3://{s3_bucket}/set/{path.relative_to(places / 'packed')}")

@@ -62,7 +62,9 @@ def asked(site: FaultyS3) -> tuple[int, int]:
 
 @pytest.mark.parametrize("fetch", ["ranges", "shards"])
 @pytest.mark.parametrize("sampling", [sv.Window(2), sv.Frames([0, 55]), sv.TiledWindows(20)], ids=str)
-def test_the_prediction_is_what_is_asked(s3: FaultyS3, tmp_path: Path, fetch: Any, sampling: Any) -> None:
+def test_predicted_bytes_and_requests_are_those_of_a_loader(
+    s3: FaultyS3, tmp_path: Path, fetch: Any, sampling: Any
+) -> None:
     cost = epoch_cost(sv.Dataset.open("s3://bucket/set"), sampling, at_once=64, prices=(20.0, 5.0))
     predicted = cost.ranges if fetch == "ranges" else cost.shards
     options: dict[str, Any] = {"batch_size": 64, "device": "cpu", "num_threads": 1, "cache_dir": tmp_path}
@@ -83,7 +85,7 @@ def test_the_prediction_is_what_is_asked(s3: FaultyS3, tmp_path: Path, fetch: An
     assert predicted.requests == pytest.approx(count, rel=0.25)
 
 
-def test_the_command_says_it(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_shows_the_cost_of_a_sampling(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["info", str(packed), "--sampling", "Window(2, stride=3)"]
     assert main([*arguments, "--cost", "20", "5", "--json"]) == 0
     epoch = json.loads(capsys.readouterr().out)["epoch"]
@@ -112,7 +114,9 @@ def test_the_command_says_it(packed: Path, capsys: pytest.CaptureFixture[str]) -
         (["--sampling", "All()", "--cost", "1", "nan"], "two prices"),
     ],
 )
-def test_mistakes(packed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_samplings_and_prices_are_errors_of_info(
+    packed: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["info", str(packed), *arguments]) != 0
     captured = capsys.readouterr()
     assert said in captured.err.replace("\n", " ")

@@ -84,7 +84,7 @@ def epochs(one: sv.StreamLoader, count: int = 1) -> list[Batch]:
 
 @pytest.mark.parametrize("transform", [None, sv.Transform(resize=(32, 32), rotate=10)], ids=["plain", "dali"])
 @pytest.mark.parametrize("on_error", ["skip", "mask"])
-def test_they_are_replaced(
+def test_bad_clips_are_replaced(
     whole: Path, damaged: Path, tmp_path: Path, on_error: OnError, transform: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = samples(epochs(loader(whole, tmp_path, transform=transform), 2))
@@ -129,7 +129,7 @@ def test_they_are_replaced(
 
 
 @pytest.mark.parametrize("on_error", ["skip", "mask"])
-def test_known_beforehand_they_give_the_same_batches(damaged: Path, tmp_path: Path, on_error: OnError) -> None:
+def test_a_run_with_known_bad_clips_gives_the_same_batches(damaged: Path, tmp_path: Path, on_error: OnError) -> None:
     """That is: a run that is started again gives what the first one gave, without decoding them again."""
     with loader(damaged, tmp_path, on_error=on_error) as one:
         first = epochs(one)
@@ -150,7 +150,7 @@ def test_known_beforehand_they_give_the_same_batches(damaged: Path, tmp_path: Pa
     assert not (tmp_path / "no").exists()
 
 
-def test_raise_is_as_ever(damaged: Path, tmp_path: Path) -> None:
+def test_with_raise_the_first_bad_clip_ends_the_run(damaged: Path, tmp_path: Path) -> None:
     with loader(damaged, tmp_path, on_error="raise", shuffle=False) as one:
         with pytest.raises(StreamvidError, match=one.dataset.key(3)):
             epochs(one)
@@ -199,7 +199,7 @@ def test_more_than_max_errors(damaged: Path, tmp_path: Path) -> None:
     assert sorted(entry["row"] for entry in entries(tmp_path)) == sorted(BAD)
 
 
-def test_all_bad(whole: Path, tmp_path: Path) -> None:
+def test_a_dataset_of_bad_clips_alone_is_an_error(whole: Path, tmp_path: Path) -> None:
     path = with_zeroed(whole, tmp_path / "set", *range(len(CODECS)))
     with (
         loader(path, tmp_path, max_errors=1000) as one,
@@ -354,7 +354,7 @@ def test_a_decoder_that_fails_once_has_damaged_no_clip(whole: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("on_error", ["skip", "mask"])
-def test_by_dali(tmp_path: Path, on_error: OnError) -> None:
+def test_bad_clips_are_replaced_by_the_dali_engine(tmp_path: Path, on_error: OnError) -> None:
     """Whose pipeline ends with an error that does not say which clip it is of."""
     whole = make_dataset(tmp_path, [("vp9", "webm"), ("mjpeg", "avi")] * 8)
     path = with_zeroed(whole, tmp_path / "bad", 2, 7, 8)
@@ -421,7 +421,7 @@ def check_replaced(batches: list[Batch], on_error: OnError, dataset: Any) -> Non
     assert count == len(BAD)
 
 
-def test_exact_requests(damaged: Path, tmp_path: Path) -> None:
+def test_frames_that_are_named_are_not_replaced(damaged: Path, tmp_path: Path) -> None:
     """Whoever asks for frames of a clip gets those, or an error; so does whoever wants an error."""
     clips = clip_dataset(damaged, tmp_path)
     assert not clips[3]["valid"]
@@ -555,7 +555,7 @@ def test_in_processes_that_crash_and_hang(whole: Path, tmp_path: Path, monkeypat
     assert "its decoder hangs: " in reasons[13]
 
 
-def test_single_bits(whole: Path, tmp_path: Path) -> None:
+def test_single_flipped_bits_are_found(whole: Path, tmp_path: Path) -> None:
     """One bit of a packet of every other clip, which FFmpeg often hides: each is found, and no frame is wrong."""
     shutil.copytree(whole, tmp_path / "set")
     opened, random = sv.Dataset.open(tmp_path / "set"), np.random.default_rng(3)

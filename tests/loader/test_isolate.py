@@ -85,7 +85,7 @@ def test_the_same_batches_come_out(dataset: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [1, "yes", None])
-def test_what_it_cannot_be(dataset: Path, wrong: object) -> None:
+def test_isolate_must_be_a_bool(dataset: Path, wrong: object) -> None:
     for refused in (
         lambda: make(dataset, isolate=wrong),
         lambda: sv.ClipDataset(dataset, isolate=wrong),  # type: ignore[arg-type]

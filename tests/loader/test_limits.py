@@ -99,7 +99,7 @@ def test_no_memory_is_left_to_decode(dataset: Path, tmp_path: Path, monkeypatch:
     assert not (tmp_path / "quarantine").exists()
 
 
-def test_files_may_not_be_long(dataset: Path, tmp_path: Path) -> None:
+def test_a_limit_of_file_sizes_is_named(dataset: Path, tmp_path: Path) -> None:
     """Opening a dataset writes its rows to a file in memory."""
     with pytest.raises(sv.StreamvidError, match="raise the limit by `ulimit -f`"), limited(resource.RLIMIT_FSIZE, 0):
         sv.Dataset.open(dataset)

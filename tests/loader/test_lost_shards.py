@@ -97,7 +97,7 @@ FAULTS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("reader", [streamed, by_dali, with_another, at_random, by_workers])
-def test_on_disk(packed: Path, reader: Reader, fault: str, tmp_path: Path) -> None:
+def test_shards_that_are_lost_on_disk_are_named(packed: Path, reader: Reader, fault: str, tmp_path: Path) -> None:
     shutil.copytree(packed, tmp_path / "set")
     shutil.copytree(packed, tmp_path / "cache" / "other")
     batches = reader(str(tmp_path / "set"), tmp_path / "cache")
@@ -118,7 +118,9 @@ def check(batches: Batches, path: str) -> None:
 
 
 @pytest.mark.parametrize("reader", [streamed, by_dali, with_another, at_random])
-def test_in_a_bucket(packed: Path, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_that_are_lost_in_a_bucket_are_named(
+    packed: Path, reader: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That the cache does not hold yet."""
     monkeypatch.setattr(ShardAccess, "prefetch", lambda *_: None)
     path = f"memory://lost-{reader.__name__}"

@@ -53,12 +53,12 @@ def only_value_error(data: bytes) -> None:
 @example(struct.pack(">I4sQ", 1, b"moov", 3))
 @example(struct.pack(">I4s", 1, b"moov"))
 @example(box(b"moov", struct.pack(">I4s", 1, b"stsd")))
-def test_boxes_that_lie(data: bytes) -> None:
+def test_boxes_with_wrong_sizes_raise_nothing_but_value_errors(data: bytes) -> None:
     only_value_error(data)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes(data: bytes) -> None:
+def test_random_bytes_raise_nothing_but_value_errors(data: bytes) -> None:
     only_value_error(data)
 
 

@@ -39,7 +39,7 @@ LOST = [
 
 
 @pytest.mark.parametrize("recipe", LOST)
-def test_all_that_is_shown_is_there(recipe: Recipe, tmp_path: Path) -> None:
+def test_frames_that_an_edit_list_shows_are_stored_and_decode(recipe: Recipe, tmp_path: Path) -> None:
     source = write(recipe, tmp_path / f"source.{recipe.container}")
     clip = remux_with_ffmpeg(source, tmp_path)
     numbers = recipe.shown()
@@ -54,7 +54,7 @@ def test_all_that_is_shown_is_there(recipe: Recipe, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipe", [*LOST, Recipe(codec="mpeg4", frames=20, gop=5, b_frames=2, muxer=_FRAGMENTED)])
-def test_and_what_is_converted_without_being_stored(recipe: Recipe, tmp_path: Path) -> None:
+def test_frames_that_an_edit_list_shows_are_transcoded(recipe: Recipe, tmp_path: Path) -> None:
     source = write(recipe, tmp_path / f"source.{recipe.container}")
     transcode(source, tmp_path / "converted.mp4", TranscodeOptions("mjpeg"))
     clip = remux_with_ffmpeg(tmp_path / "converted.mp4", tmp_path)
@@ -91,7 +91,7 @@ def elst(*edits: tuple[int, int, int, int], version: int = 0) -> bytes:
     ],
 )
 @pytest.mark.parametrize("version", [0, 1])
-def test_an_edit_list(edits: Sequence[tuple[int, int, int, int]], shown: Edit | None, version: int) -> None:
+def test_edit_lists_are_parsed(edits: Sequence[tuple[int, int, int, int]], shown: Edit | None, version: int) -> None:
     box = elst(*edits, version=version)
     assert parse_edit_list(b"1234" + box, 4, 4 + len(box), movie_scale=1000, scale=16000) == shown
 
@@ -128,7 +128,7 @@ def test_other_files_have_none(container: str, tmp_path: Path) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 3))
-def test_noise_is_no_error(tmp_path_factory: pytest.TempPathFactory, noise: bytes, track: int) -> None:
+def test_random_bytes_have_no_edit_list(tmp_path_factory: pytest.TempPathFactory, noise: bytes, track: int) -> None:
     file = tmp_path_factory.mktemp("noise") / "a.mp4"
     moov = struct.pack(">I4s", 8 + len(noise), b"moov") + noise
     for data in (noise, moov, struct.pack(">I4sQ", 1, b"moov", 16 + len(noise)) + noise, b"\0\0\0\0moov" + noise):

@@ -161,7 +161,7 @@ def columns_of(sources: list[SourceVideo], lists: MetadataLists) -> list[list[st
     return [[lists.json(*cut.rows) for cut in source.cuts or ()] for source in sources]
 
 
-def test_lists(tmp_path: Path) -> None:
+def test_cuts_and_columns_of_lists(tmp_path: Path) -> None:
     (tmp_path / "cuts.csv").write_text(
         "video,start,end,label,note\nc,3,4.5,run,x\na/one.mp4,0.5,1.5,jump,\none.mp4,0,00:01:02.5,,y\nc.mkv,1,,run,z\n"
     )
@@ -218,7 +218,7 @@ def test_columns(tmp_path: Path) -> None:
         lists.finish(COLUMNS)
 
 
-def test_options() -> None:
+def test_lengths_are_parsed() -> None:
     assert parse_length("10s") == (10, "seconds")
     assert parse_length("2.5") == (2.5, "seconds")
     assert parse_length("300 ms") == (0.3, "seconds")
@@ -258,6 +258,6 @@ def test_options_of_another_kind_are_refused(make: type, given: dict[str, object
 
 
 @pytest.mark.parametrize("rule", [FixedLength("10s"), FixedLength(-1), Scenes("1s"), Scenes(True)])  # type: ignore[arg-type]
-def test_lengths_that_are_none(rule: FixedLength | Scenes) -> None:
+def test_invalid_lengths_are_refused(rule: FixedLength | Scenes) -> None:
     with pytest.raises(InputError, match=r"give a positive number|give 0 or more"):
         check_cutting(PackOptions(cutting=rule), listed=False)

@@ -36,7 +36,7 @@ def test_missing_and_surplus_rows_of_metadata_are_counted(tmp_path: Path) -> Non
     assert surplus == f"2 of 3 rows of {tmp_path}/l.csv name no video, such as 'x.mp4', 'y.mp4'"
 
 
-def test_nothing_to_say_where_all_meet(tmp_path: Path) -> None:
+def test_complete_metadata_give_no_message(tmp_path: Path) -> None:
     (tmp_path / "l.jsonl").write_text("".join(json.dumps({"key": s.key, "n": i}) + "\n" for i, s in enumerate(SOURCES)))
     lists = MetadataLists()
     found, join = attach_metadata(SOURCES, str(tmp_path / "l.jsonl"), lists)
@@ -91,7 +91,7 @@ def test_names_that_could_be_more_than_one_video(tmp_path: Path) -> None:
         attach_metadata(sources, str(tmp_path / "l.csv"), MetadataLists())
 
 
-def test_the_report_has_it(tmp_path: Path) -> None:
+def test_the_report_counts_missing_and_surplus_rows(tmp_path: Path) -> None:
     make_videos(tmp_path / "in")
     (tmp_path / "l.csv").write_text(f"path,label\n{NATURAL_ORDER[0]},1\n")
     (tmp_path / "m.csv").write_text(f"path,n\n{NATURAL_ORDER[0]},1\n{NATURAL_ORDER[1]},2\nx.mp4,3\n")

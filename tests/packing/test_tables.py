@@ -42,7 +42,7 @@ def sizes(manifest: Manifest) -> list[int]:
     return [table.shards for table in manifest.tables]
 
 
-def test_of_all_shards(videos: list[Path], tmp_path: Path) -> None:
+def test_a_table_has_the_rows_of_its_shards(videos: list[Path], tmp_path: Path) -> None:
     manifest = packed(videos[:4], tmp_path / "set")
     (table,) = manifest.tables
     assert sizes(manifest) == [4]
@@ -70,7 +70,9 @@ def test_appending_again_and_again_leaves_few(videos: list[Path], tmp_path: Path
     assert sv.verify(tmp_path / "set", progress=False).ok
 
 
-def test_a_table_holds_so_many(videos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_limited_in_clips_and_bytes(
+    videos: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = packed(videos, tmp_path / "set")
     monkeypatch.setattr(tables, "_CLIPS", 4)
     monkeypatch.setattr(tables, "_AT_ONCE", 2)

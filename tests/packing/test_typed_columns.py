@@ -237,7 +237,7 @@ SCALARS = st.none() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats(allow_n
 
 
 @given(st.lists(st.tuples(SCALARS, st.none() | st.text(st.characters(codec="utf-8"))), min_size=1, max_size=6))
-def test_any_numbers_and_texts(rows: list[tuple[Any, str | None]]) -> None:
+def test_typed_columns_have_the_values_of_the_json(rows: list[tuple[Any, str | None]]) -> None:
     """Out of typed columns comes what comes out of the JSON."""
     kind = pa.float64() if any(isinstance(number, float) for number, _ in rows) else pa.int64()
     numbers = pa.array([None if n is None else float(n) if kind == pa.float64() else n for n, _ in rows], kind)
@@ -278,7 +278,7 @@ def test_all_shards_have_the_same_columns(folder: Path) -> None:
     }  # fmt: skip
 
 
-def test_they_come_back(folder: Path) -> None:
+def test_typed_columns_are_read_back(folder: Path) -> None:
     dataset = Dataset.open(folder / "whole")
     found = dataset.to_arrow()
     assert {"score", "take", "good", "day", "text", "meta.width"} <= set(found.column_names)

@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(cases(), st.data())
-def test_all_others_stay_where_they_were(case: dict[str, Any], data: st.DataObject) -> None:
+def test_present_clips_keep_their_places(case: dict[str, Any], data: st.DataObject) -> None:
     """On each rank and at each step, whatever is absent; repeats are of the rank's own share, and do not count."""
     gone = case["absent"]
     for rank in range(case["ranks"]):
@@ -110,7 +110,7 @@ def test_resumed_with_others_absent(case: dict[str, Any], ranks: int, taken: int
     assert not never & set(counted)
 
 
-def test_nothing_left() -> None:
+def test_an_epoch_of_absent_clips_alone_is_an_error() -> None:
     made = plan(5, 1, 2, 1)
     with pytest.raises(DatasetError, match="all clips are bad or excluded"):
         steps(made, made.start(0), AbsentRows(np.arange(5)))

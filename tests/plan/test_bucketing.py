@@ -127,7 +127,7 @@ def test_weights_and_epochs_of_some_steps(
     assert found[0] == found[1]
 
 
-def test_steps_and_ranks_take_turns() -> None:
+def test_bucket_keys_are_spread_over_steps_and_ranks() -> None:
     """Neither do the steps of a window come in the order of bucket keys, nor does one rank always get the larger."""
     clips = np.arange(4 * 3 * 16 * 50)
     random = np.random.default_rng(0)
@@ -181,7 +181,7 @@ def test_where_all_is_of_one_kind_the_clips_of_a_batch_stay_together() -> None:
     }
 
 
-def test_the_same_for_ever() -> None:
+def test_bucketed_orders_never_change() -> None:
     """A change here changes everybody's runs, and what their states mean."""
     bucket_keys = np.array([2, 0, 1, 0, 2, 1, 0, 1, 2, 0, 1], np.uint16)
     plan = Plan(stream(np.arange(11), 7), 2, World(0, 1), bucket_steps=2, bucket_keys=lambda: bucket_keys)
@@ -289,7 +289,7 @@ def summary(batch: dict[str, Any]) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("later", [False, 1, 3])
-def test_gone_on_with_by_other_ranks_grouped_or_not(dataset: Path, later: bool | int) -> None:
+def test_an_epoch_resumes_on_other_ranks_grouped_or_not(dataset: Path, later: bool | int) -> None:
     """Grouping is no part of what a state is a state of: it may be changed within an epoch, as the batch size may."""
     seen: Counter[str] = Counter()
     states = []
@@ -322,6 +322,6 @@ def test_a_mixture_keeps_its_shares(dataset: Path) -> None:
 
 
 @pytest.mark.parametrize("bucket_steps", [0, -1, 2.5, "yes", None])
-def test_silly_options(dataset: Path, bucket_steps: Any) -> None:
+def test_invalid_group_by_size_is_refused(dataset: Path, bucket_steps: Any) -> None:
     with pytest.raises(sv.InputError, match="group_by_size must be a whole number of at least 1"):
         loader(dataset, group_by_size=bucket_steps)

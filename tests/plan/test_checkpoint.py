@@ -265,7 +265,7 @@ def test_one_dataset_and_a_mix_are_told_apart() -> None:
     assert two.resume(two.start(1).state()) == two.start(1)
 
 
-def test_where_it_cannot_be_it_says_what_to_do() -> None:
+def test_a_refused_state_of_an_appended_dataset_says_what_to_do() -> None:
     before, after = [4, 3], [4, 3, 5]
     for what in ("steps", "pools", "weights"):
 
@@ -374,7 +374,7 @@ def test_absurd_numbers_take_no_time(change: dict[str, Any], options: dict[str, 
         run.resume({**cursor.state(), **change})
 
 
-def test_large_numbers_that_can_be() -> None:
+def test_a_state_of_a_late_epoch_is_resumed() -> None:
     run = schedule([4, 3])
     assert run.resume({**run.start(0).state(), "epoch": HUGE, "first": HUGE * 7}).epoch().left == 4
 

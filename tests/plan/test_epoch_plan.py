@@ -104,7 +104,7 @@ def test_all_ranks_together_give_every_clip_once(
 
 
 @given(seeds, epochs, st.integers(1, 1000), st.sampled_from(["full", "block"]))
-def test_orders_differ(seed: int, epoch: int, apart: int, shuffle: Shuffle) -> None:
+def test_orders_differ_by_epoch_and_seed(seed: int, epoch: int, apart: int, shuffle: Shuffle) -> None:
     clips = np.arange(50)
     order = stream(clips, seed, shuffle).order(epoch)
     assert sorted(order.tolist()) == clips.tolist()
@@ -136,7 +136,7 @@ def test_a_block_holds_few_shards(clips: Any, seed: int, epoch: int) -> None:
 
 
 @given(rows(), st.integers(1, 9), st.integers(1, 9), epochs)
-def test_filled_up_from_the_start_of_the_order(clips: Any, batch: int, size: int, epoch: int) -> None:
+def test_fill_repeats_samples_from_the_start_of_the_order(clips: Any, batch: int, size: int, epoch: int) -> None:
     assume(len(clips) % (batch * size))
     plans = ranks_of(stream(clips, 5), batch, size, "fill")
     ranks = [steps(plan, plan.start(epoch)) for plan in plans]
@@ -255,7 +255,7 @@ def test_nodes_have_shards_of_their_own(nodes: int, ranks: int, batch: int, seed
 
 
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 9))
-def test_shards_begin_where_they_do(shards: list[int], block: int) -> None:
+def test_shard_bounds_are_found_across_blocks(shards: list[int], block: int) -> None:
     array = np.array(shards, dtype=np.int32)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(permutation, "_BLOCK", block)
@@ -392,7 +392,9 @@ def test_a_damaged_state_is_refused(change: dict[str, Any]) -> None:
 
 
 @given(seeds, epochs, st.integers(0, 10**9), st.integers(0, 50))
-def test_draws(seed: int, epoch: int, clip: int, count: int) -> None:
+def test_random_numbers_are_repeatable_and_independent_of_their_count(
+    seed: int, epoch: int, clip: int, count: int
+) -> None:
     got = draws(seed, epoch, clip, count)
     assert got.shape == (count,)
     assert got.dtype == np.float64
@@ -439,7 +441,7 @@ def test_draws_are_uniform() -> None:
     assert counts.max() < 1200
 
 
-def test_the_same_for_ever() -> None:
+def test_orders_and_random_numbers_never_change() -> None:
     """A change here changes everybody's runs: bump the major version if it must be."""
     assert stream(np.arange(8), 7).order(3).tolist() == [4, 3, 5, 6, 0, 7, 1, 2]
     np.testing.assert_allclose(draws(7, 3, 5, 2), [0.948541331120402, 0.12597853348361587], rtol=1e-15)
@@ -454,7 +456,7 @@ def test_the_same_for_ever() -> None:
         ({"local": True, "steps": 5}, "locality"),
     ],
 )  # fmt: skip
-def test_silly_arguments(change: dict[str, Any], word: str) -> None:
+def test_invalid_arguments_of_a_plan_are_refused(change: dict[str, Any], word: str) -> None:
     options: dict[str, Any] = {"stream": stream(np.arange(4)), "batch_size": 2, "world": World(0, 2)}
     with pytest.raises(InputError, match=word) as error:
         Plan(**{**options, **change})
@@ -465,7 +467,7 @@ def test_silly_arguments(change: dict[str, Any], word: str) -> None:
     ("rank", "size", "nodes"),
     [(2, 2, 1), (-1, 2, 1), (None, 2, 1), (0, 0, 1), (True, 2, 1), (0, 2.0, 1), (0, 3, 2), (0, 2, 0)],
 )
-def test_silly_worlds(rank: Any, size: Any, nodes: Any) -> None:
+def test_invalid_worlds_are_refused(rank: Any, size: Any, nodes: Any) -> None:
     with pytest.raises(InputError):
         World(rank, size, nodes)
 
@@ -482,6 +484,6 @@ def test_extreme_shares_are_near_what_was_asked_for(weights: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("weights", [[0.0, 1.0], [-1.0], [float("nan")], ["1"], [True]])
-def test_silly_shares(weights: Any) -> None:
+def test_invalid_shares_are_refused(weights: Any) -> None:
     with pytest.raises(InputError):
         whole_weights(weights)

@@ -36,7 +36,7 @@ def test_every_rank_of_every_launcher(
     assert len(nodes) == 1, "the ranks do not agree on the nodes"
 
 
-def test_nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_launcher_there_is_no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, {"LOCAL_SIZE": "large"})  # somebody's own
     assert find_launch() is None
     assert local_rank() == 0

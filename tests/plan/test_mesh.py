@@ -71,6 +71,6 @@ def test_a_process_outside_the_mesh() -> None:
                 data_parallel_rank(mesh)
 
 
-def test_no_mesh() -> None:
+def test_a_value_that_is_no_device_mesh_is_refused() -> None:
     with pytest.raises(InputError, match="DeviceMesh"):
         data_parallel_rank((2, 2))  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from streamvid.plan.world import World
     ("world", "local"), [(World(0, 1), False), (World(1, 2), False), (World(5, 8, 2), False), (World(2, 6, 3), True)]
 )
 @pytest.mark.parametrize("samples", [1, 2])
-def test_against_a_walk(shuffle: Any, world: World, local: bool, samples: int) -> None:
+def test_next_uses_are_those_of_the_epoch_step_by_step(shuffle: Any, world: World, local: bool, samples: int) -> None:
     clips, batch = 61, 3
     ids = np.repeat(np.arange(clips - 5), samples)  # five clips are not selected
     pool = Pool(ids, (ids // 10).astype(np.int32))

@@ -25,17 +25,17 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int, current: int = 0) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
 
 
-def test_alone() -> None:
+def test_without_arguments_and_environment_there_is_one_rank() -> None:
     assert find_world(None, None) == World(0, 1)
 
 
-def test_arguments_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_take_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert find_world(3, 8) == World(3, 8)
 
 
-def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_and_world_size_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert find_world(None, None) == World(1, 2)
@@ -78,7 +78,7 @@ def test_numpys_numbers_become_pythons() -> None:
 
 
 @pytest.mark.parametrize(("rank", "size"), [(0, None), (None, 2)])
-def test_one_of_the_two_is_not_enough(rank: int | None, size: int | None) -> None:
+def test_rank_without_world_size_is_refused_and_conversely(rank: int | None, size: int | None) -> None:
     with pytest.raises(InputError, match="together"):
         find_world(rank, size)
 
@@ -92,7 +92,7 @@ def test_an_environment_without_numbers(wrong: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE"])
-def test_half_an_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_with_only_a_rank_or_a_world_size_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "3")
     with pytest.raises(InputError):
         find_world(None, None)

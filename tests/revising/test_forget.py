@@ -201,7 +201,9 @@ def test_purged_clips_are_read_by_nothing(folder: Path) -> None:
     assert main(["ls", str(folder)]) == 0
 
 
-def test_mistakes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keys_that_cannot_be_forgotten_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = digests(folder)
     with pytest.raises(InputError, match=r"1 of the 2 keys are not in the dataset: 'clip9'"):
         sv.forget(folder, ["clip1", "clip9"])

@@ -77,7 +77,7 @@ class Run:
     ],
     ids=str,
 )
-def test_it_says_what_the_batches_said(folder: Path, options: dict[str, Any]) -> None:
+def test_the_ledger_has_the_steps_of_the_batches(folder: Path, options: dict[str, Any]) -> None:
     run = Run(folder, **options)
     run.go(ranks=1, batch=2, epochs=[None, None])
     run.check()
@@ -185,7 +185,9 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)[0]["step"] == steps[0]
 
 
-def test_mistakes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_clips_and_other_states_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     loader = sv.StreamLoader(folder, batch_size=2, sampling=sv.Window(2), device="cpu")
     list(loader)
     state = loader.state_dict()

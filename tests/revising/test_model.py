@@ -63,7 +63,7 @@ def check(dataset: sv.Dataset, model: Model) -> None:
 
 @settings(max_examples=settings.default.max_examples // 5, suppress_health_check=list(HealthCheck))
 @given(st.lists(_change, min_size=1, max_size=6))
-def test_any_sequence_of_changes(packed: Path, changes: list[tuple[Any, ...]]) -> None:
+def test_any_sequence_of_changes_gives_the_dataset_of_a_model(packed: Path, changes: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(shutil.copytree(packed, Path(name) / "ds"))
         models, oldest = [start()], 0

@@ -24,7 +24,7 @@ from tests.support.clips import write
 from tools.clips import Recipe
 
 
-def test_nothing_of_it_belongs_to_the_interpreter() -> None:
+def test_arrow_holds_no_reference_to_python_bytes() -> None:
     data = bytes(range(256)) * 100
     before = sys.getrefcount(data)
     reader = arrow_reader(data)
@@ -53,7 +53,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_all_that_is_read_from_memory_is_given_so(tmp_path: Path, given: list[Any]) -> None:
+def test_all_readers_of_memory_use_arrow_buffers(tmp_path: Path, given: list[Any]) -> None:
     table = pa.table({"path": ["a.mp4"], "key": ["a"]})
     pq.write_table(table, tmp_path / "list.parquet")
     (tmp_path / "list.csv").write_text("path,key\na.mp4,a\n")

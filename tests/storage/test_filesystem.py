@@ -304,7 +304,7 @@ def test_urls_that_name_no_storage_or_one_that_is_not_installed(
             filesystem.write_bytes(url, b"")
 
 
-def test_defects_are_not_dressed_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_programming_errors_are_raised_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(_: AnyPath) -> None:
         raise AttributeError("a defect")
 

@@ -49,7 +49,7 @@ def test_gaps_follow_latency_and_bandwidth() -> None:
     assert measured(0.2, 1e9).gap == 8 << 20
 
 
-def test_waiting_for_each_other_does_not_count_as_latency() -> None:
+def test_waiting_for_other_requests_does_not_count_as_latency() -> None:
     """Else more requests at a time would make for more requests at a time."""
     link = measured(0.02, 1e8)
     for _ in range(1000):
@@ -101,7 +101,7 @@ def test_a_request_that_does_not_come_is_made_again_and_the_loser_cancelled() ->
     assert storage.asked == 300 + link.hedged
 
 
-def test_the_second_may_stall_as_well() -> None:
+def test_a_third_request_is_made_where_the_second_stalls_too() -> None:
     storage, link = Storage({100, 101}), Link()
 
     async def run() -> None:
@@ -127,7 +127,7 @@ def test_one_of_the_first_that_does_not_come_is_made_again(monkeypatch: pytest.M
     assert link.hedged == 1
 
 
-def test_a_size_that_is_new_is_late_by_what_is_known_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_requests_of_a_new_size_are_told_by_those_of_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of a run are of many sizes: few of one, and those that are stalled may be the only ones."""
     monkeypatch.setattr(link_module, "_UNKNOWN_LATE", 1000.0)
     storage, link = Storage({40, 41}), Link()
@@ -143,7 +143,7 @@ def test_a_size_that_is_new_is_late_by_what_is_known_of_others(monkeypatch: pyte
     assert link.hedged == storage.cancelled == 2
 
 
-def test_those_of_earlier_steps_go_first() -> None:
+def test_requests_of_earlier_steps_go_first() -> None:
     """Of those that wait; and those of one step in the order in which they were asked for."""
     link, order = measured(0.0001, 1e8), list[tuple[int, int]]()
 
@@ -167,7 +167,7 @@ def test_those_of_earlier_steps_go_first() -> None:
     assert order == [(0, 4), (3, 1), (3, 3), (5, 0), (9, 2)]
 
 
-def test_what_others_take_says_when_one_of_the_first_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_first_requests_are_told_by_the_time_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "_UNKNOWN_LATE", 1000.0)
     monkeypatch.setattr(link_module, "_LOOK", 0.01)
     storage, link = Storage({0}), Link()

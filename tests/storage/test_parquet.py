@@ -102,7 +102,7 @@ def test_an_empty_table() -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "brotli", "none"])
-def test_much_of_little(compression: str) -> None:
+def test_small_files_of_huge_tables_are_refused(compression: str) -> None:
     text = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["x" * 1_000_000]))
     large = {"compression": compression, "store_schema": False}
     zeros = pa.table({"n": np.zeros(10**7, dtype=np.int64)})
@@ -118,7 +118,7 @@ def test_large_text_that_is_in_the_file() -> None:
 
 
 @pytest.mark.parametrize("claimed", [16, (1 << 31) - 1])
-def test_a_page_that_lies(claimed: int) -> None:
+def test_a_page_with_a_wrong_decompressed_size_is_refused(claimed: int) -> None:
     """About its decompressed size, in its header alone."""
     size = 140_000_000
     data = written(pa.table({"n": ["x" * size, "y"]}), use_dictionary=False, compression="zstd", write_statistics=False)

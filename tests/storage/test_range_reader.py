@@ -70,13 +70,13 @@ def test_whole_files_and_single_bytes(files: list[Path]) -> None:
     check([ByteRange(str(files[1]), 0, 512)] * 3)
 
 
-def test_many_ranges(files: list[Path]) -> None:
+def test_hundreds_of_ranges_of_a_file(files: list[Path]) -> None:
     rng = np.random.default_rng(1)
     starts = rng.integers(0, SIZES[2] - 100, 700)
     check([ByteRange(str(files[2]), int(start), int(start) + 100) for start in starts])
 
 
-def test_nothing() -> None:
+def test_no_ranges_give_no_blocks() -> None:
     assert RangeReader().read([]) == []
 
 

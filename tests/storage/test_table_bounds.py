@@ -50,7 +50,7 @@ def test_lists_that_take_gigabytes_or_crash(tmp_path: Path) -> None:
         assert "\n" not in text
 
 
-def test_lists_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_lists_are_within_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     check_csv(b"path,label\n" + b"a.mp4,1\n" * MAX_COLUMNS)
     for base in (table_bounds.BASE_BYTES, 0):  # as if it were large: its columns are counted
         monkeypatch.setattr(table_bounds, "BASE_BYTES", base)

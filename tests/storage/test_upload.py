@@ -69,7 +69,7 @@ def puts(site: FaultyS3) -> int:
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5500])
 @pytest.mark.parametrize("checksums", [False, True])
-def test_all_sizes(site: FaultyS3, size: int, checksums: bool) -> None:
+def test_files_of_any_size_are_uploaded(site: FaultyS3, size: int, checksums: bool) -> None:
     site.checksums = checksums
     kept = Kept()
     put(data_of(size), kept)
@@ -217,7 +217,9 @@ def test_closing_ends_the_waiting(site: FaultyS3) -> None:
     one.close()
 
 
-def test_ceph(s3_server: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upload_to_ceph_is_resumed_and_leaves_others_alone(
+    s3_server: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Parts that are there stay; uploads of others are not touched; nothing is visible before the end."""
     monkeypatch.setattr(upload, "PART_BYTES", 5 << 20)
     fs, kept, data = s3_server.filesystem(), Kept(), os.urandom(12 << 20)

@@ -35,7 +35,7 @@ def series(rise: float, **last: float) -> list[Sample]:
         (series(0)[:20], False), (series(0, gpu=1e7), False),
     ],
 )  # fmt: skip
-def test_what_is_flat(samples: list[Sample], flat: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_figure_grows_or_is_flat(samples: list[Sample], flat: bool, capsys: pytest.CaptureFixture[str]) -> None:
     assert judge("loader", samples, 4.0, "h") == flat
     assert ("GROWS" in capsys.readouterr().out) == (not flat and len(samples) > 20)
 

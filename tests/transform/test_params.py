@@ -72,7 +72,7 @@ def test_the_fields_are_the_ones_that_the_graph_takes(rotates: bool, mirrors: bo
         assert set(names) | {"angle", "mirrored"} == set(many(transform, 2))
 
 
-def test_spans() -> None:
+def test_random_parameters_are_within_their_spans() -> None:
     made = many(
         Transform(
             rotate=(-5, 20), brightness=0.4, contrast=(0.2, 0.6), saturation=2.0, hue=30, blur=1, blur_sigma=(1, 3)
@@ -401,7 +401,7 @@ def test_flips(flip: bool, dtype: Any) -> None:
     assert len(ways) == (4 if flip else 2)
 
 
-def test_the_order_of_the_steps() -> None:
+def test_operators_are_applied_in_their_order() -> None:
     """Crop, rotate, colour, blur, erase, flip: one after the other they give what all at once does."""
     noise = clip(60, 80, decoded=1)
     crop: dict[str, Any] = {"crop": (40, 44)}
@@ -492,7 +492,7 @@ def test_constant_pictures_stay_black() -> None:
         {"std": -0.2}, {"mean": (123, 117, 104)}, {"mean": 123.675}, {"std": (58, 57, 57)}, {"std": (0.2, 0.2, 1.1)},
     ],
 )  # fmt: skip
-def test_silly_arguments(options: dict[str, Any]) -> None:
+def test_invalid_options_of_a_transform_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InputError) as error:
         Transform(**options)
     assert "\n" not in str(error.value)

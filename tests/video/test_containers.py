@@ -202,7 +202,7 @@ def test_a_transport_stream_whose_clock_falls_back(tmp_path: Path) -> None:
         prepare(source, tmp_path / "clip")
 
 
-def test_dv(tmp_path: Path) -> None:
+def test_dv_is_transcoded(tmp_path: Path) -> None:
     source = encode(tmp_path / "a.dv", "dv", "dvvideo", rate=25, frames=5, size=(720, 576))
     check(source, tmp_path / "clip", copied=False, rate=25, frames=5)
 
@@ -276,7 +276,7 @@ def test_a_clock_is_no_rate(tmp_path: Path) -> None:
         prepare(source, tmp_path / "refused")
 
 
-def test_pulldown(tmp_path: Path) -> None:
+def test_pulldown_makes_24_frames_last_as_long_as_30(tmp_path: Path) -> None:
     """repeat_first_field shows a frame for three fields: 24 frames take the time of 30."""
     data = bytearray(encode(tmp_path / "a.m2v", "mpeg2video", "mpeg2video", options={"g": "6"}).read_bytes())
     at, pictures = data.find(b"\0\0\1\xb5"), 0
@@ -362,7 +362,7 @@ NAMES = ["-a.mp4", "concat:b.ts", "subfile,,start,0,end,9,,:a.mp4", "data:video"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_mean_nothing(name: str, tmp_path: Path) -> None:
+def test_names_like_urls_and_patterns_are_plain_files(name: str, tmp_path: Path) -> None:
     source = encode(tmp_path / "source", "gif", "gif", "rgb8", rate=25, frames=4).rename(tmp_path / name)
     encode(tmp_path / "001.gif", "gif", "gif", "rgb8", rate=25, frames=2)
     check(source, tmp_path / "clip", copied=False, rate=25, frames=4)

@@ -109,7 +109,9 @@ TABLE: list[tuple[str, str, int, int, dict[str, object], Route]] = [
 
 
 @pytest.mark.parametrize(("codec", "pix_fmt", "width", "height", "more", "route"), TABLE)
-def test_the_table(codec: str, pix_fmt: str, width: int, height: int, more: dict[str, Any], route: Route) -> None:
+def test_clips_have_the_routes_of_the_table(
+    codec: str, pix_fmt: str, width: int, height: int, more: dict[str, Any], route: Route
+) -> None:
     row = support(codec, pix_fmt, width, height, **more)
     assert row.route is route
     # Packing transcodes what has a reason: all that a GPU does not decode.
@@ -154,7 +156,9 @@ def test_afterwards_a_gpu_decodes_all_but_motion_jpeg_and_fields(
         (Recipe(width=1920, height=1080, frames=2), "gpu", "", None),
     ],
 )
-def test_remedies(recipe: Recipe, purpose: Purpose, problem: str, codec: str | None, tmp_path: Path) -> None:
+def test_the_remedy_of_each_unsupported_clip(
+    recipe: Recipe, purpose: Purpose, problem: str, codec: str | None, tmp_path: Path
+) -> None:
     recipe = replace(recipe, frames=min(recipe.frames, 4))
     clip = store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
     remedy = check(clip, purpose)

@@ -142,7 +142,7 @@ def test_packets_that_do_not_lie_in_one_piece(tmp_path: Path, recipe: Recipe, sa
         index_where_it_lies(VideoFile(path), tmp_path / "copy")
 
 
-def test_lacing(tmp_path: Path) -> None:
+def test_matroska_with_lacing_is_refused(tmp_path: Path) -> None:
     path = write(replace(SMALL, codec="mjpeg", container="mkv", frames=4), tmp_path / "clip.mkv")
     laced = _lace_first_two(path.read_bytes())
     path.write_bytes(laced)
