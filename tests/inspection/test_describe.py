@@ -20,11 +20,9 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.inspection.describe import describe, histogram
 from streamvid.inspection.sampling_cost import sampling_cost
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.sampling.spread import Keyframes, Uniform
 from streamvid.sampling.windows import Window
-from tests.support.clips import write
-from tests.support.packed import NATURAL_ORDER, make_videos
+from tests.support.packed import NATURAL_ORDER, VIDEOS, pack_recipes
 from tests.support.tables import dataset_of
 from tools.clips import Recipe
 
@@ -34,14 +32,9 @@ pytestmark = pytest.mark.usefixtures("inline_workers")
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("info")
-    make_videos(root / "in")
     rows = "".join(f"{name},{name[0]},{i / 2},t{i}\n" for i, name in enumerate(NATURAL_ORDER))
     (root / "list.csv").write_text("path,label,score,[red]text\x1b\n" + rows)
-    pack(
-        [root / "in"], root / "ds", labels=root / "list.csv", shard_size=40_000,
-        options=PackOptions(compatible_with="any"), progress=False,
-    )  # fmt: skip
-    return root / "ds"
+    return pack_recipes(VIDEOS, root, labels=root / "list.csv", shard_size=40_000, options=PackOptions("any"))
 
 
 def parameter_sets(codec: str, stsd: bytes) -> bytes:
@@ -116,9 +109,7 @@ def test_edges_and_counts_of_histograms() -> None:
 
 def test_costs_counted_by_hand(tmp_path: Path) -> None:
     """20 frames, GOPs of 5 without B-frames: which packets a frame needs is plain."""
-    write(Recipe(width=96, height=64, frames=20, gop=5, b_frames=0), tmp_path / "clip.mp4")
-    pack([tmp_path / "clip.mp4"], tmp_path / "ds", progress=False)
-    dataset = Dataset.open(tmp_path / "ds")
+    dataset = Dataset.open(pack_recipes({"clip": Recipe(width=96, height=64, frames=20, gop=5, b_frames=0)}, tmp_path))
     index = dataset.index(0)
     assert np.flatnonzero(index.flags & 1).tolist() == [0, 5, 10, 15]
     assert not (index.flags & 2).any()
@@ -140,9 +131,7 @@ def test_costs_counted_by_hand(tmp_path: Path) -> None:
 def test_few_shards_are_read_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import streamvid.inspection.sampling_cost as cost
 
-    make_videos(tmp_path / "in")
-    pack([tmp_path / "in"], tmp_path / "ds", shard_size=1, progress=False)
-    dataset = Dataset.open(tmp_path / "ds")
+    dataset = Dataset.open(pack_recipes(VIDEOS, tmp_path, shard_size=1))
     monkeypatch.setattr(cost, "_SHARDS", 2)
     read: set[int] = set()
     indexes = dataset.indexes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,11 @@ from streamvid.fetch import epoch_reader
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.plan.absent import AbsentRows
 from streamvid.sampling.windows import Window
-from tests.support.clips import write
+from tests.support.clock import soon
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -34,12 +34,8 @@ STEPS = CLIPS // BATCH
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("engine")
-    (made / "videos").mkdir()
-    for n in range(CLIPS):
-        write(Recipe(width=96, height=64, frames=20, gop=10, seed=n), made / f"videos/{n}.mp4")
-    pack([made / "videos"], made / "set", options=PackOptions("any"), progress=False)
-    return made / "set"
+    recipes = {f"{n}": Recipe(width=96, height=64, frames=20, gop=10, seed=n) for n in range(CLIPS)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("engine"), options=PackOptions("any"))
 
 
 @pytest.fixture
@@ -66,13 +62,6 @@ def epoch_of(folder: Path, number: int) -> list[torch.Tensor]:
     with loader(folder) as fresh:
         fresh.set_epoch(number)
         return [batch["video"] for batch in fresh]
-
-
-def soon(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()
 
 
 def assert_epoch(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
