@@ -31,6 +31,27 @@ class OutputOrder:
     packets: Int64
     delay: int
 
+    def matched(self, count: int | None = None) -> OutputOrder:
+        """The order of all `count` packets of a file, each of which gives a picture, or is a leading one that cannot.
+
+        Args:
+            count: how many packets there are; None: those that gave a picture.
+
+        Raises:
+            ValueError: packets and pictures do not match.
+        """
+        order = self.packets.tolist()
+        # B-frames behind the first key frame refer to frames before it, which are not there: they are not shown.
+        leading = sorted(set(range(count or 0)).difference(order))
+        if leading == list(range(1, len(leading) + 1)):
+            order = leading + order
+        if len(order) != (len(order) if count is None else count) or len(set(order)) != len(order):
+            raise ValueError(
+                f"its {count or len(set(order))} packets decode to {len(order)} frames, "
+                "and its container holds no times to match them: re-encode it first"
+            )
+        return OutputOrder(np.array(order, dtype=np.int64), self.delay)
+
     def shown_at(self, clock: Int64) -> Int64:
         """When the pictures are shown where a container has decode times alone: as the decoder outputs them.
 
@@ -51,19 +72,16 @@ class OutputOrder:
         return np.concatenate([times, times[-1:] + usual * np.arange(1, self.delay + 1)])[self.delay :]
 
 
-def output_order(
-    source: VideoFile, codec: str, *, count: int | None = None, apply_edits: bool = True, num_skipped: int = 0
-) -> OutputOrder:
+def output_order(source: VideoFile, codec: str, *, apply_edits: bool = True, num_skipped: int = 0) -> OutputOrder:
     """Decode a file's video for the order of its pictures.
 
     Args:
         source: the file.
         codec: as FFmpeg names it.
-        count: how many packets there are, if each must give a frame, or is a leading one that cannot.
         apply_edits, num_skipped: as of `streamvid.video.timestamps.PacketTimes`.
 
     Raises:
-        ValueError: packets and frames do not match.
+        ValueError: a frame cannot be matched with its packet.
     """
     with source.open(apply_edits=apply_edits) as (container, stream):
         context = stream.codec_context
@@ -91,15 +109,6 @@ def output_order(
     if silent:  # they count as pictures that are shown, of which the decoder says nothing
         every = mpeg4.output_order([kind.disposable for kind in kinds])
         order = every if [number for number in every if number not in silent] == order else order
-    # B-frames behind the first key frame refer to frames before it, which are not there: they are not shown.
-    leading = sorted(set(range(count or 0)).difference(order))
-    if leading == list(range(1, len(leading) + 1)):
-        order = leading + order
-    if len(order) != (len(order) if count is None else count) or len(set(order)) != len(order):
-        raise ValueError(
-            f"its {count or len(set(order))} packets decode to {len(order)} frames, "
-            "and its container holds no times to match them: re-encode it first"
-        )
     return OutputOrder(np.array(order, dtype=np.int64), delay)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from itertools import islice
@@ -28,7 +28,7 @@ from streamvid.text import format_count
 from streamvid.video.clip_index import index_clip
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.left_out import left_out
-from streamvid.video.output_order import output_order
+from streamvid.video.output_order import OutputOrder, output_order
 from streamvid.video.probe import (
     CannotCopyError,
     FrameFormat,
@@ -111,14 +111,17 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
             raise CannotCopyError("only its AVI says which field of a picture is the upper one")
         if not clip.has_trait(UNORDERED):
             return clip
+        output = None
         try:
-            ordered = in_output_order(source, about.codec, times)
+            output = output_order(source, about.codec, apply_edits=times.edits_applied, num_skipped=times.num_skipped)
+            ordered = in_output_order(times, output)
         except (ValueError, av.error.FFmpegError):
             if len(np.unique(times.pts)) < len(times.pts):
                 raise CannotCopyError("frames of it that a decoder reorders are shown at the same time") from None
             if times.hidden.any():
                 raise CannotCopyError("a decoder does not give all frames that its edit list shows") from None
-            _check_all_output(source, times, clip)
+            if output is not None:  # what is damaged is looked for later
+                _check_all_output(output, clip)
             return clip
         if np.array_equal(ordered.pts, times.pts):
             return clip
@@ -127,7 +130,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
         return store(ordered.up_to_last_visible())
 
 
-def _check_all_output(source: VideoFile, times: PacketTimes, clip: StoredClip) -> None:
+def _check_all_output(output: OutputOrder, clip: StoredClip) -> None:
     """Refuse a clip of which a decoder does not output some frames, as other frames would come under their numbers: the
     order of pictures goes back without an IDR picture, as where recordings were joined. If H.264 has lost reference
     pictures, the clip is not refused but kept as damaged: what it is transcoded to would hide the damage.
@@ -135,13 +138,9 @@ def _check_all_output(source: VideoFile, times: PacketTimes, clip: StoredClip) -
     Raises:
         CannotCopyError: a decoder does not output all frames of the clip.
     """
-    if clip.codec == "h264" and _lacks_references(clip):
-        return
-    lost = 0
-    with suppress(ValueError, av.error.FFmpegError):  # what is damaged is looked for later
-        output = output_order(source, clip.codec, apply_edits=times.edits_applied, num_skipped=times.num_skipped)
-        lost = len(np.setdiff1d(clip.index.visible, output.packets))
-    if lost:
+    several = len(np.unique(output.packets)) < len(output.packets)  # pictures of one packet: damage, too
+    lost = len(np.setdiff1d(clip.index.visible, output.packets))
+    if lost and not several and not (clip.codec == "h264" and _lacks_references(clip)):
         frames = format_count(len(clip.index.visible), "frame")
         raise CannotCopyError(f"decoders do not output {lost} of its {frames}, as where recordings were joined")
 

@@ -130,7 +130,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
 
 def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTimes:
     """The times of a stream whose container has none: from its pictures (MPEG-4), otherwise from its frame rate."""
-    order = output_order(source, codec, count=len(found.pts)).packets
+    order = output_order(source, codec).matched(len(found.pts)).packets
     if codec == "mpeg4":
         clock = mpeg4.VopClock()
         with source.open() as (container, stream), suppress(ValueError):
@@ -155,7 +155,7 @@ def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bo
     demuxed = _demux_all(source, codec)
     dated = _date_by_order(source, demuxed, codec, container)
     if dated is None and by_order:
-        return _times_in_order(demuxed.packets.pts, output_order(source, codec))
+        return _times_in_order(demuxed.packets.pts, output_order(source, codec).matched())
     return None if dated is None else dated[1]
 
 
@@ -186,7 +186,7 @@ def _date_by_order(
         if container == "mpegts" or codec not in _REORDERED:
             _check_clock(rising)
         return None
-    order = output_order(source, codec, count=count)
+    order = output_order(source, codec).matched(count)
     if not (clock == _NO_PTS).any():
         return order.packets, order.shown_at(clock)
     times, lasts = pts[order.packets], demuxed.duration[order.packets]
@@ -296,20 +296,16 @@ def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) ->
     return replace(whole, hidden=~shown, num_skipped=first).rows(slice(first, None))
 
 
-def in_output_order(source: VideoFile, codec: str, found: PacketTimes) -> PacketTimes:
+def in_output_order(found: PacketTimes, output: OutputOrder) -> PacketTimes:
     """Reassign the times of the displayed packets, in the order in which a decoder outputs their pictures. A hidden
-    packet gets a time after that of the previous packet, in finer ticks if there is no room. `source` and `codec` are
-    as in `scan_packet_times`.
+    packet gets a time after that of the previous packet, in finer ticks if there is no room.
 
     Raises:
         ValueError: packets and frames do not match, two frames have the same time, or no frame is displayed.
     """
-    output = output_order(
-        source, codec, count=len(found.pts), apply_edits=found.edits_applied, num_skipped=found.num_skipped
-    )
-    order = output.packets
+    order = (matched := output.matched(len(found.pts))).packets
     if not found.hidden.any():
-        return _shown(found, order, _times_in_order(found.pts, output))
+        return _shown(found, order, _times_in_order(found.pts, matched))
     shown, times = ~found.hidden[order], distinct(found.pts[~found.hidden])
     if not len(times):
         raise ValueError("none of its frames is shown")

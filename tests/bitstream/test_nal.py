@@ -19,6 +19,7 @@ from streamvid.bitstream.hevc import HevcOrder
 from streamvid.bitstream.packets import START_CODE
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.damage import Damage, find_damage
+from streamvid.video.output_order import output_order
 from streamvid.video.probe import VideoFile, read_stream_info
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import UNORDERED, StoredClip
@@ -96,16 +97,17 @@ def test_what_an_edit_list_hides_stays_hidden(tmp_path: Path) -> None:
     lying = VideoFile(lie_about_order(good, tmp_path / "lying.mp4"))
     found = scan_packet_times(lying, read_stream_info(lying))
     found = replace(found, hidden=found.pts <= np.sort(found.pts)[2])
-    ordered = in_output_order(lying, "h264", found)
+    output = output_order(lying, "h264")
+    ordered = in_output_order(found, output)
     assert not np.array_equal(ordered.pts, found.pts)
     np.testing.assert_array_equal(np.sort(ordered.pts[~found.hidden]), np.sort(found.pts[~found.hidden]))
     np.testing.assert_array_equal(ordered.hidden, found.hidden)
     with pytest.raises(ValueError, match="none of its frames is shown"):
-        in_output_order(lying, "h264", replace(found, hidden=np.ones_like(found.hidden)))
+        in_output_order(replace(found, hidden=np.ones_like(found.hidden)), output)
     pts = found.pts.copy()
     pts[4] = pts[5]
     with pytest.raises(ValueError, match="same time"):
-        in_output_order(lying, "h264", replace(found, pts=pts))
+        in_output_order(replace(found, pts=pts), output)
 
 
 def test_what_cannot_be_told_is_named(tmp_path: Path) -> None:
