@@ -25,12 +25,12 @@ from streamvid.decode.lost_gpu import GpuWatch
 from streamvid.errors import InputError, StreamvidError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
+from streamvid.loader.batch_loader import BatchLoader
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.clip_items import At, Item
 from streamvid.loader.pipeline import RenderPipeline
 from streamvid.loader.preflight import FALLBACKS, ClipRoute, Fallback, find_cpu_decoded, routes_to
 from streamvid.loader.quarantine import OnError
-from streamvid.loader.refusals import Refusals
 from streamvid.loader.rescue import BAD_CLIP, Rescuer
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sampler_state import ResumableBatches, SamplerPosition, from_state, global_generator, to_state
@@ -48,7 +48,7 @@ _Read = EncodedBatch | Exception
 """The result for a list of items: a batch, or the error to raise."""
 
 
-class GpuDataLoader(Refusals):
+class GpuDataLoader(BatchLoader[SamplerPosition]):
     """A DataLoader whose workers read packets and whose main process decodes them.
 
     The workers look up frames, read their packets, and send them to the main process. There they are decoded and
@@ -183,11 +183,6 @@ class GpuDataLoader(Refusals):
         """Batches in an epoch. Raises TypeError if the sampler has no length."""
         return len(self._loader)
 
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that the next iteration begins or resumes."""
-        return self._position.next.epoch_number
-
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`, for random numbers and for samplers with a `set_epoch`. Without effect
         if it is that epoch already, so a resumed epoch goes on. Leave a running iteration first: its reader, which is
@@ -234,17 +229,6 @@ class GpuDataLoader(Refusals):
             self._loader._iterator = None
         self._pipeline.close()
         self._watch.close()
-
-    def __enter__(self) -> GpuDataLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of an epoch, or the rest of a resumed one. Nothing is done before the first batch is asked
-        for."""
-        return self._watch.over(self._position.follow(self._run()))
 
     def _run(self) -> Generator[Delivery[Batch, SamplerPosition], None, None]:
         start = self._position.next

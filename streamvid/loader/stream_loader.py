@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,11 +21,11 @@ from streamvid.fetch.fetch_mode import FETCHES, Fetch
 from streamvid.fetch.plan_samples import Checksum
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.loader.batch import Batch, LoaderStats, make_batch
+from streamvid.loader.batch_loader import BatchLoader
 from streamvid.loader.engine import ENGINES, EngineName, make_engine
 from streamvid.loader.options import Opener, bucket_steps, check_steps, fetched_as, last_batch_policy, shuffle_order
 from streamvid.loader.preflight import FALLBACKS, ClipRoute, Fallback
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
-from streamvid.loader.refusals import Refusals
 from streamvid.loader.run_about import BLOCK_SHARDS, run_about
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sample_set import SampleSet
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class StreamLoader(Refusals):
+class StreamLoader(BatchLoader[Cursor]):
     """Streams a dataset into PyTorch batches; every iteration over it is an epoch.
 
     Each batch is a `streamvid.loader.batch.Batch`: a dict of tensors on the device.
@@ -245,11 +245,6 @@ class StreamLoader(Refusals):
         self._meet_world()
         return len(self._schedule.plan)
 
-    @property
-    def epoch(self) -> int:
-        """Number of the epoch that the next iteration begins or resumes."""
-        return self._position.next.epoch_number
-
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`. Without effect if it is that already: a resumed epoch goes on."""
         epoch = integer(epoch, "epoch", least=0)
@@ -314,17 +309,6 @@ class StreamLoader(Refusals):
         self._engine.close()
         self._watch.close()
         self._opener.close()
-
-    def __enter__(self) -> StreamLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Batch]:
-        """The batches of an epoch, or the rest of a resumed one. Nothing is done before the first batch is asked
-        for."""
-        return self._watch.over(self._position.follow(self._run()))
 
     def _run(self) -> Generator[Delivery[Batch, Cursor], None, None]:
         self._engine.home.enter()

@@ -1,0 +1,66 @@
+"""What `StreamLoader` and `GpuDataLoader` have in common: iteration over epochs, and refused uses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterator
+from typing import Generic, NoReturn, Self
+
+from streamvid.decode.lost_gpu import GpuWatch
+from streamvid.errors import InputError
+from streamvid.loader.batch import Batch
+from streamvid.loader.run_position import Delivery, P, RunPosition
+
+
+class BatchLoader(ABC, Generic[P]):
+    """Makes batches by threads and workers of its own, and is resumed by its state. It is neither a dataset nor a
+    DataLoader: what PyTorch and frameworks do with those is refused, in a sentence that says why."""
+
+    _position: RunPosition[P]
+    _watch: GpuWatch
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch that the next iteration begins or resumes."""
+        return self._position.next.epoch_number
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free threads and device memory."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of an epoch, or the rest of a resumed one. Nothing is done before the first batch is asked
+        for."""
+        return self._watch.over(self._position.follow(self._run()))
+
+    @abstractmethod
+    def _run(self) -> Generator[Delivery[Batch, P], None, None]:
+        """The batches from the position on, to the end of its epoch."""
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refused: called if this loader is given to a DataLoader as a dataset."""
+        raise TypeError(
+            f"a {type(self).__name__} yields batches itself: iterate over it without a DataLoader; for a DataLoader "
+            "there is ClipDataset"
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise InputError(
+            f"a {type(self).__name__} cannot be pickled or copied, as for mp.spawn: make it in the process that "
+            "iterates over it"
+        )
+
+    @property
+    def sampler(self) -> NoReturn:
+        """Refused: accelerate's skip_first_batches, which Trainer calls to resume, would have it skip. An
+        AttributeError, by which all others see that there is none."""
+        raise AttributeError(
+            f"a {type(self).__name__} has no sampler that could skip batches: resume by its state_dict and "
+            "load_state_dict instead of skip_first_batches; in Trainer, with ignore_data_skip=True"
+        )
