@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import http.server
 import os
-import threading
-from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage.explain import StorageUnavailable, explained
+from tests.support.serving import serving
 
 
 class LibraryError(Exception):
@@ -64,7 +62,7 @@ def test_a_broken_connection_of_hugging_faces_client_is_asked_again(name: str) -
 def test_what_is_wrong_in_the_environment_is_named(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], told: str
 ) -> None:
-    with _no_s3() as port:
+    with serving(BaseHTTPRequestHandler) as port:  # it speaks neither TLS nor S3
         settings = {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
             "AWS_ACCESS_KEY_ID": "key",
@@ -78,17 +76,3 @@ def test_what_is_wrong_in_the_environment_is_named(
         pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
         with pytest.raises((InputError, DatasetError), match=told):
             Dataset.open("s3://bucket/set", retry_for=0)
-
-
-@contextlib.contextmanager
-def _no_s3() -> Iterator[int]:
-    """The port of a server that speaks neither TLS nor S3."""
-    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

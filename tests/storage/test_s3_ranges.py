@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import os
 import re
 import shutil
-import ssl
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -26,6 +23,7 @@ from streamvid.storage.explain import AccessRefused
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
 from tests.support.s3_server import forget_s3_connections
+from tests.support.serving import Handler, serving
 
 DATA = bytes(range(256)) * 40
 WANTED = ByteRange("s3://lab-bucket/folder/object", 0, 100)
@@ -42,11 +40,10 @@ class Bucket:
     """Whether a key may read."""
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(Handler):
     bucket: Bucket
-    protocol_version = "HTTP/1.1"
 
-    def _answer(self) -> None:
+    def answer(self) -> None:
         sent = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         found = _KEY.search(self.headers.get("Authorization", "") + self.path)
         key = found[1] if found else ""
@@ -62,37 +59,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif span := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
             status, body = 206, DATA[int(span[1]) : int(span[2]) + 1]
             more["Content-Range"] = f"bytes {span[1]}-{span[2]}/{len(DATA)}"
-        self.send_response(status)
-        for name, value in {**more, "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_PUT(self) -> None:
-        self._answer()
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def _served(bucket: Bucket, certificate: Path | None) -> http.server.ThreadingHTTPServer:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), type("_Own", (_Handler,), {"bucket": bucket}))
-    server.daemon_threads = True
-    if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    bucket.port = server.server_address[1]
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    return server
+        self.send(status, body, {**more, "Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT"})
 
 
 @pytest.fixture
@@ -116,12 +83,10 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
         (tmp_path / "server.pem").write_text(key.read_text() + certificate.read_text())
         certificate = tmp_path / "server.pem"
     found = Bucket()
-    server = _served(found, certificate)
-    forget_s3_connections()
-    yield found
-    forget_s3_connections()
-    server.shutdown()
-    server.server_close()
+    with serving(_Handler, certificate=certificate, bucket=found) as found.port:
+        forget_s3_connections()
+        yield found
+        forget_s3_connections()
 
 
 def configure(monkeypatch: pytest.MonkeyPatch, folder: Path, *lines: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
-import http.server
 import logging
 import multiprocessing
 import os
@@ -29,6 +28,7 @@ from streamvid.storage import shard_cache as cache_module
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import CacheUnusable, Lease, ShardCache
+from tests.support import serving
 from tests.support.clock import Clock
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -64,17 +64,12 @@ class Site:
             return left > 0
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class Handler(serving.Handler):
+    protocol_version = "HTTP/1.0"
     site: Site
 
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
-        site, name = self.site, self.path.lstrip("/").partition("?")[0]
+    def answer(self) -> None:
+        site, name, body = self.site, self.path.lstrip("/").partition("?")[0], self.command == "GET"
         if name not in site.files:
             self.send_error(404)
             return
@@ -104,31 +99,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             self.wfile.write(data)
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-class Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass  # a client that was killed is part of the tests
-
 
 @pytest.fixture
 def site() -> Iterator[Site]:
     site = Site()
-    server = Server(("127.0.0.1", 0), type("SiteHandler", (Handler,), {"site": site}))
-    site.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield site
-    finally:
-        site.go.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving.serving(Handler, site=site) as port:
+        site.address = f"http://127.0.0.1:{port}"
+        try:
+            yield site
+        finally:
+            site.go.set()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import http.server
 import random
 import re
 import socket
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from streamvid.checksum import crc32c
 from tests.support.s3_server import S3Server, s3_environment
+from tests.support.serving import Handler, serving
 
 ERRORS = {
     "500": (500, "InternalError"),
@@ -96,32 +96,22 @@ class FaultyS3:
         return f"s3://{prefix}"
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    disable_nagle_algorithm = True
+class _Handler(Handler):
     site: FaultyS3
-    protocol_version = "HTTP/1.1"
 
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
+    def answer(self) -> None:
+        if self.command in ("PUT", "POST", "DELETE"):
+            self._change()
+            return
+        counts = self.command == "GET"
         with self.site.lock:
-            self.site.at_once += 1
+            self.site.at_once += counts
             self.site.most_at_once = max(self.site.most_at_once, self.site.at_once)
         try:
             self._answer()
         finally:
             with self.site.lock:
-                self.site.at_once -= 1
-
-    def do_PUT(self) -> None:
-        self._change()
-
-    def do_POST(self) -> None:
-        self._change()
-
-    def do_DELETE(self) -> None:
-        self._change()
+                self.site.at_once -= counts
 
     def _change(self) -> None:
         site, url = self.site, urllib.parse.urlsplit(self.path)
@@ -302,16 +292,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._send(status, f"<Error><Code>{code}</Code><Message>because</Message></Error>".encode())
 
     def _send(self, status: int, body: bytes, length: int | None = None, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT", **(headers or {})}.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        known = {"Content-Length": str(len(body) if length is None else length)}
+        self.send(status, body, {"Last-Modified": "Sun, 22 Nov 2026 00:00:00 GMT", **known, **(headers or {})})
 
 
 def flipped(body: bytes, dice: random.Random) -> bytes:
@@ -325,26 +307,14 @@ def text_of(crc: int) -> str:
     return base64.b64encode(crc.to_bytes(4, "big")).decode()
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        pass  # of a connection that the test broke
-
-
 @contextlib.contextmanager
 def faulty_s3() -> Iterator[FaultyS3]:
     """A server on a free port, with the environment variables that reach it set meanwhile."""
     site = FaultyS3()
-    server = _Server(("127.0.0.1", 0), type("_SiteHandler", (_Handler,), {"site": site}))
-    site.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        with s3_environment(S3Server(site.endpoint)):
-            yield site
-    finally:
-        site.go.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(_Handler, site=site) as port:
+        site.endpoint = f"http://127.0.0.1:{port}"
+        try:
+            with s3_environment(S3Server(site.endpoint)):
+                yield site
+        finally:
+            site.go.set()

@@ -5,7 +5,6 @@ set takes for `hf://`. What is not installed is a reason to skip."""
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import os
 import re
@@ -13,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -22,6 +20,8 @@ from typing import Any
 
 import fsspec
 import pytest
+
+from tests.support.serving import Handler, serving
 
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Azurite's own, of the account devstoreaccount1, which everybody knows."""
@@ -91,31 +91,18 @@ def google(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[str]:
             server.terminate()
 
 
-class _Hub(http.server.BaseHTTPRequestHandler):
+class _Hub(Handler):
     """Answers what huggingface_hub asks to read the files of one data set, `me/set`."""
 
-    protocol_version = "HTTP/1.1"
     files: dict[str, bytes]
     seen: list[tuple[str, str, str]]
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def _answer(self) -> None:
+    def answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         self.seen.append((self.command, path, self.headers.get("Range", "")))
         if self.headers.get("Authorization") != f"Bearer {HF_TOKEN}":
-            return self._send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
+            return self.send(401, b"{}", {"X-Error-Code": "RepoNotFound"})
         if match := re.fullmatch("/datasets/me/set/resolve/main/(.*)", path):
             return self._file(match[1])
         if re.fullmatch("/api/datasets/me/set(/revision/main)?", path):
@@ -125,7 +112,7 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         if path == "/api/datasets/me/set/paths-info/main":
             fields = urllib.parse.parse_qs(body.decode()) if not body.startswith(b"{") else json.loads(body)
             return self._json([one for name in fields["paths"] for one in self._infos(name)])
-        return self._send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
+        return self.send(404, b"{}", {"X-Error-Code": "EntryNotFound"})
 
     def _infos(self, name: str) -> list[dict[str, Any]]:
         if name in self.files:
@@ -141,24 +128,16 @@ class _Hub(http.server.BaseHTTPRequestHandler):
 
     def _file(self, name: str) -> None:
         if name not in self.files:
-            return self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
         data, status, more = self.files[name], 200, {"ETag": '"1"', "X-Repo-Commit": "0" * 40}
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             first, last = int(match[1]), min(int(match[2] or len(data)), len(data) - 1)
             more["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
             data, status = data[first : last + 1], 206
-        return self._send(status, data, more)
+        return self.send(status, data, more)
 
     def _json(self, value: object) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def _send(self, status: int, data: bytes, more: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(data)), **more}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
 
 @contextlib.contextmanager
@@ -169,10 +148,8 @@ def hugging_face(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[tuple[str,
 
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     seen: list[tuple[str, str, str]] = []
-    handler = type("Hub", (_Hub,), {"files": files, "seen": seen})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_address[1]}"
+    with serving(_Hub, files=files, seen=seen) as port:
+        url = f"http://127.0.0.1:{port}"
         patch.setattr(constants, "ENDPOINT", url)
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
         patch.setitem(fsspec.config.conf, "hf", {"endpoint": url, "token": HF_TOKEN})
@@ -180,5 +157,4 @@ def hugging_face(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[tuple[str,
         try:
             yield "hf://datasets/me/set", seen
         finally:
-            server.shutdown()
             hf_file_system.HfFileSystem.clear_instance_cache()

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,42 +14,33 @@ import numpy.typing as npt
 import torch
 
 from tests.support import pbtxt
+from tests.support import serving as web
+from tests.support.serving import Handler
 
 TYPES = {"UINT8": np.uint8, "FP16": np.float16, "FP32": np.float32}
 Array = npt.NDArray[Any]
 
 
+class _Models(Handler):
+    repository: Path
+
+    def answer(self) -> None:
+        _, version, models, name, what = self.path.split("/")
+        assert (version, models, what) == ("v2", "models", "infer")
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        end = int(self.headers["Inference-Header-Content-Length"])
+        kind, made = infer(self.repository / name, json.loads(body[:end]), body[end:])
+        output = {"name": kind, "shape": made.shape, "datatype": _type(made), "parameters": {}}
+        output["parameters"] = {"binary_data_size": made.nbytes}
+        header = json.dumps({"model_name": name, "model_version": "1", "outputs": [output]}).encode()
+        self.send(200, header + made.tobytes(), {"Inference-Header-Content-Length": str(len(header))})
+
+
 @contextlib.contextmanager
 def serving(repository: Path) -> Iterator[str]:
     """The server's URL, while it runs."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            _, version, models, name, what = self.path.split("/")
-            assert (version, models, what) == ("v2", "models", "infer")
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            end = int(self.headers["Inference-Header-Content-Length"])
-            kind, made = infer(repository / name, json.loads(body[:end]), body[end:])
-            output = {"name": kind, "shape": made.shape, "datatype": _type(made), "parameters": {}}
-            output["parameters"] = {"binary_data_size": made.nbytes}
-            header = json.dumps({"model_name": name, "model_version": "1", "outputs": [output]}).encode()
-            self.send_response(200)
-            self.send_header("Inference-Header-Content-Length", str(len(header)))
-            self.send_header("Content-Length", str(len(header) + made.nbytes))
-            self.end_headers()
-            self.wfile.write(header + made.tobytes())
-
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with web.serving(_Models, repository=repository) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def infer(folder: Path, asked: dict[str, Any], data: bytes) -> tuple[str, Array]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from email.message import Message
 from hashlib import md5
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.support.serving import Handler, serving
 
 
 @dataclass
@@ -35,69 +35,46 @@ class Site:
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
 
 
+class _Handler(Handler):
+    site: Site
+
+    def answer(self) -> None:
+        site = self.site
+        site.requests.append((self.command, self.path, self.headers))
+        path, _, wanted = self.path.partition("&ifGenerationMatch=")
+        if self.path in site.redirects:
+            self.send(302, headers={"Location": site.redirects[self.path]})
+        elif path not in site.files:
+            self.send(404)
+        else:
+            self._file(site.files[path], wanted)
+
+    def _file(self, data: bytes, wanted: str) -> None:
+        site, digest = self.site, md5(data).hexdigest()
+        second = int(digest[:1], 16)
+        known = {
+            "ETag": f'"{digest}"',
+            "Last-Modified": f"Mon, 02 Nov 2026 10:00:{second:02d} GMT",
+            "X-Goog-Generation": str(int(digest[:12], 16)),
+            "": "",
+        }[site.marks]
+        if wanted not in ("", known):
+            self.send(412)
+            return
+        status, headers = 200, {site.marks: known} if site.marks else {}
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if found and site.ranges and self.headers.get("If-Range", known) == known:
+            start, end = int(found[1]), min(int(found[2]) + 1, len(data))
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+            status, data = 206, data[start:end]
+        site.sent += len(data) if self.command == "GET" else 0
+        self.send(status, data, headers)
+
+
 @contextmanager
 def website() -> Iterator[Site]:
     """A server on a port of this machine."""
     site = Site()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self._answer(body=False)
-
-        def do_GET(self) -> None:
-            self._answer(body=True)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def _answer(self, *, body: bool) -> None:
-            site.requests.append((self.command, self.path, self.headers))
-            if self.path in site.redirects:
-                self._send(302, b"", {"Location": site.redirects[self.path]}, body)
-                return
-            path, _, wanted = self.path.partition("&ifGenerationMatch=")
-            data = site.files.get(path)
-            if data is None:
-                self._send(404, b"", {}, body)
-                return
-            digest = md5(data).hexdigest()
-            second = int(digest[:1], 16)
-            known = {
-                "ETag": f'"{digest}"',
-                "Last-Modified": f"Mon, 02 Nov 2026 10:00:{second:02d} GMT",
-                "X-Goog-Generation": str(int(digest[:12], 16)),
-                "": "",
-            }[site.marks]
-            if wanted not in ("", known):
-                self._send(412, b"", {}, body)
-                return
-            headers = {site.marks: known} if site.marks else {}
-            found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if found and site.ranges and self.headers.get("If-Range", known) == known:
-                start, end = int(found[1]), min(int(found[2]) + 1, len(data))
-                headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
-                self._send(206, data[start:end], headers, body)
-            else:
-                self._send(200, data, headers, body)
-
-        def _send(self, status: int, data: bytes, headers: dict[str, str], body: bool) -> None:
-            self.send_response(status)
-            for name, value in (headers | {"Content-Length": str(len(data))}).items():
-                self.send_header(name, value)
-            self.end_headers()
-            if body:
-                site.sent += len(data)
-                self.wfile.write(data)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    site.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with serving(_Handler, site=site) as port:
+        site.url = f"http://127.0.0.1:{port}"
         yield site
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

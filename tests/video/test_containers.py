@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shutil
 import struct
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from streamvid.video.remux import remux_with_ffmpeg
 from streamvid.video.stored_clip import StoredClip
 from tests.support import images, mpeg4
 from tests.support.clips import write
+from tests.support.serving import Handler, serving
 from tools.clips import Recipe, read_frame_number
 from tools.pictures import draw_frame_number
 from tools.recipes import Codec
@@ -319,21 +318,8 @@ def requests() -> Iterator[tuple[str, list[str]]]:
     """A server's URL, and the paths that it was asked for."""
     seen: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            seen.append(self.path)
-            self.send_error(404)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Be quiet."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/secret.ts", seen
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Handler, answer=lambda handler: (seen.append(handler.path), handler.send(404))) as port:
+        yield f"http://127.0.0.1:{port}/secret.ts", seen
 
 
 @pytest.mark.parametrize("kind", PLAYLISTS)
