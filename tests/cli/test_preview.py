@@ -11,14 +11,12 @@ from streamvid.cli.main import main
 from streamvid.errors import InputError
 from streamvid.loader.calls import sampler_of, transform_of
 from tests.support.bad_clips import make_dataset
-from tests.support.packed import packing_inline
 from tests.support.refused import assert_refused
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with packing_inline():
-        return make_dataset(tmp_path_factory.mktemp("cli"), [("h264", "mp4")] * 2)
+    return make_dataset(tmp_path_factory.mktemp("cli"), [("h264", "mp4")] * 2)
 
 
 def test_it_writes_a_page(

@@ -31,13 +31,10 @@ from streamvid.errors import DatasetError, InputError, StreamvidError, VideoErro
 from streamvid.loader import rescue
 from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.mp4.boxes import ROTATIONS
-from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 from tests.support.bad_clips import decode_here
-from tests.support.clips import write
-from tests.support.packed import replace_packets
+from tests.support.packed import pack_with_columns, replace_packets
 from tests.support.profile import by_profile
 from tests.support.shown import Packed, shown
 from tools.clips import Recipe
@@ -74,23 +71,9 @@ WINDOW = sv.Window(6, fps=15)
 
 def make(folder: Path, recipes: dict[str, Recipe]) -> Packed:
     """Write and pack clips as they are, into several shards, with labels and columns."""
-    lines = ["path,label,score,place"]
-    for number, (name, recipe) in enumerate(recipes.items()):
-        (folder / "videos" / name).parent.mkdir(parents=True, exist_ok=True)
-        write(recipe, folder / "videos" / name)
-        lines.append(f"{name},{number % 3},{number / 4},town {number}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    pack(
-        [folder / "videos"],
-        folder / "set",
-        labels=folder / "labels.csv",
-        shard_size=60_000,
-        workers=1,
-        options=PackOptions("any"),
-        progress=False,
-    )
-    dataset = sv.Dataset.open(folder / "set")
-    return Packed(folder / "set", [recipes[dataset.clips.source[row]] for row in range(len(dataset))])
+    path = pack_with_columns(recipes, folder, shard_size=60_000)
+    dataset = sv.Dataset.open(path)
+    return Packed(path, [recipes[dataset.clips.source[row]] for row in range(len(dataset))])
 
 
 @pytest.fixture(scope="module")

@@ -16,14 +16,12 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.fetch.plan_samples import SamplePlan, SampleSpec, plan_samples
 from streamvid.loader.clip_items import At, choose, resolve
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.plan.epoch import Step
 from streamvid.sampling.base import ClipTimes, FrameSampler
 from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.range_reader import RangeReader
 from streamvid.video import index_file
-from tests.support.clips import write
-from tests.support.packed import packing_inline
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 SMALL = Recipe(width=96, height=64, frames=60, gop=6, b_frames=2)
@@ -39,14 +37,9 @@ CLIPS = {
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clips whose indexes have several blocks, of six packets and more."""
-    folder = tmp_path_factory.mktemp("blocks")
-    with pytest.MonkeyPatch.context() as patch, packing_inline():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(index_file, "BLOCK_PACKETS", 6)
-        (folder / "videos").mkdir()
-        for name, recipe in CLIPS.items():
-            write(recipe, folder / "videos" / f"{name}.{recipe.container}")
-        pack(folder / "videos", folder / "set", options=PackOptions(compatible_with="any"), progress=False)
-    return folder / "set"
+        return pack_recipes(CLIPS, tmp_path_factory.mktemp("blocks"), options=PackOptions("any"))
 
 
 def keyframes_by_hand(clip: ClipTimes) -> list[int]:

@@ -19,8 +19,7 @@ from streamvid.dataset import concat
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.pack import pack
-from tests.support.packed import NATURAL_ORDER, make_videos
+from tests.support.packed import NATURAL_ORDER, VIDEOS, pack_recipes
 from tests.support.tables import dataset_of
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -37,10 +36,8 @@ top.avi,bird,"a bird, sings",3.5,,false,wide
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     root = tmp_path_factory.mktemp("columns")
-    make_videos(root / "in")
-    (root / "labels.csv").write_text(LABELS)
-    pack([root / "in"], root / "ds", labels=root / "labels.csv", progress=False)
-    return Dataset.open(root / "ds")
+    (root / "list.csv").write_text(LABELS)
+    return Dataset.open(pack_recipes(VIDEOS, root, labels=root / "list.csv"))
 
 
 def test_packed_columns(packed: Dataset) -> None:

@@ -30,7 +30,7 @@ from streamvid.packing.clip_rows import write_parquet
 from streamvid.packing.pack import pack
 from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.range_reader import RangeReader
-from tests.support.packed import edit_parquet, make_videos
+from tests.support.packed import VIDEOS, edit_parquet, pack_recipes
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -40,10 +40,7 @@ PARQUET = "shards/00000100.parquet"
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of six clips in six shards."""
-    root = tmp_path_factory.mktemp("dataset")
-    make_videos(root / "in")
-    pack([root / "in"], root / "ds", shard_size=1)
-    return root / "ds"
+    return pack_recipes(VIDEOS, tmp_path_factory.mktemp("dataset"), shard_size=1)
 
 
 @pytest.fixture
@@ -84,7 +81,7 @@ def test_rows_and_indexes(packed: Path) -> None:
 
 
 def test_many_clips_in_a_shard(packed: Path, tmp_path: Path) -> None:
-    pack([packed.parent / "in"], tmp_path / "one")
+    pack([packed.parent / "videos"], tmp_path / "one")
     one, six = Dataset.open(tmp_path / "one"), Dataset.open(packed)
     assert len(one.shards) == 1
     for i in range(6):
@@ -94,7 +91,7 @@ def test_many_clips_in_a_shard(packed: Path, tmp_path: Path) -> None:
 
 def test_relative_paths_survive_a_change_of_folder(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(packed.parent)
-    dataset = Dataset.open("ds")
+    dataset = Dataset.open("set")
     monkeypatch.chdir("/")
     assert len(dataset.index(0)) == 12
 

@@ -17,8 +17,7 @@ import pytest
 import streamvid as sv
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.errors import DatasetError
-from streamvid.packing.pack import pack
-from tests.support.packed import make_videos, packing_inline
+from tests.support.packed import VIDEOS, pack_recipes
 
 FILE = "forgotten-1.parquet"
 
@@ -26,11 +25,7 @@ FILE = "forgotten-1.parquet"
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips in a few shards."""
-    root = tmp_path_factory.mktemp("forgotten")
-    make_videos(root / "in")
-    with packing_inline():
-        pack([root / "in"], root / "ds", shard_size=40_000, progress=False)
-    return root / "ds"
+    return pack_recipes(VIDEOS, tmp_path_factory.mktemp("forgotten"), shard_size=40_000)
 
 
 @pytest.fixture

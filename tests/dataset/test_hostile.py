@@ -19,11 +19,9 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import MAX_BYTES, Manifest
 from streamvid.errors import DatasetError
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.storage import table_bounds
 from tests.support.bounded import outcomes
-from tests.support.clips import write
-from tests.support.packed import SMALL, packing_inline
+from tests.support.packed import SMALL, pack_recipes
 
 SHARD = "shards/00000000"
 
@@ -31,13 +29,7 @@ SHARD = "shards/00000000"
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of three clips in one shard."""
-    root = tmp_path_factory.mktemp("hostile")
-    (root / "in").mkdir()
-    for name in "abc":
-        write(SMALL, root / "in" / f"{name}.mp4")
-    with packing_inline():
-        pack([root / "in"], root / "ds", options=PackOptions("any"), progress=False)
-    return root / "ds"
+    return pack_recipes(dict.fromkeys("abc", SMALL), tmp_path_factory.mktemp("hostile"), options=PackOptions("any"))
 
 
 @pytest.fixture

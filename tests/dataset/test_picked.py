@@ -13,9 +13,7 @@ import torch
 
 import streamvid as sv
 from streamvid.errors import InputError
-from streamvid.packing.pack import pack
-from tests.support.clips import write
-from tests.support.packed import packing_inline
+from tests.support.packed import pack_recipes
 from tools.recipes import Recipe
 
 CLIPS = 4
@@ -24,12 +22,8 @@ CAPTIONS = [["a", "b", "c"], ["d"], [], None]
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("picked")
-    (root / "in").mkdir()
-    for n in range(CLIPS):
-        write(Recipe(width=64, height=64, frames=4, gop=2, b_frames=0, seed=n), root / "in" / f"clip{n}.mp4")
-    with packing_inline():
-        pack([root / "in"], root / "ds", progress=False)
+    recipes = {f"clip{n}": Recipe(width=64, height=64, frames=4, gop=2, b_frames=0, seed=n) for n in range(CLIPS)}
+    path = pack_recipes(recipes, tmp_path_factory.mktemp("picked"))
     table = {
         "key": [f"clip{n}" for n in range(CLIPS)],
         "captions": CAPTIONS,
@@ -39,8 +33,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "short": [[1.0], [1.0], [], None],
         "negative": [[1.0, -1.0, 1.0], [1.0], [], None],
     }
-    sv.annotate(root / "ds", pa.table(table))
-    return root / "ds"
+    sv.annotate(path, pa.table(table))
+    return path
 
 
 def picks(folder: Path, pick: sv.Pick, *, epochs: int = 1, **options: Any) -> list[tuple[int, Any]]:

@@ -23,17 +23,13 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
 from tests.support.faulty_s3 import faulty_s3
-from tests.support.packed import VIDEOS, make_videos, packing_inline
+from tests.support.packed import VIDEOS, digests, make_videos, pack_recipes, packing_inline
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips in a few shards."""
-    root = tmp_path_factory.mktemp("revisions")
-    make_videos(root / "in")
-    with packing_inline():
-        pack([root / "in"], root / "ds", shard_size=40_000, progress=False)
-    return root / "ds"
+    return pack_recipes(VIDEOS, tmp_path_factory.mktemp("revisions"), shard_size=40_000)
 
 
 @pytest.fixture
@@ -58,11 +54,6 @@ def annotated(path: str, values: list[Any], **options: Any) -> Manifest:
     with changing(path) as base:
         one, data = overlay(base, values, **options)
         return publish_revision(base, replace(base.manifest, overlays=(one,)), {one.file: data})
-
-
-def digests(folder: Path) -> dict[str, str]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_every_revision_can_be_opened(folder: Path) -> None:

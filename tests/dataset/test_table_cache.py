@@ -25,10 +25,9 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.table_cache import open_or_build
 from streamvid.errors import DatasetError
-from streamvid.packing.pack import pack
 from streamvid.storage.cache_folder import claim
 from streamvid.storage.shard_cache import ShardCache
-from tests.support.packed import NATURAL_ORDER, edit_parquet, make_videos
+from tests.support.packed import NATURAL_ORDER, VIDEOS, edit_parquet, pack_recipes
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -38,11 +37,9 @@ NAME = "0" * 64
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("table_cache")
-    make_videos(root / "in")
     rows = "".join(f"{name},{name[0]},{i / 2},text {i}\n" for i, name in enumerate(NATURAL_ORDER[:4]))
     (root / "list.csv").write_text("path,label,score,text\n" + rows)
-    pack([root / "in"], root / "ds", labels=root / "list.csv", shard_size=40_000, progress=False)
-    return root / "ds"
+    return pack_recipes(VIDEOS, root, labels=root / "list.csv", shard_size=40_000)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +121,7 @@ def test_a_dataset_that_changes_is_read_again(packed: Path, tmp_path: Path, read
     edit_parquet(parquet, 0, source="elsewhere")
     assert Dataset.open(copy).clips.source[0] == "elsewhere"
     path = copy / "dataset.json"
-    path.write_text(path.read_text().replace('"name": "ds"', '"name": "other"'))
+    path.write_text(path.read_text().replace('"name": "set"', '"name": "other"'))
     before = len(reads)
     assert Dataset.open(copy).manifest.name != first.manifest.name
     assert len(reads) == before  # a revision that changes no shard

@@ -25,12 +25,10 @@ from streamvid.dataset.schema import FIELD_PREFIX
 from streamvid.dataset.tables import TableEntry, digest, usable
 from streamvid.errors import DatasetError
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.storage import table_bounds
 from streamvid.storage.shard_cache import ShardCache
-from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
-from tests.support.packed import SMALL, packing_inline
+from tests.support.packed import SMALL, pack_recipes
 from tools.clips import Recipe
 
 CLIPS = {
@@ -42,23 +40,14 @@ CLIPS = {
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five clips in as many shards."""
+    numbers = range(len(CLIPS))
+    columns = {
+        "label": [n % 3 for n in numbers],
+        "score": ["NaN" if n == 1 else n / 4 for n in numbers],
+        "place": [f"town {n}" for n in numbers],
+    }
     folder = tmp_path_factory.mktemp("tables")
-    lines = ["path,label,score,place"]
-    for n, (name, recipe) in enumerate(CLIPS.items()):
-        path = write(recipe, folder / f"{name}.{recipe.container}")
-        lines.append(f"{path.name},{n % 3},{'NaN' if n == 1 else n / 4},town {n}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    videos = sorted(path for path in folder.iterdir() if path.suffix != ".csv")
-    with packing_inline():
-        pack(
-            videos,
-            folder / "set",
-            labels=folder / "labels.csv",
-            shard_size=1,
-            options=PackOptions("any"),
-            progress=False,
-        )
-    return folder / "set"
+    return pack_recipes(CLIPS, folder, columns, shard_size=1, options=PackOptions("any"))
 
 
 @pytest.fixture

@@ -14,9 +14,7 @@ import streamvid as sv
 from examples.serve.client import answer, encoded, infer, request
 from examples.serve.train import FRAMES, SIDE, STRIDE, TRANSFORM
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
-from tests.support.clips import write
-from tests.support.packed import packing_inline
+from tests.support.packed import pack_recipes
 from tests.support.triton_server import serving
 from tools.clips import Recipe
 
@@ -27,20 +25,8 @@ VP9 = Recipe(codec="vp9", container="mp4", width=128, height=96, gop=8, frames=5
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`videos`, `set` and `models`."""
     folder = tmp_path_factory.mktemp("serve")
-    (folder / "videos").mkdir()
-    lines = ["path,label"]
-    for n in range(4):
-        write(replace(VP9, seed=n, frames=50 + 9 * n), folder / "videos" / f"{n}.mp4")
-        lines.append(f"{n}.mp4,{'left' if n % 2 else 'right'}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    with packing_inline():
-        pack(
-            [folder / "videos"],
-            folder / "set",
-            labels=folder / "labels.csv",
-            options=PackOptions("any"),
-            progress=False,
-        )
+    recipes = {f"{n}.mp4": replace(VP9, seed=n, frames=50 + 9 * n) for n in range(4)}
+    pack_recipes(recipes, folder, {"label": ["right", "left"] * 2}, options=PackOptions("any"))
     options = ["--models", str(folder / "models"), "--steps", "3", "--batch-size", "2", "--server", "cpu"]
     command = [sys.executable, "examples/serve/train.py", str(folder / "set"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

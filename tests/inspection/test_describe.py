@@ -24,7 +24,7 @@ from streamvid.packing.pack import pack
 from streamvid.sampling.spread import Keyframes, Uniform
 from streamvid.sampling.windows import Window
 from tests.support.clips import write
-from tests.support.packed import NATURAL_ORDER, make_videos
+from tests.support.packed import NATURAL_ORDER, VIDEOS, make_videos, pack_recipes
 from tests.support.tables import dataset_of
 from tools.clips import Recipe
 
@@ -34,14 +34,9 @@ pytestmark = pytest.mark.usefixtures("inline_workers")
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("info")
-    make_videos(root / "in")
     rows = "".join(f"{name},{name[0]},{i / 2},t{i}\n" for i, name in enumerate(NATURAL_ORDER))
     (root / "list.csv").write_text("path,label,score,[red]text\x1b\n" + rows)
-    pack(
-        [root / "in"], root / "ds", labels=root / "list.csv", shard_size=40_000,
-        options=PackOptions(compatible_with="any"), progress=False,
-    )  # fmt: skip
-    return root / "ds"
+    return pack_recipes(VIDEOS, root, labels=root / "list.csv", shard_size=40_000, options=PackOptions("any"))
 
 
 def parameter_sets(codec: str, stsd: bytes) -> bytes:

@@ -25,7 +25,7 @@ from streamvid.inspection.checks import sampled
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
 from streamvid.workers import Workers
-from tests.support.packed import VIDEOS, edit_index, edit_parquet, make_videos, reseal
+from tests.support.packed import VIDEOS, edit_index, edit_parquet, make_videos, pack_recipes, reseal
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -34,13 +34,12 @@ pytestmark = pytest.mark.usefixtures("inline_workers")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips in a few shards; shard 0 holds several."""
     root = tmp_path_factory.mktemp("verify")
-    make_videos(root / "in")
     (root / "list.csv").write_text("path,score,text\n" + "".join(f"{n},{i / 2},t{i}\n" for i, n in enumerate(VIDEOS)))
-    pack([root / "in"], root / "ds", metadata=[root / "list.csv"], shard_size=40_000, progress=False)
-    counts = [entry.clips for entry in Dataset.open(root / "ds").shards]
+    path = pack_recipes(VIDEOS, root, metadata=[root / "list.csv"], shard_size=40_000)
+    counts = [entry.clips for entry in Dataset.open(path).shards]
     assert len(counts) >= 2
     assert counts[0] >= 2
-    return root / "ds"
+    return path
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 import streamvid as sv
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytest.importorskip("torchdata.stateful_dataloader")
@@ -23,12 +23,8 @@ EPOCHS = 3
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stateful")
-    (folder / "in").mkdir()
-    for number in range(CLIPS):
-        write(Recipe(width=64, height=64, frames=12, gop=6, seed=number), folder / "in" / f"{number}.mp4")
-    sv.pack([folder / "in"], folder / "set", progress=False)
-    return folder / "set"
+    recipes = {f"{n}": Recipe(width=64, height=64, frames=12, gop=6, seed=n) for n in range(CLIPS)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("stateful"))
 
 
 def make(dataset: Path, num_workers: int, *, persistent: bool = False) -> tuple[sv.ClipDataset, Any]:

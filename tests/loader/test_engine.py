@@ -20,11 +20,10 @@ from streamvid.fetch import epoch_reader
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.plan.absent import AbsentRows
 from streamvid.sampling.windows import Window
-from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -34,12 +33,8 @@ STEPS = CLIPS // BATCH
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("engine")
-    (made / "videos").mkdir()
-    for n in range(CLIPS):
-        write(Recipe(width=96, height=64, frames=20, gop=10, seed=n), made / f"videos/{n}.mp4")
-    pack([made / "videos"], made / "set", options=PackOptions("any"), progress=False)
-    return made / "set"
+    recipes = {f"{n}": Recipe(width=96, height=64, frames=20, gop=10, seed=n) for n in range(CLIPS)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("engine"), options=PackOptions("any"))
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import streamvid as sv
 from streamvid.loader import gpu_loader
 from tests.support.clips import write
 from tests.support.launch import torchrun, use
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -29,12 +30,8 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gpu_state")
-    (folder / "in").mkdir()
-    for number in range(CLIPS):
-        write(Recipe(width=64, height=64, frames=12, gop=6, seed=number), folder / "in" / f"{number}.mp4")
-    sv.pack([folder / "in"], folder / "set", progress=False)
-    return folder / "set"
+    recipes = {f"{n}": Recipe(width=64, height=64, frames=12, gop=6, seed=n) for n in range(CLIPS)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("gpu_state"))
 
 
 class Halves:
@@ -314,7 +311,7 @@ def test_another_loader_refuses_the_state(dataset: Path, tmp_path: Path) -> None
         del iterator
     ds = sv.ClipDataset(dataset, **OPTIONS)
     few = sv.ClipDataset(sv.Subset(dataset, keys=["1", "2"]), **OPTIONS)
-    shutil.copytree(dataset.parent / "in", tmp_path / "in")
+    shutil.copytree(dataset.parent / "videos", tmp_path / "in")
     write(Recipe(width=64, height=64, frames=12, gop=6, seed=CLIPS), tmp_path / "in" / "8.mp4")
     sv.pack([tmp_path / "in"], tmp_path / "set", progress=False)
     twin = sv.ClipDataset(tmp_path / "set", **OPTIONS)

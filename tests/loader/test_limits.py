@@ -21,7 +21,7 @@ from streamvid.loader.torch_options import begin
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.codec_context import ReusableCodecContext
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 SAMPLING = sv.Window(4)
@@ -29,12 +29,8 @@ SAMPLING = sv.Window(4)
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> Path:
-    folder = tmp_path_factory.mktemp("limits")
-    (folder / "videos").mkdir()
-    for n in range(4):
-        write(Recipe(width=64, height=64, frames=6, gop=3, seed=n), folder / "videos" / f"{n}.mp4")
-    pack([folder / "videos"], folder / "set", options=PackOptions("any"), progress=False)
-    return folder / "set"
+    recipes = {f"{n}": Recipe(width=64, height=64, frames=6, gop=3, seed=n) for n in range(4)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("limits"), options=PackOptions("any"))
 
 
 @contextmanager

@@ -15,9 +15,8 @@ import streamvid as sv
 from streamvid.errors import InputError
 from streamvid.fetch.plan_samples import clip_times
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tests.support.sampling import padded, select
 from tests.support.shown import Packed, shown
 from tools.clips import Recipe
@@ -39,22 +38,14 @@ RAW = sv.Transform(layout="THWC", dtype="uint8")
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     folder = tmp_path_factory.mktemp("samplers")
-    (folder / "videos").mkdir()
-    lines = []
-    for number, (name, recipe) in enumerate(RECIPES.items()):
-        write(recipe, folder / "videos" / name)
-        lines.append(json.dumps({"path": name, "label": number, "frames": [number, 0, 25], "at": [0.1 * number, 0.5]}))
+    lines = [
+        json.dumps({"path": name, "label": number, "frames": [number, 0, 25], "at": [0.1 * number, 0.5]})
+        for number, name in enumerate(RECIPES)
+    ]
     (folder / "labels.jsonl").write_text("\n".join(lines) + "\n")
-    pack(
-        [folder / "videos"],
-        folder / "set",
-        labels=folder / "labels.jsonl",
-        workers=1,
-        options=PackOptions("any"),
-        progress=False,
-    )
-    dataset = sv.Dataset.open(folder / "set")
-    return Packed(folder / "set", [RECIPES[dataset.clips.source[row]] for row in range(len(dataset))])
+    path = pack_recipes(RECIPES, folder, labels=folder / "labels.jsonl", options=PackOptions("any"))
+    dataset = sv.Dataset.open(path)
+    return Packed(path, [RECIPES[dataset.clips.source[row]] for row in range(len(dataset))])
 
 
 def batches(packed: Packed, sampling: FrameSampler, **options: Any) -> list[dict[str, Any]]:

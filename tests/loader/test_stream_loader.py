@@ -28,14 +28,12 @@ from streamvid.errors import DatasetError, InputError, StreamvidError, VideoErro
 from streamvid.fetch import encoded_batch, epoch_reader
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
 from streamvid.sampling.explicit import Frames
 from streamvid.sampling.spread import All, Uniform
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
-from tests.support.clips import write
-from tests.support.packed import replace_packets
+from tests.support.packed import pack_recipes, replace_packets
 from tests.support.sampling import padded
 from tests.support.views import upright
 from tools.clips import Recipe, read_frame_number
@@ -86,31 +84,17 @@ def no_threads_of_other_modules() -> None:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
-    folder = tmp_path_factory.mktemp("loader")
-    videos = folder / "videos"
-    lines = ["path,label"]
-    for number, (name, recipe) in enumerate(RECIPES.items()):
-        (videos / name).parent.mkdir(parents=True, exist_ok=True)
-        write(recipe, videos / name)
-        if number % 5:
-            lines.append(f"{name},{number % 3}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    pack(
-        [videos],
-        folder / "set",
-        labels=folder / "labels.csv",
-        shard_size=60_000,
-        workers=2,
-        options=PackOptions("any"),
-        progress=False,
+    labels = [n % 3 if n % 5 else None for n in range(len(RECIPES))]
+    path = pack_recipes(
+        RECIPES, tmp_path_factory.mktemp("loader"), {"label": labels}, shard_size=60_000, options=PackOptions("any")
     )
-    dataset = Dataset.open(folder / "set")
+    dataset = Dataset.open(path)
     assert len(dataset) == len(RECIPES)
     assert len(dataset.shards) > 2
-    names = list(RECIPES)
     sources = [dataset.clips.source[row] for row in range(len(dataset))]
-    labels = [names.index(s) % 3 if names.index(s) % 5 else -100 for s in sources]
-    return Packed(folder / "set", [RECIPES[s] for s in sources], labels)
+    label_of = dict(zip(RECIPES, labels, strict=True))
+    given = [-100 if (label := label_of[source]) is None else label for source in sources]
+    return Packed(path, [RECIPES[source] for source in sources], given)
 
 
 def loader(packed: Packed | Path, **options: Any) -> StreamLoader:
@@ -684,12 +668,12 @@ def test_len_before_during_and_after(packed: Packed) -> None:
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clips of several sizes, some of which lie on their side."""
-    folder = tmp_path_factory.mktemp("mixed")
     sizes = [(96, 64, 0), (64, 96, 90), (128, 72, 0), (80, 80, 180), (64, 96, 630)]
-    for n, (width, height, rotation) in enumerate(sizes):
-        write(Recipe(width=width, height=height, rotation=rotation, frames=8, gop=8, seed=n), folder / f"{n}.mp4")
-    pack([folder], folder / "set", workers=1, progress=False)
-    return folder / "set"
+    recipes = {
+        f"{n}": Recipe(width=width, height=height, rotation=rotation, frames=8, gop=8, seed=n)
+        for n, (width, height, rotation) in enumerate(sizes)
+    }
+    return pack_recipes(recipes, tmp_path_factory.mktemp("mixed"))
 
 
 def test_clips_of_mixed_sizes_in_one_batch(mixed: Path) -> None:

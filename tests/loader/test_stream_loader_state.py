@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import streamvid as sv
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -26,26 +26,18 @@ CLIPS = 23
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Two datasets of small clips, the first in several shards and with labels and metadata."""
-    folder = tmp_path_factory.mktemp("state")
-    rows = ["path,label,speed,words"]
-    for n in range(CLIPS):
-        (folder / "one").mkdir(exist_ok=True)
-        write(Recipe(width=64, height=64, frames=12 + n % 5, b_frames=2, seed=n), folder / "one" / f"{n:02}.mp4")
-        rows.append(f"{n:02}.mp4,{n % 3},{n / 2},clip number {n}")
-    (folder / "labels.csv").write_text("\n".join(rows) + "\n")
-    sv.pack(
-        [str(folder / "one")],
-        str(folder / "first"),
-        labels=str(folder / "labels.csv"),
-        shard_size=30_000,
-        progress=False,
-    )
-    for n in range(5):
-        (folder / "two").mkdir(exist_ok=True)
-        write(Recipe(width=64, height=64, frames=10, seed=100 + n), folder / "two" / f"{n}.mp4")
-    sv.pack([str(folder / "two")], str(folder / "second"), progress=False)
-    assert len(sv.Dataset.open(folder / "first").shards) >= 4
-    return str(folder / "first"), str(folder / "second")
+    one, two = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
+    numbers = range(CLIPS)
+    recipes = {f"{n:02}": Recipe(width=64, height=64, frames=12 + n % 5, b_frames=2, seed=n) for n in numbers}
+    columns = {
+        "label": [n % 3 for n in numbers],
+        "speed": [n / 2 for n in numbers],
+        "words": [f"clip number {n}" for n in numbers],
+    }
+    first = pack_recipes(recipes, one, columns, shard_size=30_000)
+    assert len(sv.Dataset.open(first).shards) >= 4
+    recipes = {f"{n}": Recipe(width=64, height=64, frames=10, seed=100 + n) for n in range(5)}
+    return str(first), str(pack_recipes(recipes, two))
 
 
 def loader(dataset: Any, **options: Any) -> sv.StreamLoader:

@@ -15,10 +15,9 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.transform.output_size import output_sizes
 from streamvid.transform.spec import DRAWS, Transform, Views
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tests.support.views import clip, draws, torch_batches, video
 from tests.transform.test_params import EVERYTHING, RAW
 from tools.clips import Recipe, read_frame_number
@@ -123,22 +122,8 @@ RECIPES = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("views")
-    (folder / "videos").mkdir()
-    lines = ["path,label"]
-    for number, (name, recipe) in enumerate(RECIPES.items()):
-        write(recipe, folder / "videos" / name)
-        lines.append(f"{name},{number * 10}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    pack(
-        [folder / "videos"],
-        folder / "set",
-        labels=folder / "labels.csv",
-        workers=1,
-        options=PackOptions("any"),
-        progress=False,
-    )
-    return folder / "set"
+    labels = [10 * n for n in range(len(RECIPES))]
+    return pack_recipes(RECIPES, tmp_path_factory.mktemp("views"), {"label": labels}, options=PackOptions("any"))
 
 
 def loader(path: Path, **options: Any) -> StreamLoader:

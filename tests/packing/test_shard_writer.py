@@ -20,23 +20,18 @@ from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.schema import SCHEMA
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.options import PreparedClip
-from streamvid.packing.pack import pack
 from streamvid.packing.shard_writer import ShardWriter
 from streamvid.video.remux import store_clip
-from tests.support.packed import NATURAL_ORDER, make_videos
+from tests.support.packed import NATURAL_ORDER, VIDEOS, pack_recipes
 from tests.support.tables import metadata_of
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A dataset of one shard."""
-    root = tmp_path_factory.mktemp("shards")
-    make_videos(root / "in")
-    (root / "labels.csv").write_text(
-        "path,label,text\n" + "".join(f"{n},{i},é{i}\n" for i, n in enumerate(NATURAL_ORDER))
-    )
-    pack([root / "in"], root / "ds", labels=root / "labels.csv")
-    return root / "ds"
+    columns = {"label": range(len(VIDEOS)), "text": [f"é{n}" for n in range(len(VIDEOS))]}
+    recipes = {name: VIDEOS[name] for name in NATURAL_ORDER}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("shards"), columns)
 
 
 def members(folder: Path) -> list[tuple[str, bytes, tarfile.TarInfo]]:
@@ -165,7 +160,7 @@ def test_packets_lie_where_the_index_says(folder: Path) -> None:
 
 
 def test_a_writer_knows_the_size_beforehand(folder: Path, tmp_path: Path) -> None:
-    source = folder.parent / "in/slow.mp4"
+    source = folder.parent / "videos/slow.mp4"
     (tmp_path / "clip").mkdir()
     clip = store_clip(source, tmp_path / "clip")
     with closing(ShardWriter(3, tmp_path, metadata=metadata_of(pa.table({})))) as writer:
@@ -184,7 +179,7 @@ def test_a_writer_knows_the_size_beforehand(folder: Path, tmp_path: Path) -> Non
 def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     (tmp_path / "work").mkdir()
-    clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
+    clip = store_clip(folder.parent / "videos/slow.mp4", tmp_path / "clip")
     with closing(ShardWriter(0, tmp_path / "work", metadata=metadata_of(pa.table({})))) as writer:
         writer.add("k", "slow.mp4", PreparedClip(clip, "", (), {}))
         assert not (tmp_path / "ds").exists()
@@ -192,7 +187,7 @@ def test_nothing_appears_before_commit(folder: Path, tmp_path: Path) -> None:
 
 def test_the_longest_key_is_still_one_header(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
-    clip = store_clip(folder.parent / "in/slow.mp4", tmp_path / "clip")
+    clip = store_clip(folder.parent / "videos/slow.mp4", tmp_path / "clip")
     with closing(ShardWriter(0, tmp_path, metadata=metadata_of(pa.table({"a": [1]})))) as writer:
         writer.add("k" * 80, "s", PreparedClip(clip, "", (0,), {}, 1))
         writer.commit(str(tmp_path / "ds"))

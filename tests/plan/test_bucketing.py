@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import SHUFFLES, Pool, Shuffle
 from streamvid.plan.world import World
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -211,17 +212,16 @@ COPIES = 5
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five bucket keys of clips, five of each, in several shards."""
-    folder = tmp_path_factory.mktemp("grouping")
-    (folder / "in").mkdir()
-    for number, (name, recipe) in enumerate(RECIPES.items()):
-        for copy in range(COPIES):
-            path = folder / "in" / f"{copy}_{name}.{recipe.container}"
-            write(Recipe(**{**recipe.__dict__, "seed": 10 * number + copy}), path)
-    sv.pack([folder / "in"], folder / "set", shard_size=30_000, options=PackOptions("any"), progress=False)
-    opened = sv.Dataset.open(folder / "set")
+    recipes = {
+        f"{copy}_{name}": replace(recipe, seed=10 * number + copy)
+        for number, (name, recipe) in enumerate(RECIPES.items())
+        for copy in range(COPIES)
+    }
+    path = pack_recipes(recipes, tmp_path_factory.mktemp("grouping"), shard_size=30_000, options=PackOptions("any"))
+    opened = sv.Dataset.open(path)
     assert len(opened.shards) > 3
     assert len(np.unique(bucket_keys(opened.clips))) == len(RECIPES)
-    return folder / "set"
+    return path
 
 
 def loader(dataset: Any, **options: Any) -> sv.StreamLoader:

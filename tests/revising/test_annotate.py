@@ -22,8 +22,8 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
 from tests.packing.test_resume import die_before_change
-from tests.revising.conftest import CLIPS, digests
-from tests.support.packed import packing_inline
+from tests.revising.conftest import CLIPS
+from tests.support.packed import digests, packing_inline
 
 KEYS = [f"clip{n}" for n in range(CLIPS)]
 
@@ -135,7 +135,7 @@ def test_class_names(packed: Path, tmp_path: Path) -> None:
     lines = "".join(f"clip{n}.mp4,{'cat' if n % 2 else 'dog'}\n" for n in range(CLIPS))
     (tmp_path / "labels.csv").write_text("path,label\n" + lines)
     with packing_inline():
-        pack([packed.parent / "in"], tmp_path / "ds", labels=tmp_path / "labels.csv", progress=False)
+        pack([packed.parent / "videos"], tmp_path / "ds", labels=tmp_path / "labels.csv", progress=False)
     sv.annotate(tmp_path / "ds", table(["clip0", "clip1", "clip2"], label=["ant", "dog", ""]))
     dataset = sv.Dataset.open(tmp_path / "ds")
     assert dataset.classes == ("cat", "dog", "ant")

@@ -23,8 +23,8 @@ from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
 from tests.packing.test_resume import die_before_change
-from tests.revising.conftest import CLIPS, digests
-from tests.support.packed import packing_inline
+from tests.revising.conftest import CLIPS
+from tests.support.packed import digests, packing_inline
 
 GONE = ("clip1", "clip4")
 
@@ -159,11 +159,11 @@ def test_overlays_lose_them_too(folder: Path, tmp_path: Path) -> None:
 def test_purged_videos_do_not_come_back(folder: Path, packed: Path) -> None:
     sv.forget(folder, list(GONE), purge=True)
     with packing_inline():
-        assert pack([packed.parent / "in"], folder, append=True, progress=False).clips == 0
+        assert pack([packed.parent / "videos"], folder, append=True, progress=False).clips == 0
 
 
 def test_purged_clips_of_files_of_others(packed: Path, tmp_path: Path) -> None:
-    videos = Path(shutil.copytree(packed.parent / "in", tmp_path / "in"))
+    videos = Path(shutil.copytree(packed.parent / "videos", tmp_path / "in"))
     before = digests(videos)
     with packing_inline():
         sv.index([videos], tmp_path / "ds", progress=False)
@@ -178,7 +178,7 @@ def test_purged_clips_of_files_of_others(packed: Path, tmp_path: Path) -> None:
 
 def test_a_purge_needs_no_files_of_others(packed: Path, tmp_path: Path) -> None:
     """What became of them is no matter: of those that are forgotten, and of those that are not."""
-    videos = Path(shutil.copytree(packed.parent / "in", tmp_path / "in"))
+    videos = Path(shutil.copytree(packed.parent / "videos", tmp_path / "in"))
     with packing_inline():
         sv.index([videos], tmp_path / "ds", progress=False)
         lost = next(videos.glob("clip2.*"))

@@ -18,8 +18,8 @@ from streamvid.packing.pack import pack
 from streamvid.revising import repair as repairing
 from streamvid.storage import filesystem
 from tests.packing.test_resume import die_before_change
-from tests.revising.conftest import CLIPS, digests
-from tests.support.packed import InlineWorkers, packing_inline
+from tests.revising.conftest import CLIPS
+from tests.support.packed import InlineWorkers, digests, packing_inline
 
 BAD = ("clip1", "clip4")
 
@@ -31,7 +31,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def videos(packed: Path) -> Path:
-    return packed.parent / "in"
+    return packed.parent / "videos"
 
 
 def spoil(folder: Path, keys: tuple[str, ...] = BAD) -> None:

@@ -13,10 +13,8 @@ import streamvid as sv
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.video.packet_selection import EncodedSlice
-from tests.support.clips import write
-from tests.support.packed import replace_packets, reseal
+from tests.support.packed import pack_recipes, replace_packets, reseal
 from tools.clips import Recipe
 
 FRAMES = 12
@@ -25,15 +23,14 @@ Batch = Mapping[str, Any]
 
 def make_dataset(folder: Path, codecs: Iterable[tuple[str, str]], *, shard_size: int = 20_000) -> Path:
     """Packed clips of one size, in several shards; codec and container of each."""
-    (folder / "videos").mkdir()
-    for n, (codec, container) in enumerate(codecs):
-        gop = 1 if codec == "mjpeg" else 6
-        recipe = Recipe(
-            codec=codec, container=container, width=160, height=144, frames=FRAMES, gop=gop, b_frames=0, seed=n
+    recipes = {
+        f"{n:02}": Recipe(
+            codec=codec, container=container, width=160, height=144, frames=FRAMES, gop=1 if codec == "mjpeg" else 6,
+            b_frames=0, seed=n,
         )
-        write(recipe, folder / "videos" / f"{n:02}.{container}")
-    pack([folder / "videos"], folder / "set", shard_size=shard_size, options=PackOptions("any"), progress=False)
-    return folder / "set"
+        for n, (codec, container) in enumerate(codecs)
+    }  # fmt: skip
+    return pack_recipes(recipes, folder, shard_size=shard_size, options=PackOptions("any"))
 
 
 def with_zeroed(dataset: Path, target: Path, *rows: int, source: bool = True) -> Path:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from fractions import Fraction
@@ -73,37 +74,49 @@ def packing_inline() -> Iterator[None]:
         yield
 
 
-def pack_with_columns(recipes: Mapping[str, Recipe], folder: Path) -> Path:
+def pack_with_columns(recipes: Mapping[str, Recipe], folder: Path, *, shard_size: int = 40_000) -> Path:
     """A dataset of these videos as they are, with labels and two columns, in several shards."""
-    (folder / "videos").mkdir()
-    lines = ["path,label,score,place"]
-    for n, (name, recipe) in enumerate(recipes.items()):
-        write(recipe, folder / "videos" / f"{name}.{recipe.container}")
-        lines.append(f"{name}.{recipe.container},{n % 3},{n / 4},town {n}")
-    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
-    pack(
-        [folder / "videos"],
-        folder / "set",
-        labels=folder / "labels.csv",
-        shard_size=40_000,
-        options=PackOptions("any"),
-        progress=False,
-    )
-    return folder / "set"
+    numbers = range(len(recipes))
+    columns = {
+        "label": [n % 3 for n in numbers],
+        "score": [n / 4 for n in numbers],
+        "place": [f"town {n}" for n in numbers],
+    }
+    return pack_recipes(recipes, folder, columns, shard_size=shard_size, options=PackOptions("any"))
 
 
 def make_videos(folder: Path, recipes: Mapping[str, Recipe] = VIDEOS) -> Path:
-    """Video files by name; by default one small file of each kind."""
+    """Video files by name, in a new folder or one that is there; by default one small file of each kind. A name without
+    an extension gets that of its container."""
     for name, recipe in recipes.items():
-        path = folder / name
+        path = folder / _file_name(name, recipe)
         path.parent.mkdir(parents=True, exist_ok=True)
         write(recipe, path)
     return folder
 
 
-def pack_recipes(recipes: Mapping[str, Recipe], folder: Path, **options: Any) -> Path:
-    """A dataset of video files, given by name, in a new folder; `options` as in `pack`."""
-    pack([make_videos(folder / "videos", recipes)], folder / "set", progress=False, **options)
+def _file_name(name: str, recipe: Recipe) -> str:
+    return name if "." in name else f"{name}.{recipe.container}"
+
+
+def pack_recipes(
+    recipes: Mapping[str, Recipe], folder: Path, columns: Mapping[str, Sequence[object]] | None = None, **options: Any
+) -> Path:
+    """A dataset of video files, given by name as in `make_videos`, packed in this process: `set` in a folder, beside
+    their own, `videos`.
+
+    Args:
+        columns: of a list with a row for each video, in this order; None in it is an empty cell.
+        options: as in `pack`.
+    """
+    videos = make_videos(folder / "videos", recipes)
+    if columns:
+        options["labels"] = folder / "labels.csv"
+        with options["labels"].open("w", newline="") as file:
+            names = [_file_name(*item) for item in recipes.items()]
+            csv.writer(file).writerows([["path", *columns], *zip(names, *columns.values(), strict=True)])
+    with packing_inline():
+        pack([videos], folder / "set", progress=False, **options)
     return folder / "set"
 
 

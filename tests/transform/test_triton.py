@@ -24,7 +24,7 @@ from streamvid.transform.spec import by_view
 from streamvid.transform.triton import evaluation_params, serving_graph
 from tests.support import pbtxt
 from tests.support.clips import write
-from tests.support.packed import packing_inline
+from tests.support.packed import pack_recipes, packing_inline
 from tools.clips import Recipe
 
 VP9 = Recipe(codec="vp9", container="mp4", width=130, height=98, gop=8)
@@ -42,13 +42,7 @@ FULL: dict[str, Any] = {"horizontal_flip": 0.5, "vertical_flip": 0.5, "brightnes
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`videos` with the clips as MP4s, and `set`, the dataset that was packed from them."""
-    made = tmp_path_factory.mktemp("triton")
-    (made / "videos").mkdir()
-    for name, recipe in CLIPS.items():
-        write(recipe, made / "videos" / f"{name}.mp4")
-    with packing_inline():
-        pack([made / "videos"], made / "set", options=PackOptions("any"), workers=1, progress=False)
-    return made
+    return pack_recipes(CLIPS, tmp_path_factory.mktemp("triton"), options=PackOptions("any")).parent
 
 
 def served(model: Path, folder: Path, names: list[str], *, dynamic: bool = True) -> list[list[npt.NDArray[Any]]]:

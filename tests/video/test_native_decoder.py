@@ -22,7 +22,6 @@ from streamvid.color.picture import Picture, picture_of
 from streamvid.decode.cpu import InThreadDecoder
 from streamvid.decode.slice_frames import DamagedClipError, decode_frames, decode_pictures
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.transform import cpu_batch_writer
 from streamvid.video import native_decoder
 from streamvid.video.codec_context import ReusableCodecContext
@@ -30,6 +29,7 @@ from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
 from tests.support.nvdec_driver import compile_c
+from tests.support.packed import pack_recipes
 from tests.support.reference import joined, slice_of, whole
 from tools.clips import Recipe, hard_recipes
 
@@ -180,18 +180,13 @@ TRANSFORMS: dict[str, sv.Transform | sv.Views] = {
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clips of several codecs, sizes and formats of pixels; one lies on its side, and two share a decoder."""
-    folder = tmp_path_factory.mktemp("native")
-    (folder / "in").mkdir()
     changes: list[dict[str, Any]] = [
         {}, {"seed": 1}, {"codec": "hevc", "pix_fmt": "yuv420p10le"}, {"pix_fmt": "yuv444p"}, {"rotation": 90},
         {"codec": "vp9", "container": "webm"}, {"codec": "hevc", "pix_fmt": "gray"}, {"width": 130, "height": 70},
         {"codec": "vp8", "container": "webm"}, {"codec": "mpeg4"}, {"codec": "av1"},
     ]  # fmt: skip
-    for number, change in enumerate(changes):
-        recipe = replace(SMALL, **change)
-        write(recipe, folder / f"in/{number}.{recipe.container}")
-    pack([folder / "in"], folder / "set", options=PackOptions("any"), progress=False)
-    return folder / "set"
+    recipes = {f"{number}": replace(SMALL, **change) for number, change in enumerate(changes)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("native"), options=PackOptions("any"))
 
 
 @pytest.mark.usefixtures("both")

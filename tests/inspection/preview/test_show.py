@@ -15,7 +15,6 @@ import streamvid as sv
 from streamvid.errors import InputError
 from streamvid.inspection.preview.show import Shown
 from tests.support.bad_clips import make_dataset
-from tests.support.packed import packing_inline
 
 FRAMES, HEIGHT, WIDTH = 4, 20, 24
 ORDER = {"THWC": "thwc", "TCHW": "tchw", "CTHW": "cthw"}
@@ -23,8 +22,7 @@ ORDER = {"THWC": "thwc", "TCHW": "tchw", "CTHW": "cthw"}
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with packing_inline():
-        return make_dataset(tmp_path_factory.mktemp("show"), [("h264", "mp4")] * 3)
+    return make_dataset(tmp_path_factory.mktemp("show"), [("h264", "mp4")] * 3)
 
 
 def colours(shown: Shown) -> np.ndarray:
