@@ -18,8 +18,7 @@ from streamvid.errors import InputError
 from streamvid.packing.cut_list import check_cutting
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import given_path, given_paths
-from tests.support.clips import write
-from tests.support.packed import digests
+from tests.support.packed import digests, make_videos
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -78,11 +77,8 @@ def test_options_in_numpy_are_those_in_python(kind: Any, options: dict[str, Any]
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("checks") / "videos"
-    folder.mkdir()
-    for n in range(5):
-        write(Recipe(width=64, height=64, frames=12, gop=4, seed=n), folder / f"{n}.mp4")
-    return folder
+    recipes = {f"{n}": Recipe(width=64, height=64, frames=12, gop=4, seed=n) for n in range(5)}
+    return make_videos(tmp_path_factory.mktemp("videos"), recipes)
 
 
 def test_pack_verify_and_stream_with_numpys_numbers(videos: Path, tmp_path: Path) -> None:

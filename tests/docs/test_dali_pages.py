@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import streamvid as sv
-from tests.support.clips import write
+from tests.support.packed import make_videos
 from tools.clips import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -70,10 +71,8 @@ def write_jpeg(path: Path, seed: int) -> None:
 
 
 def test_issue_5888(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) -> None:
-    (tmp_path / "videos").mkdir()
+    make_videos(tmp_path / "videos", VIDEOS)
     (tmp_path / "frames").mkdir()
-    for name, recipe in VIDEOS.items():
-        write(recipe, tmp_path / "videos" / f"{name}.{recipe.container}")
     (tmp_path / "stills").mkdir()
     for number in range(12):
         write_jpeg(tmp_path / "frames" / f"{number:03}.jpg", seed=number)
@@ -132,10 +131,8 @@ def test_dali_proxy_is_shown_as_the_example_has_it() -> None:
 
 
 def test_super_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) -> None:
-    (tmp_path / "films").mkdir()
-    for n in range(2):
-        recipe = Recipe(width=160, height=96, fps=Fraction(12), frames=36, scene=12, seed=n)
-        write(recipe, tmp_path / "films" / f"{n}.mp4")
+    recipe = Recipe(width=160, height=96, fps=Fraction(12), frames=36, scene=12)
+    make_videos(tmp_path / "films", {f"{n}": replace(recipe, seed=n) for n in range(2)})
     epoch = run("super-resolution.md", tmp_path, monkeypatch)["epoch"]
     dataset = sv.Dataset.open(tmp_path / "datasets" / "scenes")
     assert dataset.clips.frames.tolist() == [12] * 6

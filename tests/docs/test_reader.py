@@ -19,7 +19,7 @@ from streamvid.packing.pack import pack
 from streamvid.video import index_file
 from tests.support.clips import write
 from tests.support.foreign import CLIP, encoded, write_tar
-from tests.support.packed import packing_inline
+from tests.support.packed import make_videos, packing_inline
 from tools.recipes import hard_recipes
 
 HARD = hard_recipes()
@@ -133,11 +133,8 @@ def configuration(stsd: bytes) -> bytes:
 @pytest.mark.parametrize("kind", ["packed", "indexed", "fast"])
 def test_a_reader_of_one_page(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
-    videos = tmp_path / "videos"
-    videos.mkdir()
     recipes = {"a.mp4": CLIP, "b.mp4": replace(CLIP, codec="hevc"), "c.mp4": replace(CLIP, codec="av1")}
-    for name, recipe in recipes.items():
-        write(recipe, videos / name)
+    videos = make_videos(tmp_path / "videos", recipes)
     if kind != "packed":
         recipes["d.mp4"] = replace(CLIP, frames=5)
         write_tar(videos / "t.tar", [("d.txt", b"text"), ("d.mp4", encoded(recipes["d.mp4"], tmp_path))])

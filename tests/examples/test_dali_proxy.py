@@ -7,6 +7,7 @@ there, too. tests/gpu/test_proxy.py runs it on a GPU as it is.
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,8 +17,7 @@ import torch
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe, read_frame_number
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "dali_proxy.py"
@@ -39,13 +39,8 @@ def numbers(videos: torch.Tensor, size: tuple[int, int]) -> list[list[int]]:
 
 
 def test_slices_through_dali_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) -> None:
-    (tmp_path / "videos").mkdir()
-    for n in range(3):
-        write(
-            Recipe(codec="vp9", container="webm", width=96, height=64, frames=20, gop=5, seed=n),
-            tmp_path / "videos" / f"{n}.webm",
-        )
-    pack([tmp_path / "videos"], tmp_path / "set", workers=1, options=PackOptions("any"), progress=False)
+    recipe = Recipe(codec="vp9", container="webm", width=96, height=64, frames=20, gop=5)
+    pack_recipes({f"{n}": replace(recipe, seed=n) for n in range(3)}, tmp_path, options=PackOptions("any"))
     for name in ("range_push", "range_pop"):
         monkeypatch.setattr(torch.cuda.nvtx, name, lambda *_: None)
     clips = sv.ClipDataset(

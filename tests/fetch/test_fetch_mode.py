@@ -19,9 +19,9 @@ from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.packing.pack import pack
 from streamvid.storage import link
 from streamvid.storage.range_cache import give_up_latest
-from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.packed import make_videos
 from tests.support.web import website
 from tools.clips import Recipe
 
@@ -34,10 +34,8 @@ CLIPS = 12
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Clips of 120 frames with a key frame every 10, three to a shard."""
     folder = tmp_path_factory.mktemp("modes")
-    (folder / "videos").mkdir()
-    for n in range(CLIPS):
-        write(Recipe(frames=120, gop=10, seed=n, width=160, height=96), folder / "videos" / f"{n:02}.mp4")
-    size = sum(path.stat().st_size for path in (folder / "videos").iterdir())
+    recipes = {f"{n:02}": Recipe(frames=120, gop=10, seed=n, width=160, height=96) for n in range(CLIPS)}
+    size = sum(path.stat().st_size for path in make_videos(folder / "videos", recipes).iterdir())
     pack([folder / "videos"], folder / "set", shard_size=size // 4, progress=False)
     assert len(sv.Dataset.open(folder / "set").shards) >= 4
     return folder / "set"

@@ -20,11 +20,9 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.inspection.describe import describe, histogram
 from streamvid.inspection.sampling_cost import sampling_cost
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.sampling.spread import Keyframes, Uniform
 from streamvid.sampling.windows import Window
-from tests.support.clips import write
-from tests.support.packed import NATURAL_ORDER, VIDEOS, make_videos, pack_recipes
+from tests.support.packed import NATURAL_ORDER, VIDEOS, pack_recipes
 from tests.support.tables import dataset_of
 from tools.clips import Recipe
 
@@ -111,9 +109,7 @@ def test_bars() -> None:
 
 def test_costs_counted_by_hand(tmp_path: Path) -> None:
     """20 frames, GOPs of 5 without B-frames: which packets a frame needs is plain."""
-    write(Recipe(width=96, height=64, frames=20, gop=5, b_frames=0), tmp_path / "clip.mp4")
-    pack([tmp_path / "clip.mp4"], tmp_path / "ds", progress=False)
-    dataset = Dataset.open(tmp_path / "ds")
+    dataset = Dataset.open(pack_recipes({"clip": Recipe(width=96, height=64, frames=20, gop=5, b_frames=0)}, tmp_path))
     index = dataset.index(0)
     assert np.flatnonzero(index.flags & 1).tolist() == [0, 5, 10, 15]
     assert not (index.flags & 2).any()
@@ -135,9 +131,7 @@ def test_costs_counted_by_hand(tmp_path: Path) -> None:
 def test_few_shards_are_read_and_the_same_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import streamvid.inspection.sampling_cost as cost
 
-    make_videos(tmp_path / "in")
-    pack([tmp_path / "in"], tmp_path / "ds", shard_size=1, progress=False)
-    dataset = Dataset.open(tmp_path / "ds")
+    dataset = Dataset.open(pack_recipes(VIDEOS, tmp_path, shard_size=1))
     monkeypatch.setattr(cost, "_SHARDS", 2)
     read: set[int] = set()
     indexes = dataset.indexes

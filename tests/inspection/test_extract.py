@@ -21,12 +21,11 @@ from streamvid.inspection.extract import extract
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.packing.index import index
 from streamvid.packing.options import FixedLength, PackOptions
-from streamvid.packing.pack import pack
 from streamvid.sampling.spread import All
 from streamvid.storage import filesystem
 from tests.support.clips import write
 from tests.support.foreign import encoded, write_tar
-from tests.support.packed import VIDEOS, digests, packing_inline, without
+from tests.support.packed import VIDEOS, digests, pack_recipes, packing_inline, without
 from tests.support.reference import sequential
 from tools.clips import Recipe
 
@@ -127,11 +126,7 @@ def test_it_goes_on_and_never_writes_over_others(places: Path, tmp_path: Path, m
 
 
 def test_keys_that_differ_in_case_have_names_that_do_not(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for name in ("aa", "b"):
-        write(LONG, tmp_path / "in" / f"{name}.mp4")
-    with packing_inline():
-        pack(tmp_path / "in", tmp_path / "set", options=PackOptions("any"), progress=False)
+    pack_recipes(dict.fromkeys(("aa", "b"), LONG), tmp_path, options=PackOptions("any"))
     dataset = Dataset.open(tmp_path / "set")
     columns = dataset.__getstate__()
     clips = columns["clips"]

@@ -35,13 +35,12 @@ from streamvid.inspection.verify import verify
 from streamvid.loader import quarantine, rescue
 from streamvid.loader.quarantine import OnError
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.shard_cache import ShardCache
 from tests.support import hostile
 from tests.support.bad_clips import Batch, assert_good_ones, decode_here, make_dataset, same, samples, with_zeroed
 from tests.support.clips import write
-from tests.support.packed import edit_parquet, replace_packets, reseal
+from tests.support.packed import edit_parquet, pack_recipes, replace_packets, reseal
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -452,11 +451,8 @@ def test_max_errors_of_all_workers_together(whole: Path, tmp_path: Path) -> None
 
 def test_a_repeat_fits_the_batch(tmp_path: Path) -> None:
     """Where clips come out in their own sizes, which a sampler has put together."""
-    (tmp_path / "videos").mkdir()
-    for n in range(8):
-        size = (64, 64) if n % 2 else (96, 64)
-        write(Recipe(width=size[0], height=size[1], frames=6, seed=n), tmp_path / "videos" / f"{n}.mp4")
-    pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    recipes = {f"{n}": Recipe(width=64 if n % 2 else 96, height=64, frames=6, seed=n) for n in range(8)}
+    pack_recipes(recipes, tmp_path, options=PackOptions("any"))
     path = with_zeroed(tmp_path / "set", tmp_path / "bad", 3)
     clips = clip_dataset(path, tmp_path)
     order = [[1, 3, 5, 7], [0, 2, 4, 6]]

@@ -25,11 +25,10 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, defa
 import streamvid as sv
 from streamvid.fetch.encoded_batch import row_color
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.storage import range_reader
 from tests.support.clips import write
 from tests.support.clock import Clock
-from tests.support.packed import edit_index, edit_parquet, pack_with_columns, replace_packets, reseal
+from tests.support.packed import edit_index, edit_parquet, pack_recipes, pack_with_columns, replace_packets, reseal
 from tests.support.reference import sequential
 from tests.support.views import upright
 from tools.clips import Recipe, hard_recipes
@@ -135,10 +134,7 @@ def test_what_only_dali_resizes(dataset: Path, interpolation: Any) -> None:
 def test_frames_of_every_hard_clip(tmp_path: Path) -> None:
     """Random frames, in any order and repeated, are bit for bit those of a full decode of the stored clip, as DALI has
     their colours, and by the clip's tags."""
-    (tmp_path / "videos").mkdir()
-    for name, recipe in HARD.items():
-        write(recipe, tmp_path / "videos" / f"{name}.{recipe.container}")
-    pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    pack_recipes(HARD, tmp_path, options=PackOptions("any"))
     ds = sv.ClipDataset(tmp_path / "set")
     as_dali = sv.ClipDataset(tmp_path / "set", transform=sv.Transform(layout="THWC", dtype="uint8", color="bt601"))
     rng = np.random.default_rng(0)

@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, default_collate
 import streamvid as sv
 from streamvid.packing.pack import pack
 from tests.loader.test_clip_dataset import same
-from tests.support.clips import write
 from tests.support.faulty_s3 import faulty_s3
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -24,13 +24,10 @@ OPTIONS: dict[str, Any] = {"sampling": sv.Uniform(3, pick="random"), "transform"
 def datasets(tmp_path_factory: pytest.TempPathFactory, s3_bucket: str) -> tuple[str, str]:
     """The same dataset on disk and in a bucket, in several shards."""
     folder = tmp_path_factory.mktemp("s3")
-    (folder / "videos").mkdir()
-    for n in range(8):
-        write(Recipe(frames=40, gop=10, seed=n, width=160, height=96), folder / "videos" / f"{n:02}.mp4")
-    local, remote = str(folder / "dataset"), f"s3://{s3_bucket}/datasets/mine"
-    for destination in (local, remote):
-        pack([str(folder / "videos")], destination, shard_size=60_000, progress=False)
-    return local, remote
+    recipes = {f"{n:02}": Recipe(frames=40, gop=10, seed=n, width=160, height=96) for n in range(8)}
+    local, remote = pack_recipes(recipes, folder, shard_size=60_000), f"s3://{s3_bucket}/datasets/mine"
+    pack([folder / "videos"], remote, shard_size=60_000, progress=False)
+    return str(local), remote
 
 
 def test_a_bucket_gives_the_same_samples_as_a_disk(datasets: tuple[str, str]) -> None:
@@ -74,9 +71,7 @@ def test_a_shard_that_is_gone_is_named(datasets: tuple[str, str], s3_bucket: str
 
 def test_few_frames_of_a_long_video_are_few_bytes(tmp_path: Path) -> None:
     """16 frames all over it: a request per group of pictures at most, and 1.4 times the bytes needed at most."""
-    (tmp_path / "videos").mkdir()
-    write(Recipe(frames=1500, gop=25, seed=3, width=160, height=96), tmp_path / "videos" / "long.mp4")
-    pack([tmp_path / "videos"], tmp_path / "set", progress=False)
+    pack_recipes({"long": Recipe(frames=1500, gop=25, seed=3, width=160, height=96)}, tmp_path)
     frames = list(range(10, 1500, 93))[:16]
     with faulty_s3() as site:
         ds = sv.ClipDataset(site.add_folder(tmp_path / "set", "bucket/set"))

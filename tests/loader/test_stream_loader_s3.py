@@ -16,7 +16,7 @@ import streamvid as sv
 from streamvid.errors import DatasetError
 from streamvid.packing.pack import pack
 from streamvid.storage.byte_range import ByteRange
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -26,13 +26,10 @@ pytestmark = pytest.mark.usefixtures("inline_workers")
 def datasets(tmp_path_factory: pytest.TempPathFactory, s3_bucket: str) -> tuple[str, str]:
     """The same dataset on disk and in a bucket, in several shards."""
     folder = tmp_path_factory.mktemp("s3")
-    (folder / "videos").mkdir()
-    for n in range(12):
-        write(Recipe(frames=30, seed=n, width=160, height=96), folder / "videos" / f"{n:02}.mp4")
-    local, remote = str(folder / "dataset"), f"s3://{s3_bucket}/datasets/mine"
-    for destination in (local, remote):
-        pack([str(folder / "videos")], destination, shard_size=60_000, progress=False)
-    return local, remote
+    recipes = {f"{n:02}": Recipe(frames=30, seed=n, width=160, height=96) for n in range(12)}
+    local, remote = pack_recipes(recipes, folder, shard_size=60_000), f"s3://{s3_bucket}/datasets/mine"
+    pack([folder / "videos"], remote, shard_size=60_000, progress=False)
+    return str(local), remote
 
 
 def batches(dataset: str | sv.Mix, **options: object) -> list[dict[str, object]]:

@@ -21,8 +21,7 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from tests.packing.test_resume import die_before_change
-from tests.support.clips import write
-from tests.support.packed import InlineWorkers, digests
+from tests.support.packed import InlineWorkers, digests, make_videos
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -32,10 +31,8 @@ SHARD = 21_000
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("videos")
-    for n in range(9):
-        write(Recipe(width=96, height=64, frames=12, gop=6, b_frames=2, seed=n), folder / f"{n}.mp4")
-    return folder
+    recipes = {f"{n}": Recipe(width=96, height=64, frames=12, gop=6, b_frames=2, seed=n) for n in range(9)}
+    return make_videos(tmp_path_factory.mktemp("videos"), recipes)
 
 
 def some(videos: Path, folder: Path, *names: str) -> Path:

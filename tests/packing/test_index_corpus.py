@@ -16,8 +16,7 @@ from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.spread import All
-from tests.support.clips import write
-from tests.support.packed import packing_inline
+from tests.support.packed import make_videos, packing_inline
 from tools.clips import Recipe, hard_recipes
 
 HARD: Final = hard_recipes()
@@ -86,10 +85,7 @@ def frames(path: Path) -> dict[str, tuple[np.ndarray[Any, Any], ...]]:
 def test_every_frame_is_that_of_packing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)
-    videos = tmp_path / "videos"
-    videos.mkdir()
-    for name, recipe in (BY_TABLES | IN_FULL).items():
-        write(recipe, videos / f"{name}.{recipe.container}")
+    videos = make_videos(tmp_path / "videos", BY_TABLES | IN_FULL)
     with packing_inline():
         pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)
         packed = frames(tmp_path / "packed")

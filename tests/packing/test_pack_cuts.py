@@ -25,7 +25,7 @@ from streamvid.transform.spec import Transform
 from streamvid.video.frame_index import HIDDEN
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
-from tests.support.packed import digests
+from tests.support.packed import digests, make_videos, pack_recipes
 from tests.support.reference import sequential
 from tools.clips import Recipe, read_frame_number
 
@@ -49,9 +49,7 @@ three.mp4,50,60,run,behind
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cut") / "videos"
-    for name, recipe in RECIPES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write(recipe, folder / name)
+    make_videos(folder, RECIPES)
     (folder.parent / "cuts.csv").write_text(CUTS)
     return folder
 
@@ -213,16 +211,9 @@ def test_options_that_do_not_go_together(
 
 
 def test_long_names_leave_room_for_numbers(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for letter in "ab":
-        write(Recipe(width=64, height=64, frames=4), tmp_path / "in" / f"{'x' * 79}{letter}.mp4")
-    pack(
-        [tmp_path / "in"],
-        tmp_path / "ds",
-        options=PackOptions("any", cutting=FixedLength(2, "frames")),
-        progress=False,
-    )
-    keys = [row["key"] for row in rows(tmp_path / "ds")]
+    recipes = {f"{'x' * 79}{letter}": Recipe(width=64, height=64, frames=4) for letter in "ab"}
+    path = pack_recipes(recipes, tmp_path, options=PackOptions("any", cutting=FixedLength(2, "frames")))
+    keys = [row["key"] for row in rows(path)]
     assert len(set(keys)) == 4
     assert all(len(key) <= 80 and key[-7:] in ("_000000", "_000001") for key in keys)
 

@@ -20,11 +20,10 @@ from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage import upload
 from streamvid.storage.explain import StorageUnavailable
-from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.launcher import Launcher
-from tests.support.packed import digests, packing_inline
+from tests.support.packed import digests, make_videos, packing_inline
 from tests.support.profile import by_profile
 from tools.clips import Recipe
 
@@ -35,10 +34,8 @@ SHARD = 150_000
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("videos")
-    for n in range(4):
-        write(Recipe(width=320, height=192, frames=36, gop=6, b_frames=2, seed=n), folder / f"{n}.mp4")
-    return folder
+    recipes = {f"{n}": Recipe(width=320, height=192, frames=36, gop=6, b_frames=2, seed=n) for n in range(4)}
+    return make_videos(tmp_path_factory.mktemp("videos"), recipes)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from streamvid.dataset.string_column import BinaryColumn
 from streamvid.packing.options import PackOptions
 from streamvid.plan import bucket_key
 from streamvid.plan.bucket_key import bucket_keys
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -126,19 +126,18 @@ def test_more_kinds_than_16_bits() -> None:
 
 def test_of_clips_as_they_are_packed(tmp_path: Path) -> None:
     """Muxers write the bit rate into the sample description, which tells nothing of what decodes together."""
-    (tmp_path / "in").mkdir()
     recipes = [
         Recipe(width=64, height=64, frames=10, b_frames=0),
         Recipe(width=64, height=64, frames=10, b_frames=2),
         Recipe(width=64, height=64, frames=10, codec="hevc"),
         Recipe(width=96, height=64, frames=10),
     ]
-    for number, recipe in enumerate(recipes):
-        for copy in range(3):
-            path = tmp_path / "in" / f"{number}_{copy}.mp4"
-            write(Recipe(**{**recipe.__dict__, "seed": copy, "frames": recipe.frames + 7 * copy}), path)
-    sv.pack([tmp_path / "in"], tmp_path / "set", options=PackOptions("any"), progress=False)
-    clips = sv.Dataset.open(tmp_path / "set").clips
+    videos = {
+        f"{number}_{copy}": replace(recipe, seed=copy, frames=recipe.frames + 7 * copy)
+        for number, recipe in enumerate(recipes)
+        for copy in range(3)
+    }
+    clips = sv.Dataset.open(pack_recipes(videos, tmp_path, options=PackOptions("any"))).clips
     assert len(clips.stsds) > len(recipes)
     kinds = bucket_keys(clips)
     made = [int(clips.key[row].split("_")[0]) for row in range(len(clips))]

@@ -21,7 +21,7 @@ from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Pool
 from streamvid.plan.world import World
-from tests.support.clips import write
+from tests.support.packed import make_videos
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -280,13 +280,10 @@ def test_where_it_cannot_be_it_says_what_to_do() -> None:
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("videos")
-    for name in ("old", "new"):
-        (folder / name).mkdir()
-    for n in range(OLD + 6):
-        recipe = Recipe(width=64, height=64, frames=4, gop=4, b_frames=0, seed=n)
-        write(recipe, folder / ("old" if n < OLD else "new") / f"{n:02}.mp4")
-    return folder
+    recipe = Recipe(width=64, height=64, frames=4, gop=4, b_frames=0)
+    names = {n: f"{'old' if n < OLD else 'new'}/{n:02}" for n in range(OLD + 6)}
+    recipes = {name: replace(recipe, seed=n) for n, name in names.items()}
+    return make_videos(tmp_path_factory.mktemp("videos"), recipes)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

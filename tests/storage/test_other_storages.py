@@ -20,8 +20,8 @@ from streamvid.storage import filesystem, link, part
 from streamvid.storage.explain import MissingFile, StorageUnavailable
 from streamvid.storage.ranges import RemoteRanges
 from tests.support import storages
-from tests.support.clips import write
 from tests.support.clock import Clock
+from tests.support.packed import make_videos
 from tests.support.web import website
 from tools.clips import Recipe
 
@@ -32,10 +32,8 @@ CLIPS = 6
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("videos")
-    for n in range(CLIPS):
-        write(Recipe(frames=60, gop=10, seed=n, width=96, height=64), folder / f"{n}.mp4")
-    return folder
+    recipes = {f"{n}": Recipe(frames=60, gop=10, seed=n, width=96, height=64) for n in range(CLIPS)}
+    return make_videos(tmp_path_factory.mktemp("videos"), recipes)
 
 
 @pytest.fixture(scope="module")

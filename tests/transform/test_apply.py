@@ -12,9 +12,8 @@ import torch
 
 import streamvid as sv
 from streamvid.errors import InputError
-from tests.support.clips import write
 from tests.support.images import picture, png_of
-from tests.support.packed import packing_inline
+from tests.support.packed import pack_recipes, packing_inline
 from tools.clips import Recipe
 
 TRANSFORMS = {
@@ -105,13 +104,11 @@ def test_warping_is_the_affine_map_about_the_centre() -> None:
 
 
 def test_of_a_video_it_gives_what_a_loader_gives_that_converts_first(tmp_path: Path) -> None:
-    write(Recipe(width=96, height=64, frames=12, b_frames=2), tmp_path / "video.mp4")
-    with packing_inline():
-        sv.pack(tmp_path / "video.mp4", tmp_path / "made", progress=False)
+    packed = pack_recipes({"video": Recipe(width=96, height=64, frames=12, b_frames=2)}, tmp_path)
     whole = sv.Transform(layout="THWC", dtype="uint8", resize_in="rgb")
     shrunk = sv.Transform(random_resized_crop=(0.2, 0.9), crop=40, horizontal_flip=0.5, hue=20, resize_in="rgb")
     frames, made = (
-        sv.ClipDataset(tmp_path / "made", sampling=sv.Window(4, start="center"), transform=one, seed=3)[0]["video"]
+        sv.ClipDataset(packed, sampling=sv.Window(4, start="center"), transform=one, seed=3)[0]["video"]
         for one in (whole, shrunk)
     )
     assert torch.equal(shrunk.apply(frames, seed=3), made)

@@ -17,14 +17,12 @@ from streamvid.arrays import Int64
 from streamvid.dali_engine import chunk_pipeline
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.transform.dali_graph import by_constants
 from streamvid.transform.params import batch_params
 from streamvid.transform.spec import by_view
 from streamvid.transform.triton import evaluation_params, serving_graph
 from tests.support import pbtxt
-from tests.support.clips import write
-from tests.support.packed import pack_recipes, packing_inline
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 VP9 = Recipe(codec="vp9", container="mp4", width=130, height=98, gop=8)
@@ -147,11 +145,8 @@ def test_how_far_it_is_from_the_default_engine(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("color", ["auto", "bt601", "bt709", "bt2020"])
 def test_colours_are_fixed_at_export(tmp_path: Path, color: Any) -> None:
     """By the transform's matrix or another, whatever the stream is tagged with; "auto" is BT.709."""
-    (tmp_path / "videos").mkdir()
-    for tags in ("bt601", "bt709", "untagged"):
-        write(replace(VP9, frames=3, colour=tags), tmp_path / "videos" / f"{tags}.mp4")
-    with packing_inline():
-        pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), workers=1, progress=False)
+    recipes = {f"{tags}.mp4": replace(VP9, frames=3, colour=tags) for tags in ("bt601", "bt709", "untagged")}
+    pack_recipes(recipes, tmp_path, options=PackOptions("any"))
     transform = sv.Transform(crop=(64, 64), dtype="uint8", layout="THWC", color=color)
     fixed: Any = {"color": color} if color == "bt2020" else {}
     given = replace(transform, color="bt601") if fixed else transform

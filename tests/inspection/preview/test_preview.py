@@ -29,15 +29,13 @@ from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
 from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.sampling.base import FrameSampler
 from streamvid.transform.spec import Transform
 from streamvid.video import index_file
 from tests.dataset.test_forgotten import forget
 from tests.support import hostile
 from tests.support.bad_clips import make_dataset, with_zeroed
-from tests.support.clips import write
-from tests.support.packed import packing_inline
+from tests.support.packed import make_videos, pack_recipes, packing_inline
 from tests.support.previews import hostile_dataset, multiplied
 from tests.support.tables import dataset_of
 from tools.clips import Recipe
@@ -127,9 +125,7 @@ def test_strips_are_what_a_loader_gives(packed: Path, sampling: FrameSampler, tr
 
 def test_long_samples_decode_no_more_than_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(codec="mjpeg", container="avi", width=64, height=64, frames=100, gop=1, b_frames=0)
-    write(recipe, tmp_path / "long.avi")
-    with packing_inline():
-        pack([tmp_path / "long.avi"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    pack_recipes({"long": recipe}, tmp_path, options=PackOptions("any"))
     read: list[SamplePlan] = []
     whole = module.read_slices
     monkeypatch.setattr(module, "read_slices", lambda *a, **k: (read.extend(a[1]), whole(*a, **k))[1])
@@ -144,11 +140,9 @@ def test_a_strip_of_a_long_clip_needs_only_its_own_part_of_the_frame_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_this_process: None
 ) -> None:
     recipe = Recipe(codec="mjpeg", container="avi", width=64, height=64, frames=100, gop=1, b_frames=0)
-    write(recipe, tmp_path / "long.avi")
     monkeypatch.setattr(index_file, "BLOCK_PACKETS", 20)
     monkeypatch.setattr(frame_indexes, "WHOLE_BYTES", 200)
-    with packing_inline():
-        pack([tmp_path / "long.avi"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    pack_recipes({"long": recipe}, tmp_path, options=PackOptions("any"))
     with open(tmp_path / "set/shards/00000000.packets", "r+b") as file:
         file.seek(-10, os.SEEK_END)
         file.write(b"damaged")
@@ -337,9 +331,7 @@ def test_histograms_are_of_all_clips() -> None:
 
 @pytest.mark.usefixtures("in_this_process")
 def test_clips_in_place(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for n in range(3):
-        write(CLIP, tmp_path / "in" / f"{n}.mp4")
+    make_videos(tmp_path / "in", dict.fromkeys("012", CLIP))
     with packing_inline():
         index([tmp_path / "in"], tmp_path / "set", progress=False)
     (tmp_path / "in/1.mp4").unlink()
