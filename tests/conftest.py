@@ -6,10 +6,12 @@ import importlib.util
 import itertools
 import logging
 import os
+import shutil
 import signal
 import tempfile
 import traceback
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +34,7 @@ os.environ.setdefault("SVT_LOG", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.support.s3_server"]
+pytest_plugins = ["tests.support.s3_server", "tests.support.faulty_s3"]
 if importlib.util.find_spec("xdist"):  # not on every machine with a GPU
     pytest_plugins.append("tests.support.scheduler")
 
@@ -73,6 +75,19 @@ def inline_workers() -> Iterator[None]:
 
     with packing_inline():
         yield
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    """A copy of the module's dataset that a test may change."""
+    return Path(shutil.copytree(packed, tmp_path / "ds"))
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) -> None:
+    """A user and a working folder of the test's own, and no worker processes."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
+    monkeypatch.chdir(tmp_path)  # bad clips are noted there
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from streamvid.progress import PackProgress, Progress
+from tests.support.clock import soon
 
 
 @pytest.fixture(autouse=True)
@@ -18,10 +19,7 @@ def logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def wait_for(text: str, caplog: pytest.LogCaptureFixture) -> None:
-    until = time.monotonic() + 20
-    while text not in caplog.text:
-        assert time.monotonic() < until, caplog.text
-        time.sleep(0.01)
+    assert soon(lambda: text in caplog.text), caplog.text
 
 
 def test_progress_counts_and_tells_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,7 +54,5 @@ def test_a_bar_is_shown_before_the_first_item_has_finished(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setattr("streamvid.progress.DELAY_S", 0.01 if lasts else 60.0)
     with Progress("drawing", 3, enabled=True):
-        until = time.monotonic() + 20
-        while lasts and "drawing" not in sys.stderr.getvalue() and time.monotonic() < until:  # type: ignore[attr-defined]
-            time.sleep(0.01)
+        assert soon(lambda: not lasts or "drawing" in sys.stderr.getvalue())  # type: ignore[attr-defined]
     assert ("drawing" in sys.stderr.getvalue()) == lasts  # type: ignore[attr-defined]

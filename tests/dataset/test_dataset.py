@@ -43,11 +43,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_recipes(VIDEOS, tmp_path_factory.mktemp("dataset"), shard_size=1)
 
 
-@pytest.fixture
-def copy(packed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(packed, tmp_path / "ds"))
-
-
 def test_rows_and_indexes(packed: Path) -> None:
     dataset = Dataset.open(packed)
     assert len(dataset) == 6

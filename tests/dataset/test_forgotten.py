@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,6 @@ FILE = "forgotten-1.parquet"
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips in a few shards."""
     return pack_recipes(VIDEOS, tmp_path_factory.mktemp("forgotten"), shard_size=40_000)
-
-
-@pytest.fixture
-def copy(packed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(packed, tmp_path / "ds"))
 
 
 def forget(folder: Path, rows: list[tuple[Any, Any]], *, row_type: pa.DataType | None = None, **fields: Any) -> None:

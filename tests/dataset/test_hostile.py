@@ -32,11 +32,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_recipes(dict.fromkeys("abc", SMALL), tmp_path_factory.mktemp("hostile"), options=PackOptions("any"))
 
 
-@pytest.fixture
-def copy(packed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(packed, tmp_path / "ds"))
-
-
 def read_all(path: str) -> None:
     """Open a dataset and read all its frame indexes."""
     dataset = Dataset.open(path)

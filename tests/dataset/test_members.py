@@ -6,7 +6,6 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,11 @@ import streamvid as sv
 from streamvid.dataset.members import npy_header, parse_npy
 from streamvid.errors import ClipError, DatasetError, InputError
 from tests.support.foreign import CLIP, encoded, npy, write_tar
-from tests.support.packed import packing_inline
 
 OPTIONS: dict[str, Any] = {"sampling": sv.Window(2), "transform": sv.Transform(resize=(32, 32)), "batch_size": 4}
 
 
-@pytest.fixture(autouse=True)
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
-    monkeypatch.chdir(tmp_path)
-    with packing_inline():
-        yield
+pytestmark = pytest.mark.usefixtures("user")
 
 
 class Bomb:

@@ -27,6 +27,7 @@ from streamvid.dataset.table_cache import open_or_build
 from streamvid.errors import DatasetError
 from streamvid.storage.cache_folder import claim
 from streamvid.storage.shard_cache import ShardCache
+from tests.support.clock import soon
 from tests.support.packed import NATURAL_ORDER, VIDEOS, edit_parquet, pack_recipes
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -330,8 +331,7 @@ def test_a_builder_that_makes_progress_is_waited_for(folder: Path, monkeypatch: 
 
     with ThreadPoolExecutor(1) as thread:
         building = thread.submit(open_or_build, NAME, slow)
-        while not list(folder.glob("*.part")):
-            time.sleep(0.01)
+        assert soon(lambda: list(folder.glob("*.part")))
         assert open_or_build(NAME, never).size == 80
         assert building.result().size == 80
 

@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
 from streamvid.decode.deadline_threads import DeadlineThreads
+from tests.support.clock import soon
 
 
 @contextmanager
@@ -31,14 +32,6 @@ def overdue(took: str) -> Exception:
 
 def named(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith(name)]
-
-
-def until(met: Callable[[], bool]) -> None:
-    """Wait for what happens soon."""
-    end = time.monotonic() + 30
-    while not met():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_calls_are_made_and_their_errors_are_raised() -> None:
@@ -76,7 +69,7 @@ def test_a_call_that_is_stuck_fails_and_another_thread_goes_on(caplog: pytest.Lo
     assert named("stuck_0")
     assert not named("stuck_1")
     wakes.set()
-    until(lambda: not named("stuck"))  # whoever wakes up ends, and does nothing else
+    assert soon(lambda: not named("stuck"))  # whoever wakes up ends, and does nothing else
 
 
 def test_a_call_may_take_long_as_long_as_it_goes_on() -> None:
@@ -125,7 +118,7 @@ def test_close_waits_for_what_runs_and_drops_what_waits() -> None:
     begun.wait()
     closing = threading.Thread(target=threads.close)
     closing.start()
-    until(waiting.cancelled)
+    assert soon(waiting.cancelled)
     assert not running.done()
     go.set()
     closing.join(timeout=30)
@@ -155,7 +148,7 @@ def test_they_end_with_their_owner() -> None:
     del owner
     gc.collect()
     assert seen() is None
-    until(lambda: not named("owned"))
+    assert soon(lambda: not named("owned"))
     assert opened.count("open") == opened.count("closed") > 0
 
 
@@ -222,6 +215,6 @@ def test_a_forked_process_closes_what_it_got_without_waiting() -> None:
     if child == 0:
         threads.close()
         os._exit(7)
-    until(lambda: os.waitpid(child, os.WNOHANG)[1] == 7 << 8)
+    assert soon(lambda: os.waitpid(child, os.WNOHANG)[1] == 7 << 8)
     go.set()
     threads.close()

@@ -24,6 +24,7 @@ from streamvid.decode.slice_frames import CrashedDecoderError, DamagedClipError,
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
+from tests.support.clock import soon
 from tests.support.open_files import open_files
 from tests.support.processes import alive, bytes_written, processes_below
 from tests.support.reference import slice_of, whole
@@ -228,10 +229,7 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     try:
         script.kill()
         script.wait()
-        until = time.monotonic() + 20
-        while alive(pid):
-            assert time.monotonic() < until, "the decoding process outlives its parent"
-            time.sleep(0.05)
+        assert soon(lambda: not alive(pid)), "the decoding process outlives its parent"
     finally:
         os.kill(forked, signal.SIGKILL)
         script.stdout.close()

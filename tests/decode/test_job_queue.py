@@ -22,6 +22,7 @@ from streamvid.video.codec_context import ReusableCodecContext, in_band_descript
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
+from tests.support.clock import soon
 from tests.support.reference import slice_of
 from tools.clips import Recipe, hard_recipes
 
@@ -185,11 +186,9 @@ def test_cores_leave_the_last_jobs_to_the_engines() -> None:
     queue = DecodeQueue(engines=4)
     queue.put(jobs(*((0, 40) for _ in range(20))))
     core = Worker(queue, cpu=True)
-    deadline = time.monotonic() + 5
     # From here on the queue holds fewer than `CPU_BACKLOG` such jobs for each of the four engines.
     kept = CPU_BACKLOG * 4 - 1
-    while len(core.taken) < 20 - kept and time.monotonic() < deadline:
-        time.sleep(0.01)
+    soon(lambda: len(core.taken) >= 20 - kept)
     time.sleep(0.05)
     assert len(core.taken) == 20 - kept
     queue.close()
@@ -209,10 +208,7 @@ def test_cores_idle_while_enough_batches_wait_for_the_loop(engines: int) -> None
     time.sleep(0.05)
     assert bool(core.taken) == (not engines)
     queue.waiting(-1)
-    deadline = time.monotonic() + 5
-    while not core.taken and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert core.taken
+    assert soon(lambda: core.taken)
     queue.close()
 
 
@@ -362,9 +358,7 @@ def test_cores_leave_small_frames_to_the_engines() -> None:
     large = [job(0, 30, group) for _ in range(30)]
     queue.put([*small, *large])
     core = Worker(queue, cpu=True)
-    deadline = time.monotonic() + 5
-    while len(core.taken) < 30 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    soon(lambda: len(core.taken) >= 30)
     assert {one.key for one in core.taken} == {large[0].key}
     assert len(core.taken) == 30
     queue.close()

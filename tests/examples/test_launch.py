@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
+from tests.support.clock import soon
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
@@ -133,11 +133,8 @@ def check(folder: Path) -> None:
 
 
 def wait_for(path: Path, process: subprocess.Popen[Any]) -> None:
-    until = time.monotonic() + SECONDS
-    while not path.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until, f"{path} does not come"
-        time.sleep(0.05)
+    assert soon(lambda: path.exists() or process.poll() is not None, SECONDS), f"{path} does not come"
+    assert process.poll() is None or path.exists(), process.communicate()
 
 
 def test_slurm_stops_requeues_and_goes_on(dataset: Path, tmp_path: Path, environment: dict[str, str]) -> None:

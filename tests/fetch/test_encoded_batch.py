@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,11 +87,6 @@ def test_a_flipped_bit_of_a_slice_or_an_index_is_noticed(packed: Path, data: st.
             assert (found.suspect, found.packet, found.offset) == ("index", None, start)
     finally:
         flip(path, bit)
-
-
-@pytest.fixture
-def copy(packed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(packed, tmp_path / "set"))
 
 
 def options(checksum: Checksum | None, **more: Any) -> dict[str, Any]:

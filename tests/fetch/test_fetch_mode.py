@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from streamvid.packing.pack import pack
 from streamvid.storage import link
 from streamvid.storage.range_cache import give_up_latest
 from tests.support.clock import Clock
-from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.packed import make_videos
 from tests.support.web import website
 from tools.clips import Recipe
@@ -39,21 +38,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pack([folder / "videos"], folder / "set", shard_size=size // 4, progress=False)
     assert len(sv.Dataset.open(folder / "set").shards) >= 4
     return folder / "set"
-
-
-@pytest.fixture(scope="module")
-def server(packed: Path) -> Iterator[FaultyS3]:
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
-    with faulty_s3() as site:
-        site.add_folder(packed, "bucket/set")
-        yield site
-
-
-@pytest.fixture
-def s3(server: FaultyS3) -> Iterator[FaultyS3]:
-    server.requests.clear()
-    yield server
-    server.fault = lambda *_: None
 
 
 def tars(site: FaultyS3) -> list[tuple[str, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from streamvid.inspection.sampling_cost import epoch_cost
 from streamvid.loader.calls import sampler_of
 from streamvid.packing.pack import pack
 from tests.support.clips import write
-from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.packed import packing_inline
 from tools.clips import Recipe
 
@@ -38,14 +37,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with packing_inline():
         pack([folder / "videos"], folder / "set", shard_size=size // 4, progress=False)
     return folder / "set"
-
-
-@pytest.fixture
-def s3(packed: Path) -> Iterator[FaultyS3]:
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
-    with faulty_s3() as site:
-        site.add_folder(packed, "bucket/set")
-        yield site
 
 
 def asked(site: FaultyS3) -> tuple[int, int]:

@@ -42,11 +42,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def copy(packed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(packed, tmp_path / "ds"))
-
-
 def said(report: VerifyReport) -> str:
     return "\n".join(f"{p.shard} {p.clip}: {p.what}" for p in report.problems)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
 from streamvid.plan.absent import AbsentRows
 from streamvid.sampling.windows import Window
+from tests.support.clock import soon
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
@@ -61,13 +62,6 @@ def epoch_of(folder: Path, number: int) -> list[torch.Tensor]:
     with loader(folder) as fresh:
         fresh.set_epoch(number)
         return [batch["video"] for batch in fresh]
-
-
-def soon(condition: Callable[[], bool], seconds: float = 20) -> bool:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.01)
-    return condition()
 
 
 def assert_epoch(got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:

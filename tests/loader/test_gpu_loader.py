@@ -28,6 +28,7 @@ import streamvid as sv
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.loader.shm_transfer import pack, unpack
 from tests.loader.test_clip_dataset import damage, same
+from tests.support.clock import soon
 from tests.support.packed import pack_with_columns, replace_packets
 from tests.support.processes import alive, command_line, processes_below
 from tests.support.sampling import padded
@@ -63,10 +64,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nothing_left() -> Iterator[None]:
     """No worker and no thread of a loader is there afterwards."""
     yield
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and (found := workers() + loader_threads()):
-        time.sleep(0.05)
-    assert not found
+    assert soon(lambda: not workers() + loader_threads(), 10), workers() + loader_threads()
 
 
 def workers() -> list[int]:
@@ -468,10 +466,7 @@ def test_ctrl_c_and_the_end_of_the_program(dataset: Path, how: str) -> None:
             raise
     assert process.returncode in ((1, -signal.SIGINT, 130) if how == "interrupt" else (0,)), errors
     assert ("KeyboardInterrupt" in errors) == (how == "interrupt")
-    deadline = time.monotonic() + 10
-    while any(map(alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(alive, children))
+    assert soon(lambda: not any(map(alive, children)))
 
 
 def test_options_that_cannot_be(dataset: Path) -> None:

@@ -12,8 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from streamvid.decode.deadline import Pace
 from streamvid.transform import render
 from tests.decode.test_isolated import STARTED
 from tests.support.bad_clips import make_dataset, same, samples
+from tests.support.clock import soon
 from tests.support.packed import packing_inline
 from tests.support.processes import alive, bytes_written, command_line, processes_below
 from tests.support.stuck import Hangs, HangsOnce, woken
@@ -64,13 +64,6 @@ def epochs(loader: sv.StreamLoader, got: list[sv.Batch]) -> None:
 def decoders() -> list[int]:
     """Our child processes that decode."""
     return [pid for pid in processes_below(os.getpid()) if b"streamvid.workers" in command_line(pid)]
-
-
-def until(met: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 30
-    while not met():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
@@ -206,11 +199,11 @@ def test_in_the_workers_of_a_dataloader(dataset: Path, how: str) -> None:
     )
     for batch, expected in zip(loader, torch.utils.data.DataLoader(plain, batch_size=3), strict=True):
         assert same(batch, expected)
-    until(lambda: decoders() == [own], "processes of workers that have ended")
+    assert soon(lambda: decoders() == [own]), "processes of workers that have ended"
     assert same(isolated[4], plain[4])
     del loader, isolated
     gc.collect()
-    until(lambda: not decoders(), "the process of a dataset that is gone")
+    assert soon(lambda: not decoders()), "the process of a dataset that is gone"
 
 
 def test_behind_workers_that_read(dataset: Path) -> None:
@@ -255,4 +248,4 @@ def test_nothing_stays_when_the_process_ends(dataset: Path, how: str) -> None:
     assert script.returncode == (-signal.SIGKILL if how == "kill" else 1), errors
     if how == "end":
         assert errors == "batch\n"
-    until(lambda: not any(map(alive, children)), "processes outlive their parent")
+    assert soon(lambda: not any(map(alive, children))), "processes outlive their parent"

@@ -6,7 +6,6 @@ import errno
 import logging
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 import streamvid as sv
 from streamvid.packing.options import PackOptions
 from tests.support.clock import Clock
-from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.packed import pack_recipes
 from tests.support.web import website
 from tools.clips import Recipe
@@ -33,21 +32,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=12)
     recipes = {f"{n:02}.webm": replace(recipe, seed=n) for n in range(4)}
     return pack_recipes(recipes, tmp_path_factory.mktemp("outages"), shard_size=1000, options=PackOptions("any"))
-
-
-@pytest.fixture(scope="module")
-def server(packed: Path) -> Iterator[FaultyS3]:
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
-    with faulty_s3() as site:
-        site.add_folder(packed, "bucket/set")
-        yield site
-
-
-@pytest.fixture
-def s3(server: FaultyS3) -> Iterator[FaultyS3]:
-    server.requests.clear()
-    yield server
-    server.fault = lambda *_: None
 
 
 def batches(path: str | Path, **options: Any) -> list[dict[str, Any]]:

@@ -8,8 +8,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,18 +30,12 @@ from streamvid.sampling.spread import All
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
 from tests.support.clips import write
+from tests.support.clock import soon
 from tests.support.foreign import CAMERA, CLIP, encoded, write_lerobot, write_tar
 from tests.support.packed import digests, make_videos, packing_inline
 from tools.clips import Recipe
 
-
-@pytest.fixture(autouse=True)
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A user of the test's own, and no worker processes."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
-    monkeypatch.chdir(tmp_path)  # bad clips are noted there
-    with packing_inline():
-        yield
+pytestmark = pytest.mark.usefixtures("user")
 
 
 @pytest.fixture
@@ -338,9 +330,8 @@ def test_a_killed_index_goes_on(tmp_path: Path) -> None:
     ]
     run = subprocess.Popen([*command, "--workers", "2"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     progress = tmp_path / "killed" / "progress"
-    while not (progress.is_dir() and any(progress.glob("*.json"))):
-        assert run.poll() is None
-        time.sleep(0.01)
+    assert soon(lambda: any(progress.glob("*.json")) or run.poll() is not None, 120)
+    assert run.poll() is None
     run.kill()
     run.wait()
     assert not (tmp_path / "killed" / "dataset.json").exists()

@@ -26,16 +26,9 @@ from streamvid.workers import Workers
 from tests.support import hostile
 from tests.support.clips import write
 from tests.support.foreign import CLIP, encoded, write_lerobot, write_tar
-from tests.support.packed import packing_inline
 from tests.support.web import Site, website
 
-
-@pytest.fixture(autouse=True)
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
-    monkeypatch.chdir(tmp_path)  # bad clips are noted there
-    with packing_inline():
-        yield
+pytestmark = pytest.mark.usefixtures("user")
 
 
 @pytest.fixture

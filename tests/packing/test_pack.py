@@ -31,7 +31,9 @@ from streamvid.packing.pack import pack
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 from tests.support import hostile
 from tests.support.clips import write
+from tests.support.clock import soon
 from tests.support.packed import NATURAL_ORDER, SMALL, add_unreadable, digests, make_videos, packing_inline
+from tests.support.processes import alive
 
 
 @pytest.fixture(scope="module")
@@ -110,17 +112,7 @@ def test_workers_end_with_their_parent() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     pid = int(result.stdout)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and _state(pid) != "Z":
-        assert time.monotonic() < deadline, "the worker outlives its parent"
-        time.sleep(0.05)
-
-
-def _state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
+    assert soon(lambda: not alive(pid)), "the worker outlives its parent"
 
 
 # What comes out
@@ -419,11 +411,8 @@ def test_stopped_by_a_signal(tmp_path: Path, stop: signal.Signals, code: int) ->
     command = [sys.executable, "-m", "streamvid", "pack", str(tmp_path / "in"), str(tmp_path / "ds")]
     # A terminal sends its signals to a whole process group.
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("ds/.packing-*/*.tar")):
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert soon(lambda: list(tmp_path.glob("ds/.packing-*/*.tar")) or process.poll() is not None, 60)
+    assert process.poll() is None, process.stderr and process.stderr.read()
     os.killpg(process.pid, stop)
     _, said = process.communicate(timeout=30)
     assert process.returncode == code

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from datetime import UTC, date, datetime, time
 from pathlib import Path
 from typing import Any
@@ -44,13 +43,7 @@ from tools.clips import Recipe
 QUIET: dict[str, Any] = {"progress": False}
 
 
-@pytest.fixture(autouse=True)
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A user of the test's own, and no worker processes."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
-    monkeypatch.chdir(tmp_path)
-    with packing_inline():
-        yield
+pytestmark = pytest.mark.usefixtures("user")
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from streamvid.storage.turn import OneAtATime
+from tests.support.clock import soon
 
 
 def test_the_lowest_number_of_those_that_wait_is_next() -> None:
@@ -20,8 +20,7 @@ def test_the_lowest_number_of_those_that_wait_is_next() -> None:
     threads = [threading.Thread(target=compute, args=(number,)) for number in (7, 3, 9, 3, 1)]
     for thread in threads:
         thread.start()
-    while len(lock._queue) < len(threads):
-        time.sleep(0.001)
+    assert soon(lambda: len(lock._queue) == len(threads))
     assert not order
     lock.release()
     for thread in threads:
@@ -31,8 +30,7 @@ def test_the_lowest_number_of_those_that_wait_is_next() -> None:
     assert not lock.is_wanted_before(5)
     other = threading.Thread(target=compute, args=(4,))
     other.start()
-    while not lock._queue:
-        time.sleep(0.001)
+    assert soon(lambda: lock._queue)
     assert lock.is_wanted_before(5)
     assert not lock.is_wanted_before(4)
     lock.release()

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from streamvid.checksum import crc32c
 from tests.support.s3_server import S3Server, s3_environment
 from tests.support.serving import Handler, serving
@@ -318,3 +320,20 @@ def faulty_s3() -> Iterator[FaultyS3]:
                 yield site
         finally:
             site.go.set()
+
+
+@pytest.fixture(scope="module")
+def served(packed: Path) -> Iterator[FaultyS3]:
+    """The module's dataset in a bucket, at s3://bucket/set."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    with faulty_s3() as site:
+        site.add_folder(packed, "bucket/set")
+        yield site
+
+
+@pytest.fixture
+def s3(served: FaultyS3) -> Iterator[FaultyS3]:
+    """The same, which misbehaves only as the test tells it."""
+    served.requests.clear()
+    yield served
+    served.fault = lambda *_: None
