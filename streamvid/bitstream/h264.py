@@ -186,15 +186,7 @@ def shown_area(bits: BitReader) -> ShownArea:
     Raises:
         ValueError: it ends early.
     """
-    sps = read_sps(bits)
-    mixes_fields = not sps.frame_mbs_only and bool(bits.u(1))  # mb_adaptive_frame_field_flag
-    bits.u(1)  # direct_8x8_inference_flag
-    left = right = top = bottom = 0
-    if bits.u(1):  # frame_cropping_flag
-        left, right, top, bottom = (bits.ue() for _ in range(4))  # frame_crop_left_offset and so on
-    across, down = sps.crop_unit
-    size = sps.width - across * (left + right), sps.height - down * (top + bottom)
-    return ShownArea(across * left, down * top, *size, not sps.frame_mbs_only, mixes_fields)
+    return _read_to_vui(bits, read_sps(bits))[0]
 
 
 def dpb_requirement(bits: BitReader) -> DpbRequirement:
@@ -207,7 +199,8 @@ def dpb_requirement(bits: BitReader) -> DpbRequirement:
         ValueError: it ends early.
     """
     sps = read_sps(bits)
-    restriction = _bitstream_restriction(bits) if _skip_to_vui(bits, sps) else None
+    _, has_vui = _read_to_vui(bits, sps)
+    restriction = _bitstream_restriction(bits) if has_vui else None
     references = sps.max_num_ref_frames
     if restriction is None:
         group = f"{sps.profile_idc}/{sps.constraint_flags}/{sps.level_idc}/{references}"
@@ -222,17 +215,20 @@ def skip_to_vui(bits: BitReader) -> bool:
     Raises:
         ValueError: it ends early.
     """
-    return _skip_to_vui(bits, read_sps(bits))
+    return _read_to_vui(bits, read_sps(bits))[1]
 
 
-def _skip_to_vui(bits: BitReader, sps: Sps) -> bool:
-    if not sps.frame_mbs_only:
-        bits.u(1)  # mb_adaptive_frame_field_flag
+def _read_to_vui(bits: BitReader, sps: Sps) -> tuple[ShownArea, bool]:
+    """The displayed area, and whether a VUI follows."""
+    mixes_fields = not sps.frame_mbs_only and bool(bits.u(1))  # mb_adaptive_frame_field_flag
     bits.u(1)  # direct_8x8_inference_flag
+    left = right = top = bottom = 0
     if bits.u(1):  # frame_cropping_flag
-        for _ in range(4):
-            bits.ue()  # frame_crop_left_offset, right, top, bottom
-    return bool(bits.u(1))  # vui_parameters_present_flag
+        left, right, top, bottom = (bits.ue() for _ in range(4))  # frame_crop_left_offset and so on
+    across, down = sps.crop_unit
+    size = sps.width - across * (left + right), sps.height - down * (top + bottom)
+    area = ShownArea(across * left, down * top, *size, not sps.frame_mbs_only, mixes_fields)
+    return area, bool(bits.u(1))  # vui_parameters_present_flag
 
 
 def _bitstream_restriction(bits: BitReader) -> tuple[int, int] | None:

@@ -48,22 +48,6 @@ class MemberColumn:
     name: str
     kind: str = ""
 
-    @classmethod
-    def find(cls, source: ClipSource, name: str) -> MemberColumn | None:
-        """The member column of a name; None if no clip has such a member."""
-        if not _is_indexed(source):
-            return None
-        column = source.columns.get(MEMBERS)
-        key = json.dumps(name)
-        if not pc.any(pc.match_substring(column, f"{key}:[")).as_py():
-            return None
-        if not name.lower().endswith("npy"):
-            return cls(name)
-        pattern = rf'{re.escape(key)}:\[[0-9]+,[0-9]+,(?P<kind>"[^"]*",\[[0-9,]*\])\]'
-        found = pc.struct_field(pc.extract_regex(column, pattern), "kind")
-        kinds = pc.unique(found)
-        return cls(name, kinds[0].as_py() if found.null_count == 0 and len(kinds) == 1 else "")
-
 
 def members_of(source: ClipSource, row: int) -> dict[str, tuple[int, int]]:
     """Offset and size in the tar of the other members of a clip's sample, by name; empty for a packed clip. Raises
@@ -188,10 +172,16 @@ def find_member(source: ClipSource, name: str) -> MemberColumn | None:
     try:
         source.columns.get(name)
     except InputError:
-        found = MemberColumn.find(source, name)
-        if found is None:
+        key = json.dumps(name)
+        column = source.columns.get(MEMBERS) if _is_indexed(source) else None
+        if column is None or not pc.any(pc.match_substring(column, f"{key}:[")).as_py():
             raise
-        return found
+        if not name.lower().endswith("npy"):
+            return MemberColumn(name)
+        pattern = rf'{re.escape(key)}:\[[0-9]+,[0-9]+,(?P<kind>"[^"]*",\[[0-9,]*\])\]'
+        found = pc.struct_field(pc.extract_regex(column, pattern), "kind")
+        kinds = pc.unique(found)
+        return MemberColumn(name, kinds[0].as_py() if found.null_count == 0 and len(kinds) == 1 else "")
     return None
 
 

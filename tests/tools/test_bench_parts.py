@@ -20,8 +20,8 @@ import torch
 from streamvid.video.remux import store_clip
 from tools import dali_faults
 from tools.bench import __main__ as bench_main
-from tools.bench import access_report, baselines, decode, decode_rows, random_access, train_step
-from tools.bench.decode_rows import FORMATS, Case, make_clips
+from tools.bench import access_report, baselines, decode, decode_cases, decode_rows, random_access, train_step
+from tools.bench.decode_cases import FORMATS, Case, clip_path, make_clips
 from tools.bench.host_times import HostTimes
 from tools.bench.isolated import PartError, run_isolated
 from tools.bench.timing import (
@@ -206,7 +206,7 @@ def test_bars_of_decoding_are_checked() -> None:
 
 def test_clips_of_decoding_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {kind: replace(recipe, width=96, height=64, frames=50) for kind, recipe in FORMATS.items()}
-    monkeypatch.setattr(decode_rows, "FORMATS", small)
+    monkeypatch.setattr(decode_cases, "FORMATS", small)
     monkeypatch.setattr(decode_rows, "PACKETS", 100)
     cases = [Case("HEVC 720p", 15, 1, 4, loop=True), Case("HEVC 720p", 15, 1, 8), Case("VP9 720p", 15, 2, 4)]
     make_clips(cases, tmp_path)
@@ -214,7 +214,7 @@ def test_clips_of_decoding_are_made_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(made) == 3
     make_clips(cases, tmp_path)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == made
-    clip = store_clip(decode_rows.clip_path(cases[2], tmp_path), tmp_path)
+    clip = store_clip(clip_path(cases[2], tmp_path), tmp_path)
     work = decode_rows.random_batches([clip], cases[2])
     assert {len(batch) for batch in work} == {4}
     assert sum(len(one.sizes) for batch in work for one in batch) >= 100

@@ -72,6 +72,31 @@ def dali_whole_file(video: Path, device: str) -> Way:
     return Way(run, few=min(CORES, 2) if device == "cpu" else ENGINES)
 
 
+def _in_threads(decoders: Sequence[Any], frames_of: Callable[[Any, list[int]], Any]) -> Way:
+    """Decoders that are kept open, each in a thread, and what gives frames of one by their numbers."""
+    pool = ThreadPoolExecutor(len(decoders))
+    idle: SimpleQueue[Any] = SimpleQueue()
+    for decoder in decoders:
+        idle.put(decoder)
+
+    def one(numbers: Sequence[int]) -> Any:
+        decoder = idle.get()
+        try:
+            return shrink(frames_of(decoder, list(numbers)))
+        finally:
+            idle.put(decoder)
+
+    def run(clips: FrameNumbers) -> Any:
+        import torch
+
+        out = torch.stack(list(pool.map(one, clips)))
+        if out.is_cuda:
+            torch.cuda.synchronize()
+        return out
+
+    return Way(run, few=len(decoders))
+
+
 def pynvvideocodec(video: Path, device: str) -> Way:
     """PyNvVideoCodec's SimpleDecoder, one in each of seven threads, kept open."""
     if device == "cpu":
@@ -79,27 +104,13 @@ def pynvvideocodec(video: Path, device: str) -> Way:
     import PyNvVideoCodec as nvc  # noqa: N813
     import torch
 
-    idle: SimpleQueue[Any] = SimpleQueue()
-    for _ in range(ENGINES):
-        idle.put(
-            nvc.SimpleDecoder(str(video), gpu_id=0, use_device_memory=True, output_color_type=nvc.OutputColorType.RGBP)
-        )
-    pool = ThreadPoolExecutor(ENGINES)
+    options = {"gpu_id": 0, "use_device_memory": True, "output_color_type": nvc.OutputColorType.RGBP}
 
-    def one(numbers: Sequence[int]) -> Any:
-        decoder = idle.get()
-        try:
-            frames = decoder.get_batch_frames_by_index(list(numbers))
-            return shrink(torch.stack([torch.utils.dlpack.from_dlpack(frame) for frame in frames]))
-        finally:
-            idle.put(decoder)
+    def frames_of(decoder: Any, numbers: list[int]) -> Any:
+        frames = decoder.get_batch_frames_by_index(numbers)
+        return torch.stack([torch.utils.dlpack.from_dlpack(frame) for frame in frames])
 
-    def run(clips: FrameNumbers) -> Any:
-        out = torch.stack(list(pool.map(one, clips)))
-        torch.cuda.synchronize()
-        return out
-
-    return Way(run, few=ENGINES)
+    return _in_threads([nvc.SimpleDecoder(str(video), **options) for _ in range(ENGINES)], frames_of)
 
 
 def torchcodec(video: Path, *, mappings: bool = False) -> Way:
@@ -117,24 +128,9 @@ def torchcodec(video: Path, *, mappings: bool = False) -> Way:
         options["custom_frame_mappings"] = json.dumps({"frames": _mappings(video)})
     else:
         options["seek_mode"] = "exact"
-    pool = ThreadPoolExecutor(CORES)
-    idle: SimpleQueue[Any] = SimpleQueue()
-    for decoder in pool.map(lambda _: VideoDecoder(str(video), **options), range(CORES)):
-        idle.put(decoder)
-
-    def one(numbers: Sequence[int]) -> Any:
-        decoder = idle.get()
-        try:
-            return shrink(decoder.get_frames_at(list(numbers)).data)
-        finally:
-            idle.put(decoder)
-
-    def run(clips: FrameNumbers) -> Any:
-        import torch
-
-        return torch.stack(list(pool.map(one, clips)))
-
-    return Way(run, few=CORES)
+    with ThreadPoolExecutor(CORES) as pool:
+        decoders = list(pool.map(lambda _: VideoDecoder(str(video), **options), range(CORES)))
+    return _in_threads(decoders, lambda decoder, numbers: decoder.get_frames_at(numbers).data)
 
 
 def _mappings(video: Path) -> list[dict[str, Any]]:
@@ -153,45 +149,31 @@ def pyav_seeks(video: Path, device: str) -> Way:
     """PyAV: seek to the key frame before each frame, decode up to it; a container in each of as many threads as
     there are cores."""
     import av
+    import torch
 
-    idle: SimpleQueue[Any] = SimpleQueue()
-    for _ in range(CORES):
-        container = av.open(str(video))
+    containers = [av.open(str(video)) for _ in range(CORES)]
+    for container in containers:
         container.streams.video[0].codec_context.thread_count = 1
-        idle.put(container)
-    pool = ThreadPoolExecutor(CORES)
 
-    def one(numbers: Sequence[int]) -> Any:
-        import torch
+    def frames_of(container: Any, numbers: list[int]) -> Any:
+        stream = container.streams.video[0]
+        start, step = stream.start_time or 0, 1 / (stream.average_rate * stream.time_base)
+        pictures: list[Any] = []
+        frames: Iterator[Any] = iter(())
+        at = None
+        for pts in [start + round(number * step) for number in numbers]:
+            # On from where it is, if the next key frame is not nearer than the frame itself.
+            if at is None or pts - at > 250 * step:
+                container.seek(pts, stream=stream)
+                frames = container.decode(stream)
+            for frame in frames:
+                at = frame.pts
+                if frame.pts >= pts:
+                    pictures.append(frame.to_ndarray(format="rgb24"))
+                    break
+        return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
 
-        container = idle.get()
-        try:
-            stream = container.streams.video[0]
-            start, step = stream.start_time or 0, 1 / (stream.average_rate * stream.time_base)
-            wanted = [start + round(number * step) for number in numbers]
-            pictures: list[Any] = []
-            frames: Iterator[Any] = iter(())
-            at = None
-            for pts in wanted:
-                # On from where it is, if the next key frame is not nearer than the frame itself.
-                if at is None or pts - at > 250 * step:
-                    container.seek(pts, stream=stream)
-                    frames = container.decode(stream)
-                for frame in frames:
-                    at = frame.pts
-                    if frame.pts >= pts:
-                        pictures.append(frame.to_ndarray(format="rgb24"))
-                        break
-            return shrink(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
-        finally:
-            idle.put(container)
-
-    def run(clips: FrameNumbers) -> Any:
-        import torch
-
-        return torch.stack(list(pool.map(one, clips)))
-
-    return Way(run, few=CORES)
+    return _in_threads(containers, frames_of)
 
 
 BASELINES: Final[dict[str, Callable[[Path, str], Way]]] = {

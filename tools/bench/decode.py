@@ -30,7 +30,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tools.bench.decode_rows import FORMATS, ROW_SECONDS, TOO_LARGE, WINDOW, Case, make_clips
+from tools.bench.decode_cases import FORMATS, Case, make_clips
+from tools.bench.decode_rows import ROW_SECONDS, TOO_LARGE, WINDOW
 from tools.bench.isolated import PartError, run_isolated
 from tools.bench.report import Check, Report, Row, arguments, finish
 

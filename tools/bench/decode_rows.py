@@ -1,5 +1,5 @@
-"""The rows of `tools.bench.decode`: `python -m tools.bench.decode_rows WORK`, where WORK is a JSON file with the folder
-of the clips and the cases."""
+"""Measures the rows of `tools.bench.decode`: `python -m tools.bench.decode_rows WORK`, where WORK is a JSON file with
+the folder of the clips and the cases."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -38,17 +37,16 @@ from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.reference import slice_of
+from tools.bench.decode_cases import LOOP_CLIPS, SIZES, Case, clip_path, size_paths
 from tools.bench.engines import ENGINES, Engines
 from tools.bench.host_times import HostTimes
 from tools.bench.isolated import emit
 from tools.bench.stream import BARE, epoch_slices, make_dataset
-from tools.clips import Recipe, write
 
 ROW_SECONDS: Final = 75.0
 """The most that a row may take, with the start of its process."""
 WINDOW: Final = 16
 """Frames of a sample."""
-FRAMES: Final = 150
 PACKETS: Final = 10_000
 """Of 720p, that are decoded at least for a figure, without a pause; of smaller frames more, which take as long. The
 first and the last batch have no others beside them."""
@@ -61,52 +59,8 @@ _WARM_UP: Final = 1.0
 TOO_LARGE: Final = "needs memory:"
 COMPARED: Final = 16
 """Samples of a row whose frames are compared."""
-SIZES: Final = 132
-LOOP_CLIPS: Final = 512
-_BASE: Final = Recipe(frames=FRAMES, b_frames=2, style="texture")
-_VPX: Final = replace(_BASE, b_frames=0, options=(("cpu-used", "8"), ("deadline", "realtime")))
-FORMATS: Final = {
-    "H.264 720p": replace(_BASE, width=1280, height=720),
-    "HEVC 720p": replace(_BASE, codec="hevc", width=1280, height=720),
-    "H.264 1080p": replace(_BASE, width=1920, height=1080),
-    "HEVC 1080p": replace(_BASE, codec="hevc", width=1920, height=1080),
-    "HEVC Main10 640x272": replace(_BASE, codec="hevc", width=640, height=272, pix_fmt="yuv420p10le"),
-    "VP9 720p": replace(_VPX, codec="vp9", container="webm", width=1280, height=720),
-    "VP8 720p": replace(_VPX, codec="vp8", container="webm", width=1280, height=720),
-    "MPEG-4 720p": replace(_BASE, codec="mpeg4", b_frames=0, width=1280, height=720),
-    f"H.264, {SIZES} sizes": replace(_BASE, frames=30),
-}
 
 Batch = list[EncodedSlice]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row.
-
-    Attributes:
-        kind: of the clips, a key of `FORMATS`.
-        gop: frames from key frame to key frame.
-        stride: frames from one frame of a sample to the next.
-        batch: samples in a batch.
-        cores: that the process may use; 0 for all.
-        loop: measure a `StreamLoader`, too, whose loop sums each batch.
-        stock: measure `fn.decoders.video`, too.
-    """
-
-    kind: str
-    gop: int
-    stride: int
-    batch: int
-    cores: int = 0
-    loop: bool = False
-    stock: bool = False
-
-    @property
-    def name(self) -> str:
-        """How checks and `--only` call it."""
-        where = f", {self.cores} cores" if self.cores else ""
-        return f"{self.kind}, GOP {self.gop}, stride {self.stride}, batch {self.batch}{where}{', stock' * self.stock}"
 
 
 class Bench:
@@ -341,44 +295,6 @@ def random_batches(clips: Sequence[StoredClip], case: Case) -> list[Batch]:
             [slice_of(one, draw.integers(0, len(one.index.visible) - int(window[-1])) + window) for one in chosen]
         )
     return work
-
-
-def clip_path(case: Case, folder: Path) -> Path:
-    """The file of a case's clip; of one for a loop, which is packed many times, it is short."""
-    recipe = FORMATS[case.kind]
-    name = f"{case.kind} {case.gop}{' short' if case.loop else ''}".replace(" ", "-")
-    return folder / f"{name}.{recipe.container}"
-
-
-def size_paths(case: Case, folder: Path) -> list[Path]:
-    """The files of clips of many sizes."""
-    return [folder / f"size-{case.gop}-{n}.mp4" for n in range(SIZES)]
-
-
-def make_clips(cases: Sequence[Case], folder: Path) -> None:
-    """Encode what is missing, each clip once."""
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted: dict[Path, Recipe] = {}
-    for case in cases:
-        recipe = replace(FORMATS[case.kind], gop=case.gop)
-        if f"{SIZES} sizes" in case.kind:
-            widths = [384 + 6 * n for n in range(SIZES)]
-            wanted |= {
-                path: replace(recipe, width=w, height=round(640 * 360 / w / 2) * 2, seed=w)
-                for path, w in zip(size_paths(case, folder), widths, strict=True)
-            }
-            continue
-        wanted[clip_path(replace(case, loop=False), folder)] = recipe
-        if case.loop:
-            wanted[clip_path(case, folder)] = replace(recipe, frames=64)
-
-    def make(path: Path, recipe: Recipe) -> None:
-        with tempfile.TemporaryDirectory(dir=folder) as draft:
-            write(recipe, Path(draft) / path.name).replace(path)
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        missing = sorted((path for path in wanted if not path.exists()), key=lambda path: -wanted[path].height)
-        list(pool.map(make, missing, [wanted[path] for path in missing]))
 
 
 class MemoryWatch:

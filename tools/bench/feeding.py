@@ -33,7 +33,7 @@ from streamvid.decode import nvdec
 from streamvid.decode.nvdec_library import NvdecLibrary
 from streamvid.loader import engine
 from streamvid.loader.preflight import ClipRoutes
-from tools.bench.decode_rows import FORMATS, LOOP_CLIPS, Case, clip_path, make_clips
+from tools.bench.decode_cases import FORMATS, LOOP_CLIPS, Case, clip_path, make_clips
 from tools.bench.engines import ENGINES
 from tools.bench.host_times import HostTimes
 from tools.bench.report import Check, Report, Row, arguments, finish

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tools.bench import decode, decode_rows, train_step
+from tools.bench import decode, decode_cases, train_step
 
 
 def main() -> int:
@@ -16,7 +16,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
     folder: Path = parser.parse_args().folder
-    decode_rows.make_clips(decode.all_cases(), folder)
+    decode_cases.make_clips(decode.all_cases(), folder)
     for kind in train_step.CLIPS:
         train_step.clip_files(folder, kind, train_step.QUICK.made)
     files = [path for path in folder.iterdir() if path.is_file()]
