@@ -31,6 +31,7 @@ from streamvid.plan.sample_id import rows_of
 from streamvid.sampling.padding import Pad
 from streamvid.storage.range_reader import FileTooShort, RangeReader
 from streamvid.video.packet_selection import EncodedSlice
+from streamvid.workers import is_from_outside
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ _PROCESSES: Final = 4
 """Processes that decode the clips of a batch that failed; each takes some 0.3 s to start."""
 BAD_CLIP: Final = (ClipError, FileTooShort, VideoError)
 """The errors that are raised for a clip that may be bad."""
-_OWN_FAULTS: Final = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
-"""Signals by which a decoder ends its own process."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class Rescuer:
 
 def _is_from_outside(failure: DamagedClipError) -> bool:
     """Whether the process that decoded a clip was killed from outside, as by the kernel when memory runs out."""
-    return isinstance(failure, CrashedDecoderError) and failure.reason not in _OWN_FAULTS
+    return isinstance(failure, CrashedDecoderError) and is_from_outside(failure.reason)
 
 
 def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: RangeReader) -> list[Member]:

@@ -305,6 +305,17 @@ def test_a_crash_costs_one_video(videos: Path, tmp_path: Path, monkeypatch: pyte
     assert Dataset.open(tmp_path / "ds").clips.source == [name for name in NATURAL_ORDER if "two" not in name]
 
 
+def test_a_worker_that_is_killed_costs_no_video(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills workers first where memory runs out: the video is tried again, alone."""
+    monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.killed_at_two)
+    assert not pack([videos], tmp_path / "ds", workers=2).rejected
+    assert Dataset.open(tmp_path / "ds").clips.source == NATURAL_ORDER
+    monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.killed_at_every_two)
+    (rejected,) = pack([videos], tmp_path / "other", workers=2).rejected
+    assert rejected.source == "a/two.mkv"
+    assert "killed (SIGKILL), also while it ran alone, as where memory runs out" in rejected.reason
+
+
 def test_a_video_that_hangs_is_rejected(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.stuck_on_two)
     monkeypatch.setattr("streamvid.packing.run_local.Workers", functools.partial(Workers, silent_s=1.5))
