@@ -21,6 +21,8 @@ from streamvid.errors import InputError
 
 MAX_COUNT: Final = (1 << 31) - 1
 """The largest count that samplers and loaders accept: the product of two fits into int64."""
+MAX_WORKERS: Final = 1024
+"""The most worker processes of a command: each takes some 100 MB, and files of this process."""
 
 _MOST_OPTIONS: Final = 1000
 """Longer lists are data, such as the ten million numbers of a sampler, and too long to convert."""

@@ -214,6 +214,7 @@ def test_every_file_found_is_packed_or_rejected(tmp_path: Path, caplog: pytest.L
         ({"options": {"fps": 3}}, r"options must be PackOptions\(…\)"),
         ({"shard_size": "1MiB"}, "shard_size must be a whole number"),
         ({"workers": "2"}, "workers must be a whole number"),
+        ({"workers": 1025}, "workers must be a whole number from 1 to 1024; it is 1025"),
         ({"destination": "d\udcffs"}, r"destination 'd\\udcffs' is not UTF-8: name another"),
         ({"overwrite": "no"}, "overwrite must be True or False; it is 'no'"),
         ({"append": 1}, "append must be True or False; it is 1"),
@@ -347,7 +348,7 @@ def test_all_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"workers": 0}, "workers must be .* at least 1; it is 0"),
+        ({"workers": 0}, "workers must be a whole number from 1 to 1024; it is 0"),
         ({"shard_size": 0}, "shard_size must be"),
         ({"labels": "/none.csv"}, "none.csv"),
         ({"name": "d\udcffs"}, "name must be UTF-8 text"),
