@@ -101,6 +101,12 @@ def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_
     return int(value)
 
 
+def check(valid: bool, value: object, name: str, what: str) -> None:
+    """Raise InputError, with `what` the argument must be, if it is not valid."""
+    if not valid:
+        raise InputError(f"{name} must be {what}; it is {shown(value)}")
+
+
 def position(value: Any, name: str, count: int) -> int:
     """The value as an int, which must be an index of one of `count` things. A tensor with one number counts as that
     number.
