@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from streamvid.sampling.windows import Window as Window
     from streamvid.transform.spec import Transform as Transform
     from streamvid.transform.spec import Views as Views
-    from streamvid.video.packet_selection import slice as slice
+    from streamvid.video.public_slice import slice as slice
     from streamvid.video.transcode import TranscodeOptions as TranscodeOptions
 
 __version__ = "0.1.0"
@@ -98,7 +98,7 @@ _NAMES_OF = {
     "sampling.spread": "All Keyframes RandomFrames Uniform",
     "sampling.windows": "MultiRate TiledWindows Window",
     "transform.spec": "Transform Views",
-    "video.packet_selection": "slice",
+    "video.public_slice": "slice",
     "video.transcode": "TranscodeOptions",
 }
 """The public names of each module."""

@@ -21,6 +21,8 @@ from streamvid.errors import InputError
 
 MAX_COUNT: Final = (1 << 31) - 1
 """The largest count that samplers and loaders accept: the product of two fits into int64."""
+MAX_WORKERS: Final = 1024
+"""The most worker processes of a command: each takes some 100 MB, and files of this process."""
 
 _MOST_OPTIONS: Final = 1000
 """Longer lists are data, such as the ten million numbers of a sampler, and too long to convert."""
@@ -97,6 +99,12 @@ def integer(value: object, name: str, *, least: int = 1, most: int | None = MAX_
         limits = f"from {least} to {most}" if both else f"of at least {least}"
         raise InputError(f"{name} must be a whole number {limits}; it is {shown(value)}")
     return int(value)
+
+
+def check(valid: bool, value: object, name: str, what: str) -> None:
+    """Raise InputError, with `what` the argument must be, if it is not valid."""
+    if not valid:
+        raise InputError(f"{name} must be {what}; it is {shown(value)}")
 
 
 def position(value: Any, name: str, count: int) -> int:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
+import mmap
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from streamvid.errors import StreamvidError, VideoError
+from streamvid.errors import StreamvidError
 
 _ROOT: Final = Path("/")
 
@@ -65,16 +66,22 @@ def limit_met(error: BaseException) -> str | None:
     return None
 
 
+def memory_is_short() -> bool:
+    """Whether this process can get no further 256 MiB. Then an error of FFmpeg says nothing about a file; else a lack
+    of memory that it reports is the file's doing, which may make it ask for any amount."""
+    try:
+        mmap.mmap(-1, 256 << 20, flags=mmap.MAP_PRIVATE).close()
+    except OSError:
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def limits_named() -> Iterator[None]:
-    """A context in which an error that is due to a limit becomes a StreamvidError that names the limit and the remedy;
-    also an error of a clip, if FFmpeg failed at that clip because it got no memory."""
+    """A context in which an error that is due to a limit becomes a StreamvidError that names the limit and the
+    remedy."""
     try:
         yield
-    except VideoError as error:
-        if error.__cause__ is None or (limit := limit_met(error.__cause__)) is None:
-            raise
-        raise StreamvidError(f"{limit} ({error})") from error
     except Exception as error:
         if (limit := limit_met(error)) is None:
             raise

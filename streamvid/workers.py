@@ -47,6 +47,16 @@ class WorkerCrashError(Exception):
     """The process died during the call; the message is its signal (``SIGSEGV``) or exit status."""
 
 
+_OWN_FAULTS: Final = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
+"""Signals by which a process ends itself."""
+
+
+def is_from_outside(crash: str) -> bool:
+    """Whether a process was ended from outside, by the text of its WorkerCrashError, as by the kernel when memory runs
+    out: then its call is not to blame."""
+    return crash not in _OWN_FAULTS
+
+
 class WorkerStuckError(WorkerCrashError):
     """The process was killed because the call did no I/O or exceeded its time limit; the message says which."""
 

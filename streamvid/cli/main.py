@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Final, NoReturn
 
 from streamvid import __version__
-from streamvid.checks import did_you_mean
+from streamvid.checks import MAX_WORKERS, did_you_mean
 from streamvid.cli import clips, export, info, pack, reshape, revising, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, check_needs, fail
 from streamvid.errors import InputError, StreamvidError
@@ -83,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(name).setLevel(level)
     try:
         with _stoppable():
-            if (workers := getattr(arguments, "workers", None)) is not None and workers < 1:
-                raise InputError(f"--workers {workers}: give 1 or more, or leave it out")
+            if (workers := getattr(arguments, "workers", None)) is not None and not 1 <= workers <= MAX_WORKERS:
+                raise InputError(f"--workers {workers}: give 1 to {MAX_WORKERS}, or leave it out")
             check_needs(arguments, sys.argv[1:] if argv is None else argv)
             code: int = arguments.run(arguments)
             sys.stdout.flush()

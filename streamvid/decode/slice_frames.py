@@ -13,6 +13,7 @@ import numpy as np
 from streamvid.bitstream.packet_info import classifier
 from streamvid.color.picture import Picture, picture_of
 from streamvid.errors import VideoError
+from streamvid.host import limit_met, memory_is_short
 from streamvid.video import native_decoder
 from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, reorder_depth
 from streamvid.video.native_decoder import CorruptPictureError, FindTargets, NativeRun
@@ -62,6 +63,7 @@ def decode_frames(
 
     Raises:
         DamagedClipError: the slice does not decode to its frames.
+        VideoError: this process gets no memory, so that nothing is known about the slice.
     """
     return _decoded(encoded, segment, partial(_by_pyav, context or ReusableCodecContext()))
 
@@ -207,7 +209,10 @@ def _most_pixels(encoded: EncodedSlice) -> int:
     return max(192 * 280, 4 * (encoded.width + 64) * (encoded.height + 64))
 
 
-def _damaged(encoded: EncodedSlice, reason: str) -> DamagedClipError:
+def _damaged(encoded: EncodedSlice, reason: str) -> VideoError:
+    if memory_is_short():
+        # FFmpeg's decoders report a lack of memory as invalid data, too.
+        return VideoError(f"{limit_met(MemoryError(reason))} (clip {encoded.name})")
     return undecodable(DamagedClipError, encoded, reason)
 
 

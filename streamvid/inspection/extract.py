@@ -17,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.checks import integer, suggest_keywords
+from streamvid.checks import MAX_WORKERS, integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import FILE_NAME
 from streamvid.dataset.selection import delivered
@@ -91,7 +91,7 @@ def extract(
     target = given_path(folder, "folder")
     if not is_local(target):
         raise InputError(f"clips are extracted into a local folder, which {redact(target)} is not")
-    count = integer(_THREADS if workers is None else workers, "workers")
+    count = integer(_THREADS if workers is None else workers, "workers", most=MAX_WORKERS)
     opened = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
     rows = delivered(opened, where=where, keys=keys)
     to = Path(local_path(target))

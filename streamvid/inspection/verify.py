@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from streamvid.checks import integer, is_real, suggest_keywords
+from streamvid.checks import MAX_WORKERS, integer, is_real, suggest_keywords
 from streamvid.checksum import file_sha256
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
@@ -174,7 +174,7 @@ def verify(
         InputError: an option is out of range.
     """
     if workers is not None:
-        integer(workers, "workers")
+        integer(workers, "workers", most=MAX_WORKERS)
     if sample is not None and not (is_real(sample) and 0 < sample <= 1):
         raise InputError(f"a sample of {sample!r} is no share of the clips: give one above 0 and up to 1, such as 0.01")
     integer(seed, "seed", least=0, most=None)

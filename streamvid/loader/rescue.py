@@ -31,6 +31,7 @@ from streamvid.plan.sample_id import rows_of
 from streamvid.sampling.padding import Pad
 from streamvid.storage.range_reader import FileTooShort, RangeReader
 from streamvid.video.packet_selection import EncodedSlice
+from streamvid.workers import is_from_outside
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +39,6 @@ _PROCESSES: Final = 4
 """Processes that decode the clips of a batch that failed; each takes some 0.3 s to start."""
 BAD_CLIP: Final = (ClipError, FileTooShort, VideoError)
 """The errors that are raised for a clip that may be bad."""
-_OWN_FAULTS: Final = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
-"""Signals by which a decoder ends its own process."""
 
 
 @dataclass(frozen=True)
@@ -152,15 +151,16 @@ class Rescuer:
         good.update((sample, one) for sample, one in read.items() if sample not in tried)
         outcomes = decode_isolated([encoded for _, encoded in tried.values()], processes=self._processes)
         for (sample, (plan, encoded)), failure in zip(tried.items(), outcomes, strict=True):
-            if failure is None or _is_from_outside(failure):
+            # Another error says nothing about the clip: the process got no memory.
+            if not isinstance(failure, DamagedClipError) or _is_from_outside(failure):
                 good[sample] = plan, encoded
             else:
                 errors.setdefault(plan.clip, self._undecodable(plan, encoded, failure))
         return list(errors.values())
 
-    def _undecodable(self, plan: SamplePlan, encoded: EncodedSlice, failure: VideoError) -> ClipError:
+    def _undecodable(self, plan: SamplePlan, encoded: EncodedSlice, failure: DamagedClipError) -> ClipError:
         """The error for a clip whose bytes are those that were packed, so that the video itself is bad."""
-        reason = failure.reason if isinstance(failure, DamagedClipError) else str(failure)
+        reason = failure.reason
         if isinstance(failure, StuckDecoderError | CrashedDecoderError):
             what = "hangs" if isinstance(failure, StuckDecoderError) else "crashes"
             reason = f"its decoder {what}: {reason}"
@@ -183,9 +183,9 @@ class Rescuer:
         )
 
 
-def _is_from_outside(failure: VideoError) -> bool:
+def _is_from_outside(failure: DamagedClipError) -> bool:
     """Whether the process that decoded a clip was killed from outside, as by the kernel when memory runs out."""
-    return isinstance(failure, CrashedDecoderError) and failure.reason not in _OWN_FAULTS
+    return isinstance(failure, CrashedDecoderError) and is_from_outside(failure.reason)
 
 
 def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: RangeReader) -> list[Member]:

@@ -219,16 +219,16 @@ def work_folder(destination: str) -> Iterator[Path]:
 @contextmanager
 def disk_errors_named(destination: str, *, then: str) -> Iterator[None]:
     """A context that adds the destination to an OSError without a file name, as Arrow's, and what to do if the disk is
-    full or a limit of this process is met (a StreamvidError)."""
+    full or a limit of this process is met (a StreamvidError), such as its memory."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    except (OSError, MemoryError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"{os.strerror(error.errno)}; free some, there or in {tempfile.gettempdir()}, and do the same again"
             raise OSError(error.errno, f"{what}: {then}", error.filename or redact(destination)) from error
         if (limit := limit_met(error)) is not None:
             raise StreamvidError(f"{redact(destination)}: {limit}, and do the same again: {then}") from error
-        if error.errno is None or error.filename is not None:
+        if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
             raise
         raise OSError(error.errno, error.strerror, redact(destination)) from error
 

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import pyarrow as pa
 
-from streamvid.checks import integer, one_of, suggest_keywords
+from streamvid.checks import MAX_WORKERS, integer, one_of, suggest_keywords
 from streamvid.dataset.forgotten import write_forgotten
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.revisions import read_manifest
@@ -96,7 +96,7 @@ class JobRun:
         if not is_utf8(self.destination):
             raise InputError(f"destination {self.destination[:200]!r} is not UTF-8: name another")
         if self.workers is not None:
-            integer(self.workers, "workers")
+            integer(self.workers, "workers", most=MAX_WORKERS)
         one_of(self.engine, ENGINES, "engine")
         if self.address is not None and self.engine != "ray":
             raise InputError("an address is that of a Ray cluster: give it with engine 'ray' (--engine ray)")

@@ -20,6 +20,7 @@ import numpy as np
 from streamvid.dataset.schema import MAX_FILE_BYTES
 from streamvid.decode.damage import Damage, find_damage
 from streamvid.errors import StreamvidError, VideoError
+from streamvid.host import memory_is_short
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source_spans, span_columns
 from streamvid.packing.images import is_sequence
@@ -93,6 +94,8 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
         return [PreparedClip(clip, "", source.rows, {}, source.label)]
     except VideoError as error:
         cause = error.__cause__
+        if memory_is_short():
+            raise MemoryError(str(error)) from error
         if isinstance(cause, OSError) and cause.errno in _MACHINE_ERRORS:
             raise OSError(cause.errno, os.strerror(cause.errno), str(folder)) from error
         raise
@@ -101,6 +104,8 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
     except Exception as error:
         # Any other exception that a hostile file causes rejects that file alone.
         log.debug("unexpected error while reading %s", source.name, exc_info=True)
+        if memory_is_short():
+            raise MemoryError(str(error)) from error
         raise VideoError(f"unexpected {type(error).__name__} while reading it: {error}") from error
 
 

@@ -10,7 +10,7 @@ import logging
 import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from streamvid.packing.process_source import Outcome, process_source, process_so
 from streamvid.packing.shard_writer import ShardWriter
 from streamvid.storage.client import in_s3
 from streamvid.storage.url import is_local
-from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
+from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError, is_from_outside
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +186,8 @@ def _process(
             if some:
                 yield some, submit(some)
 
+        alone: set[Path] = set()
+        """Folders of sources whose process was killed, so that it is tried again with no other beside it."""
         pending = deque(one for _ in range(_AHEAD * workers) for one in next_ones())
         while pending:
             sources, future = pending.popleft()
@@ -195,6 +197,14 @@ def _process(
                 outcomes = [f"reading it gets FFmpeg stuck ({stuck})"]
             except WorkerCrashError as crash:
                 outcomes = [f"reading it crashes FFmpeg ({crash})"]
+                if len(sources) == 1 and is_from_outside(str(crash)):
+                    outcomes = [f"its process was killed ({crash}), also while it ran alone, as where memory runs out"]
+                    if sources[0].folder not in alone:
+                        alone.add(sources[0].folder)
+                        wait([one for _, one in pending])
+                        shutil.rmtree(sources[0].folder, ignore_errors=True)
+                        pending.appendleft((sources, submit(sources)))
+                        continue
             if len(outcomes) < len(sources):  # one of these sources is to blame
                 pending.extendleft(reversed([([source], submit([source])) for source in sources]))
                 continue

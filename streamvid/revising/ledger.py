@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
-from streamvid.checks import suggest_keywords
+from streamvid.checks import check, suggest_keywords
 from streamvid.dataset.forgotten import forgotten_rows, purged_name, read_table
 from streamvid.errors import InputError
 from streamvid.loader.run_about import replan
@@ -80,6 +80,8 @@ def ledger(
     Raises:
         InputError: `run` is no state; there is no such clip; the datasets are not those of the run any more.
     """
+    check(isinstance(key, str), key, "key", "the key of a clip, a text")
+    check(loader is None or hasattr(loader, "planned"), loader, "loader", "a StreamLoader")
     state = run if isinstance(run, Mapping) else _read(run)
     if "segments" not in state:
         raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from streamvid.checks import suggest_keywords
+from streamvid.checks import MAX_WORKERS, integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.revisions import change
 from streamvid.dataset.roots import grant
@@ -84,6 +84,8 @@ def repair(
             dataset is unchanged.
     """
     paths = given_paths(sources, "sources")
+    if workers is not None:
+        integer(workers, "workers", most=MAX_WORKERS)
     with opened_to_change(dataset, roots) as (base, opened):
         gone = set(opened.forgotten.tolist())
         named = quarantined(base.manifest, quarantine)

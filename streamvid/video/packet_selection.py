@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from streamvid.arrays import Bool, Int64, UInt8
 from streamvid.bitstream import packet_info
-from streamvid.checks import suggest_keywords
 from streamvid.checksum import crc32c
 from streamvid.color.tags import Color
-from streamvid.mp4.sample_entry import coded_size
 from streamvid.mp4.writer import composition_offsets, slice_header
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
 
@@ -85,50 +82,11 @@ class EncodedSlice:
     def to_mp4(self) -> UInt8:
         """The slice as an MP4 file, uint8 [bytes]: the wanted frames are numbers `frames` of it in presentation
         order."""
-        return _to_mp4(self.stsd, self.sizes, self.display_order, self.data, size=(self.width, self.height))
+        return slice_mp4(self.stsd, self.sizes, self.display_order, self.data, size=(self.width, self.height))
 
 
-@suggest_keywords
-def slice(
-    index: FrameIndex,
-    frames: npt.ArrayLike,
-    read: Callable[[int, int], bytes | bytearray | memoryview | UInt8],
-    *,
-    stsd: bytes,
-    gap: int = 64 << 10,
-    waste: float = math.inf,
-) -> tuple[UInt8, Int64]:
-    """Some frames of a clip as a small MP4, for any decoder.
-
-    Args:
-        index: the clip's packets.
-        frames: numbers of the wanted frames, ascending, without repeats.
-        read: returns the bytes [start, end) of the clip's MP4.
-        stsd: the clip's sample description box, as in the dataset's column of that name.
-        gap, waste: as for `byte_ranges`.
-
-    Returns:
-        the MP4, uint8 [bytes], and the numbers of the wanted frames in it, int64 [wanted], in presentation order.
-
-    Raises:
-        IndexError: the clip does not have one of the frames.
-        ValueError: `frames` is empty, or not ascending whole numbers; `stsd` is damaged; `read` returned more or fewer
-            bytes.
-    """
-    numbers = np.asarray(frames)
-    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
-        raise ValueError(f"frames must be a list of whole numbers; it is {frames!r}"[:300])
-    packets = select_packets(index, numbers.astype(np.int64))
-    spans, blocks = byte_ranges(packets, gap=gap, waste=waste), []
-    for start, end in spans.tolist():
-        blocks.append(np.frombuffer(read(start, end), dtype=np.uint8))
-        if len(blocks[-1]) != end - start:
-            raise ValueError(f"asked for bytes {start} to {end} of the clip, got {len(blocks[-1])} bytes")
-    data = extract_packets(packets, spans, blocks)
-    return _to_mp4(stsd, packets.sizes, packets.display_order, data, size=coded_size(stsd)), packets.frames
-
-
-def _to_mp4(stsd: bytes, sizes: Int64, display_order: Int64, data: UInt8, *, size: tuple[int, int]) -> UInt8:
+def slice_mp4(stsd: bytes, sizes: Int64, display_order: Int64, data: UInt8, *, size: tuple[int, int]) -> UInt8:
+    """The MP4 of selected packets, uint8 [bytes], of pictures of a size: width and height."""
     head = slice_header(stsd, sizes, width=size[0], height=size[1], offsets=composition_offsets(display_order))
     return np.concatenate([np.frombuffer(head, dtype=np.uint8), data])
 

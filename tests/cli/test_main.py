@@ -93,6 +93,7 @@ def test_verify_and_its_exit_code(folder: Path, tmp_path: Path, capsys: pytest.C
         (["index", "in", "out", "--update"], "leave out --append or --update"),
         (["pack", "in", "ds"], "ds holds a dataset already"),
         (["pack", "in", "out", "--workers", "0"], "--workers 0"),
+        (["pack", "in", "out", "--workers", "99999"], "--workers 99999: give 1 to 1024"),
         (["pack", "in", "out", "--labels", "none.csv"], "none.csv"),
         (["pack", "in", "labels.csv"], "labels.csv is a file"),
         (["pack", "in", "labels.csv/x"], "a part of the path is a file"),

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import streamvid as sv
+from streamvid.decode import isolated
 from streamvid.loader.torch_options import begin
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -87,12 +88,60 @@ def test_no_memory_is_left_to_decode(dataset: Path, tmp_path: Path, monkeypatch:
         raise av.error.MemoryError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(ReusableCodecContext, "_open", full)
+    monkeypatch.setattr("streamvid.decode.slice_frames.memory_is_short", lambda: True)
     options: Any = {"sampling": SAMPLING, "device": "cpu", "quarantine": tmp_path / "quarantine"}
     said = r"^there is no memory left for this process .*`ulimit -v`"
     with sv.StreamLoader(dataset, batch_size=1, **options) as loader, pytest.raises(sv.StreamvidError, match=said):
         next(iter(loader))
     assert loader.stats().bad_clips == 0
     assert not (tmp_path / "quarantine").exists()
+
+
+_decode_into = isolated._decode_into
+
+
+def decode_without_memory(descriptor: int, size: int, *args: Any) -> Iterator[Any]:
+    """In the child: it gets only 2 MiB more, and a picture takes 3."""
+    isolated._mapped(descriptor, size)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + (2 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    yield from _decode_into(descriptor, size, *args)
+
+
+def test_no_memory_is_left_to_try_a_clip(tmp_path: Path, inline_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that tries a clip gets no memory: nothing is known about the clip, and the run decodes it."""
+    write(Recipe(width=1920, height=1080, frames=4, gop=4), tmp_path / "0.mp4")
+    pack([tmp_path / "0.mp4"], tmp_path / "set", options=PackOptions("any"), progress=False)
+    opening = ReusableCodecContext._open
+
+    def fails_once(self: Any, *args: Any) -> Any:
+        monkeypatch.setattr(ReusableCodecContext, "_open", opening)
+        raise av.error.InvalidDataError(errno.EINVAL, "a decoder that fails once")
+
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")  # other arenas have room in reserve
+    monkeypatch.setattr(ReusableCodecContext, "_open", fails_once)
+    monkeypatch.setattr(isolated, "_decode_into", decode_without_memory)
+    (error,) = isolated.decode_isolated([sv.ClipDataset(tmp_path / "set", sampling=SAMPLING).encoded(0)])
+    assert "there is no memory left for this process" in str(error)
+    options: Any = {"sampling": SAMPLING, "device": "cpu", "quarantine": tmp_path / "quarantine"}
+    with sv.StreamLoader(tmp_path / "set", batch_size=1, **options) as loader:
+        assert next(iter(loader))["valid"].all()
+        assert loader.stats().bad_clips == 0
+    assert not (tmp_path / "quarantine").exists()
+
+
+def test_a_pack_without_memory_ends_instead_of_rejecting_its_videos(
+    dataset: Path, tmp_path: Path, inline_workers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> Any:
+        raise av.error.MemoryError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(ReusableCodecContext, "_open", full)
+    for module in ("decode.slice_frames", "packing.process_source"):
+        monkeypatch.setattr(f"streamvid.{module}.memory_is_short", lambda: True)
+    with pytest.raises(sv.StreamvidError, match=r"there is no memory left for this process.*it goes on"):
+        pack([dataset.parent / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
 
 
 def test_a_limit_of_file_sizes_is_named(dataset: Path, tmp_path: Path) -> None:

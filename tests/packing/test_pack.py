@@ -206,6 +206,7 @@ def test_every_file_found_is_packed_or_rejected(tmp_path: Path, caplog: pytest.L
         ({"options": {"fps": 3}}, r"options must be PackOptions\(…\)"),
         ({"shard_size": "1MiB"}, "shard_size must be a whole number"),
         ({"workers": "2"}, "workers must be a whole number"),
+        ({"workers": 1025}, "workers must be a whole number from 1 to 1024; it is 1025"),
         ({"destination": "d\udcffs"}, r"destination 'd\\udcffs' is not UTF-8: name another"),
         ({"overwrite": "no"}, "overwrite must be True or False; it is 'no'"),
         ({"append": 1}, "append must be True or False; it is 1"),
@@ -297,6 +298,17 @@ def test_a_crash_costs_one_video(videos: Path, tmp_path: Path, monkeypatch: pyte
     assert Dataset.open(tmp_path / "ds").clips.source == [name for name in NATURAL_ORDER if "two" not in name]
 
 
+def test_a_worker_that_is_killed_costs_no_video(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills workers first where memory runs out: the video is tried again, alone."""
+    monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.killed_at_two)
+    assert not pack([videos], tmp_path / "ds", workers=2).rejected
+    assert Dataset.open(tmp_path / "ds").clips.source == NATURAL_ORDER
+    monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.killed_at_every_two)
+    (rejected,) = pack([videos], tmp_path / "other", workers=2).rejected
+    assert rejected.source == "a/two.mkv"
+    assert "killed (SIGKILL), also while it ran alone, as where memory runs out" in rejected.reason
+
+
 def test_a_video_that_hangs_is_rejected(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.stuck_on_two)
     monkeypatch.setattr("streamvid.packing.run_local.Workers", functools.partial(Workers, silent_s=1.5))
@@ -328,7 +340,7 @@ def test_all_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"workers": 0}, "workers must be .* at least 1; it is 0"),
+        ({"workers": 0}, "workers must be a whole number from 1 to 1024; it is 0"),
         ({"shard_size": 0}, "shard_size must be"),
         ({"labels": "/none.csv"}, "none.csv"),
         ({"name": "d\udcffs"}, "name must be UTF-8 text"),

@@ -185,6 +185,13 @@ def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)[0]["step"] == steps[0]
 
 
+def test_arguments_of_another_type() -> None:
+    with pytest.raises(sv.InputError, match="key must be the key of a clip, a text; it is 3"):
+        sv.ledger({}, 3)  # type: ignore[arg-type]
+    with pytest.raises(sv.InputError, match="loader must be a StreamLoader; it is 'set'"):
+        sv.ledger({}, "key", loader="set")  # type: ignore[arg-type]
+
+
 def test_unknown_clips_and_other_states_are_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -202,3 +202,9 @@ def test_on_s3(folder: Path, videos: Path, tmp_path: Path, s3_bucket: str) -> No
     assert found_bad(path, tmp_path / "q", fetch="ranges", **cache) == set(BAD)
     assert set(sv.repair(path, videos, quarantine=tmp_path / "q", progress=False).repaired) == set(BAD)
     assert found_bad(path, tmp_path / "q2", fetch="ranges", **cache) == set()
+
+
+def test_how_many_workers_there_may_be(tmp_path: Path) -> None:
+    for workers in (0, 1025, "2"):
+        with pytest.raises(sv.InputError, match="workers must be a whole number"):
+            sv.repair(tmp_path, [tmp_path], quarantine=tmp_path, workers=workers)  # type: ignore[arg-type]

@@ -24,6 +24,24 @@ def crash_on_two(source: SourceVideo, place: Path, options: PackOptions) -> list
     return process_source(source, place, options)
 
 
+def killed_at_two(source: SourceVideo, place: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
+    """End once as a process does that the kernel kills for want of memory, with a file half written."""
+    once = place.parent / "killed"
+    if "two" in source.name and not once.exists():
+        once.touch()
+        place.mkdir()
+        (place / "clip.mp4").write_bytes(b"half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return process_source(source, place, options)
+
+
+def killed_at_every_two(source: SourceVideo, place: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
+    """The same each time."""
+    if "two" in source.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return process_source(source, place, options)
+
+
 def few_places(source: SourceVideo, place: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
     """Reject videos for which more temporary folders are there than one worker's two, and the one being written."""
     if len(list(place.parent.glob("clip-*"))) > 2:

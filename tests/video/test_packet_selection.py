@@ -410,3 +410,15 @@ def test_the_public_function_with_what_cannot_be(plain_clip: StoredClip) -> None
         sv.slice(index, [0], lambda start, end: bytes(end - start), stsd=stsd[:50])
     with pytest.raises(ValueError, match=r"frames must be a list of whole numbers; it is \[0.5\]"):
         sv.slice(index, [0.5], lambda start, end: bytes(end - start), stsd=stsd)
+
+
+@pytest.mark.parametrize("value", [None, "x", [1], -1, object()])
+@pytest.mark.parametrize("name", ["index", "frames", "read", "stsd", "gap", "waste"])
+def test_arguments_of_another_type(plain_clip: StoredClip, name: str, value: object) -> None:
+    if name == "frames" and value == [1]:
+        return
+    given: Any = {"index": plain_clip.index, "frames": [0], "read": lambda *_: None, "stsd": plain_clip.stsd}
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        sv.slice(**{**given, name: value})
+    with pytest.raises(sv.InputError, match="what read returns must be bytes"):
+        sv.slice(**given)
