@@ -50,12 +50,15 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
         scan: presentation times of its packets, and which are hidden.
 
     Raises:
-        CannotCopyError: the MP4 could not keep the times.
+        CannotCopyError: the MP4 could not keep the times, or has several sample descriptions.
         ValueError: no frame of it can be decoded.
     """
     pts, hidden = scan.pts, scan.hidden
     data = np.memmap(target, mode="r", dtype=np.uint8).data
-    stsd = sample_description(data)
+    try:
+        stsd = sample_description(data)
+    except ValueError as error:  # the source's parameter sets changed outside of its packets
+        raise CannotCopyError(str(error)) from error
     with VideoFile(target).open(apply_edits=False) as (container, stream):
         base = stream.time_base
         assert base is not None

@@ -29,13 +29,38 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
 
 
 def _is_cut_off(path: Path, container: str) -> bool:
-    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which only Matroska and MP4
+    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which Matroska, MP4, AVI and FLV
     do."""
     length = path.stat().st_size
     with path.open("rb") as file:
         if container == "mov":
             return any(kind in _MEDIA and end > length for kind, _, end in iter_file_boxes(file, length))
+        if container == "avi":
+            return _riff_end(file, length) > length
+        if container == "flv":
+            return _breaks_off(file, length)
         return container == "matroska" and _matroska_end(file, length) > length
+
+
+def _riff_end(file: BinaryIO, length: int) -> int:
+    """The end of the last RIFF chunk of an AVI, which has several above 1 GB."""
+    at = 0
+    while at < length:
+        file.seek(at)
+        head = file.read(8)
+        if head[:4] != b"RIFF":
+            break
+        at += 8 + int.from_bytes(head[4:], "little")
+    return at
+
+
+def _breaks_off(file: BinaryIO, length: int) -> bool:
+    """Whether the last tag of an FLV is not whole: behind each stands its size, unless that is left at 0 (Adobe Flash
+    Video File Format Specification 10.1, E.3 and E.4.1)."""
+    file.seek(length - 4)
+    size = int.from_bytes(file.read(4), "big")
+    file.seek(max(0, length - 4 - size))
+    return size > 0 and int.from_bytes(file.read(4)[1:], "big") + 11 != size
 
 
 def _matroska_end(file: BinaryIO, length: int) -> int:

@@ -351,12 +351,13 @@ def _classifier(stream: VideoStream, codec: str) -> Classifier:
     return packet_info.classifier(codec, stsd)
 
 
+DAMAGED: Final = "a packet in it is damaged or cut off"
 _CONFIGURATIONS: Final = {"h264": (b"avcC", (b"\x01",)), "hevc": (b"hvcC", (b"\x01",)), "av1": (b"av1C", (b"\x81",))}
 """Configuration boxes, and what those begin with that hold their stream's framing."""
 
 
 def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:
-    """The track's packets from the first key frame on, without empty ones.
+    """The track's packets from the first key frame on, without empty ones, and without a last one that is cut off.
 
     A key frame is what the container calls one, or the bitstream: some muxers leave the flag out where an edit begins.
     Pictures behind a recovery point of H.264 may show what came before it, so that then earlier packets count, too.
@@ -367,9 +368,10 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
         codec: of that track, one of CODECS.
 
     Raises:
-        ValueError: one is damaged.
+        ValueError: one is damaged, other than by the numbers of a transport stream's pieces, or the last one is cut off
+            in a file whose tables name it.
     """
-    unpack = None
+    unpack, cut_off, listed = None, False, container.format.name.startswith("mov") and stream.frames > 0
     if codec == "mpeg4" and container.format.name == "avi":
         # "Packed bitstream" of DivX: a B-frame is in the packet of the frame it precedes, and a placeholder after it.
         unpack = av.BitStreamFilterContext("mpeg4_unpack_bframes", stream)
@@ -383,10 +385,11 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
     for packet in container.demux(stream):
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
-        if packet.is_corrupt:
-            # Of a transport stream FFmpeg tells by the numbers of its pieces (continuity_counter).
-            joined = ", or files were joined: convert it to an MP4 first" if container.format.name == "mpegts" else ""
-            raise ValueError(f"a packet in it is damaged or cut off{joined}")
+        if (cut_off and packet.size) or (packet.is_corrupt and listed):
+            raise ValueError(DAMAGED)
+        if packet.is_corrupt and container.format.name != "mpegts":
+            cut_off = True
+            continue
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
             if not started:
                 begins = classify(memoryview(bytes(unpacked))).random_access

@@ -16,8 +16,9 @@ from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
+from streamvid.video.joined import RESTART_FRAMES, follow_on, is_whole
 from streamvid.video.output_order import OutputOrder, distinct, output_order
-from streamvid.video.probe import StreamInfo, VideoFile, demux
+from streamvid.video.probe import DAMAGED, StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
 
 _REORDERED: Final = (
@@ -27,10 +28,9 @@ _REORDERED: Final = (
 _NO_PTS: Final = -(1 << 63)
 _DATES_PACKS: Final = ("mpeg",)
 """Containers with times of packs, which may have several frames; times that FFmpeg derives may be wrong."""
-_RESTART_FRAMES: Final = 10
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
-    ("duration", np.int64),
+    ("duration", np.int64), ("corrupt", np.bool_),
 ]  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
         restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
         if restored is not None:
             if codec not in _REORDERED:
-                _check_clock(restored.pts[~restored.hidden])
+                _check_clock(restored.pts, ~restored.hidden)
             return restored
     if not is_timed(about.container, source.path) or ((found.pts == _NO_PTS) & (demuxed.clock == _NO_PTS)).all():
         return _count_times(source, found, codec)
@@ -154,8 +154,9 @@ def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bo
     """
     demuxed = _demux_all(source, codec)
     dated = _date_by_order(source, demuxed, codec, container)
-    if dated is None and by_order:
-        return _times_in_order(demuxed.packets.pts, output_order(source, codec))
+    if dated is None and (by_order or len(demuxed.parts)):
+        order = output_order(source, codec)
+        return _times_in_order(demuxed.packets.pts, order) if by_order else demuxed.packets.pts[order.packets]
     return None if dated is None else dated[1]
 
 
@@ -182,9 +183,10 @@ def _date_by_order(
         pts = np.full(len(pts), _NO_PTS)
     complete = not (pts == _NO_PTS).any()
     if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
-        rising = clock[clock != _NO_PTS] if container == "mpegts" else pts[~demuxed.packets.hidden]
-        if container == "mpegts" or codec not in _REORDERED:
-            _check_clock(rising)
+        if container == "mpegts":
+            _check_clock(clock, clock != _NO_PTS, demuxed.parts)
+        elif codec not in _REORDERED:
+            _check_clock(pts, ~demuxed.packets.hidden, demuxed.parts)
         return None
     order = output_order(source, codec, count=count)
     if not (clock == _NO_PTS).any():
@@ -195,8 +197,10 @@ def _date_by_order(
     return order.packets, (_fill_times if container in _DATES_PACKS else _fill_gaps)(times, lasts)
 
 
-def _check_clock(times: Int64) -> None:
-    if (np.diff(times) < 0).any():
+def _check_clock(times: Int64, counts: Bool, parts: Int64 | tuple[()] = ()) -> None:
+    """Raise ValueError if times fall from one packet that counts to the next one, other than where a part begins."""
+    at = np.flatnonzero(counts)
+    if len(np.setdiff1d(at[1:][np.diff(times[at]) < 0], parts)):
         raise ValueError("its clock falls back, as where recordings were joined: convert it to an MP4 first")
 
 
@@ -210,6 +214,8 @@ class _Demuxed:
         duration: int64 [packets], duration of each in ticks; 0 if unknown.
         expected: number of packets according to the container's header; 0 if it has none.
         track: the track's number in the container.
+        parts: int64 [parts - 1], the numbers of the packets with which recordings begin that were joined behind
+            another; the times of `packets` follow those of the part before.
     """
 
     packets: PacketTimes
@@ -217,6 +223,7 @@ class _Demuxed:
     duration: Int64
     expected: int
     track: int
+    parts: Int64
 
 
 def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
@@ -251,6 +258,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
                     packet.is_keyframe,
                     packet.is_discard,
                     packet.duration or 0,
+                    packet.is_corrupt,
                 )
                 for packet in demux(container, stream, codec)
             ),
@@ -258,9 +266,14 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
         track = stream.id
+    if rows["corrupt"].any() and not is_whole(source.path, track):
+        raise ValueError(DAMAGED)
+    pts, parts = rows["pts"].copy(), np.empty(0, dtype=np.int64)
+    if not (pts == _NO_PTS).any() and not rows["discarded"].any():
+        pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])
     durations = rows["duration"][rows["duration"] != 0]
     packets = PacketTimes(
-        pts=rows["pts"].copy(),
+        pts=pts,
         size=rows["size"].copy(),
         keyframe=rows["keyframe"].copy(),
         hidden=rows["discarded"].copy(),
@@ -268,7 +281,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         time_base=(base.numerator, base.denominator),
         edits_applied=apply_edits,
     )
-    return _Demuxed(packets, rows["clock"].copy(), rows["duration"].copy(), expected, track)
+    return _Demuxed(packets, rows["clock"].copy(), rows["duration"].copy(), expected, track, parts)
 
 
 def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:
@@ -367,7 +380,7 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
         ahead = np.concatenate([middle[:1], middle, middle[-1:]])
     # The clock falls back where recordings were joined; then the frames' durations continue the times.
     steps = np.diff(ahead)
-    ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -_RESTART_FRAMES * np.median(durations), steps, 0))])
+    ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -RESTART_FRAMES * np.median(durations), steps, 0))])
     filled: Int64 = ends - durations + np.round(np.interp(np.arange(len(times)), at, ahead)).astype(np.int64)
     return _rising(filled)
 

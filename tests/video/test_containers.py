@@ -20,8 +20,8 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
 from streamvid.video.containers import FORMATS, RAW_STREAMS
 from streamvid.video.encoders import leave_real_time
-from streamvid.video.probe import open_video
-from streamvid.video.remux import remux_with_ffmpeg
+from streamvid.video.probe import CannotCopyError, open_video
+from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support import images, mpeg4
 from tests.support.clips import write
@@ -174,12 +174,68 @@ def test_recordings_that_were_joined(muxer: str, codec: str, options: dict[str, 
     np.testing.assert_allclose(seconds, np.arange(48) / RATE, atol=1e-4)
 
 
-def test_transport_streams_that_were_joined(tmp_path: Path) -> None:
-    """FFmpeg takes the last packet before a join for a damaged one, as pieces of it may be missing."""
-    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=_X264)
-    source.write_bytes(2 * source.read_bytes())
-    with pytest.raises(VideoError, match="damaged or cut off, or files were joined: convert it to an MP4 first"):
+def _pieces(path: Path) -> tuple[list[bytes], list[int]]:
+    """The pieces of a transport stream of FFmpeg's, and which of them begin a packet of its video."""
+    data = path.read_bytes()
+    pieces = [data[at : at + 188] for at in range(0, len(data), 188)]
+    return pieces, [n for n, piece in enumerate(pieces) if int.from_bytes(piece[1:3], "big") == 0x4100]
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"), [("libx264", _X264), ("libx265", _X265), ("mpeg4", _MPEG), ("mpeg2video", _MPEG)]
+)
+@pytest.mark.parametrize("m2ts", [False, True])
+def test_transport_streams_that_were_joined(codec: str, options: dict[str, str], m2ts: bool, tmp_path: Path) -> None:
+    """FFmpeg takes the last packet before a join for a damaged one, as pieces of it may be missing. The clock begins
+    anew, too."""
+    source = encode(tmp_path / "a.ts", "mpegts", codec, options=options, frames=24)
+    if m2ts:
+        source.write_bytes(b"".join(bytes(4) + piece for piece in _pieces(source)[0]))
+    expected = decoded(source)
+    source.write_bytes(3 * source.read_bytes())
+    clip, transcoded = prepare(source, tmp_path / "clip")
+    stored = decoded(clip.mp4)
+    assert [read_frame_number(picture) for picture in stored] == 3 * list(range(24))
+    assert transcoded or all(map(np.array_equal, stored, 3 * expected))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(72) / RATE, atol=1e-4)
+
+
+@pytest.mark.parametrize("lost", ["first piece", "middle piece", "last piece", "packet", "end of the first part"])
+def test_transport_streams_of_which_pieces_are_missing(lost: str, tmp_path: Path) -> None:
+    options = {"x264-params": f"{_X264['x264-params']}:cabac=0"}
+    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=options, size=(1280, 720))
+    pieces, starts = _pieces(source)
+    begin, end = starts[6], starts[7]  # a key frame
+    video = [n for n in range(begin, end) if pieces[n][1] & 0x1F == 1]
+    assert len(video) > 2
+    gone = {
+        "first piece": video[:1], "middle piece": video[1:2], "last piece": video[-1:], "packet": video,
+        "end of the first part": range(video[-1], len(pieces)),
+    }[lost]  # fmt: skip
+    kept = [piece for n, piece in enumerate(pieces) if n not in gone]
+    source.write_bytes(b"".join(kept + pieces))
+    with pytest.raises(VideoError, match="a packet in it is damaged or cut off"):
         prepare(source, tmp_path / "clip")
+
+
+def test_a_flash_video_whose_parameter_sets_change(tmp_path: Path) -> None:
+    """As a live stream that began again with other settings is recorded: a copy would have two sample descriptions."""
+    first = encode(tmp_path / "a.flv", "flv", "libx264", options=_X264)
+    other = {"x264-params": f"{_X264['x264-params']}:cabac=0:ref=1:8x8dct=0"}
+    data, joined = encode(tmp_path / "b.flv", "flv", "libx264", options=other).read_bytes(), first.read_bytes()
+    at = 13
+    while at < len(data):  # tags: type, size, time in ms (Adobe Flash Video File Format Specification 10.1, E.4.1)
+        end = at + 15 + int.from_bytes(data[at + 1 : at + 4], "big")
+        later = int.from_bytes(data[at + 4 : at + 7], "big") + 1000 * FRAMES // RATE
+        joined += data[at : at + 4] + later.to_bytes(3, "big") + data[at + 7 : end]
+        at = end
+    first.write_bytes(joined)
+    with pytest.raises(CannotCopyError, match="more than one sample description"):
+        store_clip(first, tmp_path)
+    clip, transcoded = prepare(first, tmp_path / "clip")
+    assert transcoded
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == 2 * list(range(FRAMES))
 
 
 def test_a_recording_of_which_there_is_a_header_alone(tmp_path: Path) -> None:
@@ -189,8 +245,8 @@ def test_a_recording_of_which_there_is_a_header_alone(tmp_path: Path) -> None:
         prepare(source, tmp_path / "clip")
 
 
-def test_a_transport_stream_whose_clock_falls_back(tmp_path: Path) -> None:
-    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=_X264)
+def test_a_transport_stream_whose_clock_falls_back_by_a_few_frames(tmp_path: Path) -> None:
+    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options={**_X264, "bf": "0"}, frames=3)
     data = bytearray(2 * source.read_bytes())
     counters: dict[int, int] = {}
     for at in range(0, len(data), 188):  # continuity_counter (ISO/IEC 13818-1, 2.4.3.2): no packet seems to be missing
