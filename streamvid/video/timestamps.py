@@ -356,8 +356,9 @@ def _fill_gaps(times: Int64, durations: Int64) -> Int64:
 def _fill_times(times: Int64, durations: Int64) -> Int64:
     """The times of all frames from a container that has only some: see `_DATES_PACKS`.
 
-    A frame begins when the previous one ends, and stored times correct that. A time that agrees with neither of its
-    neighbours is ignored, because FFmpeg's parsers give it to the wrong frame if a start code lies across two packs.
+    A frame begins when the previous one ends, and stored times correct that. FFmpeg's parsers give a time to the wrong
+    frame, too, if a start code lies across two packs. So one that two frames have is ignored and, where most agree with
+    the frames' durations, one that is too early or a frame late.
 
     Args:
         times: int64 [frames], in display order, in ticks; -2**63 for frames without a time.
@@ -370,17 +371,23 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
         ValueError: the times do not rise.
     """
     at = np.flatnonzero(times != _NO_PTS)
+    twice = np.concatenate([[False], np.diff(times[at]) == 0, [False]])
+    at = at[~(twice[1:] | twice[:-1])]
+    if not len(at):
+        raise ValueError("its frames have the same time")
     if not (durations > 0).all():
         steps = np.diff(times[at]) / np.diff(at)
         durations = np.full(len(times), round(float(np.median(steps))) if len(steps) else 1)
     ends = np.cumsum(durations)
     ahead = times[at] - (ends - durations)[at]
-    if len(at) > 2:
+    usual = np.median(durations)
+    if len(at) > 2 and np.mean(np.abs(np.diff(ahead)) < usual / 2) > 0.5:
         middle = np.median(np.stack([ahead[:-2], ahead[1:-1], ahead[2:]]), axis=0)
-        ahead = np.concatenate([middle[:1], middle, middle[-1:]])
+        middle = np.concatenate([ahead[:1], middle, middle[-1:]])
+        ahead = np.where(ahead - middle < 1.5 * usual, middle, ahead)  # what is later comes behind a pause
     # The clock falls back where recordings were joined; then the frames' durations continue the times.
     steps = np.diff(ahead)
-    ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -RESTART_FRAMES * np.median(durations), steps, 0))])
+    ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -RESTART_FRAMES * usual, steps, 0))])
     filled: Int64 = ends - durations + np.round(np.interp(np.arange(len(times)), at, ahead)).astype(np.int64)
     return _rising(filled)
 

@@ -23,6 +23,7 @@ from streamvid.video.encoders import leave_real_time
 from streamvid.video.probe import CannotCopyError, open_video
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
+from streamvid.video.timestamps import _fill_times
 from tests.support import images, mpeg4
 from tests.support.clips import write
 from tools.clips import Recipe, read_frame_number
@@ -38,11 +39,12 @@ _MPEG = {"bf": "2", "g": "6", "qmin": "2", "qmax": "3"}
 def encode(
     path: Path, muxer: str, codec: str, pix_fmt: str = "yuv420p", *, rate: int = RATE, frames: int = FRAMES,
     options: dict[str, str] | None = None, size: tuple[int, int] = (WIDTH, HEIGHT), sound: str = "",
-    numbered: bool = True, times: Sequence[int] | None = None,
+    numbered: bool = True, noisy: bool = False, times: Sequence[int] | None = None,
 ) -> Path:  # fmt: skip
     """Frames with their numbers drawn on them, in a container that tools/recipes.py does not know.
 
     Args:
+        noisy: with noise around the numbers, so that no two frames fit into a pack.
         times: when each is shown, in periods of the rate; default: one after the other.
     """
     with av.open(str(path), "w", format=muxer, options={"fflags": "+bitexact"}) as output:
@@ -52,6 +54,8 @@ def encode(
         audio: Any = output.add_stream(sound, rate=48000) if sound else None
         for number in range(frames):
             picture = np.full((size[1], size[0], 3), 4 * number % 256, dtype=np.uint8)
+            if noisy:
+                picture = np.random.default_rng(number).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
             if numbered:
                 draw_frame_number(picture, number)
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)
@@ -161,6 +165,38 @@ def test_times_that_ffmpeg_makes_up(tmp_path: Path) -> None:
     clip, _ = prepare(source, tmp_path / "clip")
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(seconds, np.arange(62) / 25, atol=1e-4)
+
+
+_VARIABLE = [5 * number + number * 7 % 11 // 2 for number in range(24)]
+
+
+@pytest.mark.parametrize("times", [_VARIABLE, [0, *range(9, 31), 60]], ids=["variable", "pauses"])
+def test_a_program_stream_of_a_variable_rate(times: list[int], tmp_path: Path) -> None:
+    """Also with a pause behind the first frame, and one before the last. Frames that share a pack have one time."""
+    source = encode(
+        tmp_path / "a.mpg", "mpeg", "libx264", options=_X264, frames=24, times=times, size=(64, 64), noisy=True
+    )
+    with open_video(source, fill_times=False) as container:
+        stored = [packet.pts for packet in container.demux(video=0) if packet.pts is not None]
+    assert 12 < len(stored) < 24
+    clip, _ = prepare(source, tmp_path / "clip")
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(24))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    said = (np.array(stored) - stored[0]) / 90_000
+    assert np.isin(said.round(3), (np.array(times) / RATE).round(3)).all()
+    assert np.isin(said.round(3), seconds.round(3)).all()
+
+
+@pytest.mark.parametrize(("times", "filled"), [
+    ({0: 0, 2: 60, 5: 120, 7: 240}, [0, 30, 60, 80, 100, 120, 180, 240, 250]),
+    ({0: 0, 3: 60, 4: 60, 8: 160}, [0, 20, 40, 60, 80, 100, 120, 140, 160]),  # one of two frames has the other's time
+    ({0: 0, 1: 10, 2: 20, 4: 40, 6: 50, 8: 80}, [0, 10, 20, 30, 40, 50, 60, 70, 80]),  # a time too early
+    ({0: 0, 1: 10, 2: 20, 4: 40, 6: 70, 8: 80}, [0, 10, 20, 30, 40, 50, 60, 70, 80]),
+    ({0: 0, 2: 20, 4: 40, 6: 60, 8: 300}, [0, 10, 20, 30, 40, 50, 60, 180, 300]),
+])  # fmt: skip
+def test_frames_without_times_between_those_with_times(times: dict[int, int], filled: list[int]) -> None:
+    stored = np.array([times.get(number, -(1 << 63)) for number in range(9)])
+    assert _fill_times(stored, np.full(9, 10)).tolist() == filled
 
 
 @pytest.mark.parametrize(("muxer", "codec", "options"), [("vob", "mpeg2video", _MPEG), ("mpeg", "libx264", _X264)])
