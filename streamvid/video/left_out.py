@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from streamvid.mp4.boxes import iter_file_boxes
+from streamvid.video.joined import breaks_off
 from streamvid.video.probe import VideoFile, video_streams
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
 
@@ -22,10 +23,12 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
         OSError: the file cannot be read.
         ValueError: as in `streamvid.video.probe.video_stream`.
     """
-    with source.open() as (container, _):
+    with source.open() as (container, stream):
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
-    return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * _is_cut_off(source.path, name)
+        codec = stream.codec_context.codec.canonical_name
+        cut_off = breaks_off(source.path, stream.id, codec) if name == "mpegts" else _is_cut_off(source.path, name)
+    return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off
 
 
 def _is_cut_off(path: Path, container: str) -> bool:

@@ -73,7 +73,8 @@ def output_order(
         kind_of = mpeg4.vop_classifier(context.extradata or b"")
         kinds: list[PacketKind] = []
         number = -1
-        for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, None)):
+        end = None if count is None else num_skipped + count
+        for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, end)):
             if codec == "mpeg4":
                 kinds.append(kind_of(memoryview(bytes(packet))))
             if packet.is_discard:  # cut off by an edit list: its picture would be kept back

@@ -16,7 +16,7 @@ from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
-from streamvid.video.joined import RESTART_FRAMES, follow_on, is_whole
+from streamvid.video.joined import RESTART_FRAMES, breaks_off, follow_on, is_whole
 from streamvid.video.output_order import OutputOrder, distinct, output_order
 from streamvid.video.probe import DAMAGED, StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
@@ -110,6 +110,8 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
     codec, demuxed = about.codec, _demux_all(source, about.codec)
+    if about.container == "mpegts" and breaks_off(source.path, demuxed.track, codec):
+        demuxed = replace(demuxed, packets=demuxed.packets.rows(slice(-1)), clock=demuxed.clock[:-1])
     found = demuxed.packets
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
