@@ -19,12 +19,14 @@ from streamvid.checksum import crc32c
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder, decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.mp4.top_level import NeedsDemuxerError
+from streamvid.packing.options import PackOptions
+from streamvid.packing.prepare import remux_or_build
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
 from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
-from tests.support.clips import write
+from tests.support.clips import one_after_the_other, write
 from tests.support.reference import seconds, sequential, slice_of, whole
 from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate
 from tools.damage import lie_about_order
@@ -430,6 +432,22 @@ def test_packets_of_several_pictures_are_not_copied(codec: Codec, tmp_path: Path
     assert len(sequential(joined)) == 8, "FFmpeg shows both"
     with pytest.raises(CannotCopyError, match="its packet 6 holds several pictures"):
         store_clip(joined, tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["vp8", "vp9", "av1"])
+def test_a_size_that_changes_midway(codec: Codec, tmp_path: Path) -> None:
+    """As browsers record a window that is resized. Its later frames would be errors when they are read."""
+    recipe = Recipe(codec=codec, container="mkv", frames=8, gop=4, b_frames=0, width=128, height=96)
+    parts = [recipe, replace(recipe, width=192, height=128)]
+    files = [write(part, tmp_path / f"{number}.mkv") for number, part in enumerate(parts)]
+    joined = one_after_the_other(files, tmp_path / "joined.mkv")
+    with pytest.raises(CannotCopyError, match="the size of its pictures changes in packet 8"):
+        store_clip(joined, tmp_path)
+    (tmp_path / "clip").mkdir()
+    clip, _ = remux_or_build(str(joined), joined, tmp_path / "clip", PackOptions(), cut_only=False)
+    frames = decode_with_pyav(slice_of(clip, range(16)))
+    assert {frame.shape for frame in frames} == {(96, 128, 3)}
+    assert [read_frame_number(frame) for frame in frames[:8]] == [*range(8)]
 
 
 @pytest.mark.parametrize(("codec", "container"), [("vp8", "webm"), ("vp9", "webm"), ("vp9", "mp4")])
