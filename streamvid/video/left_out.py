@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from streamvid.mp4.boxes import iter_file_boxes
-from streamvid.video.joined import breaks_off
 from streamvid.video.probe import VideoFile, video_streams
+from streamvid.video.recordings import breaks_off
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
 
 _MEDIA: Final = (b"mdat", b"moof", b"moov")

@@ -31,6 +31,7 @@ from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
 from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
 from streamvid.video.containers import FORMATS, check_pattern, is_motion_jpeg, kind_of_refused, nameless, refused
+from streamvid.video.recordings import whole_packets
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -351,7 +352,6 @@ def _classifier(stream: VideoStream, codec: str) -> Classifier:
     return packet_info.classifier(codec, stsd)
 
 
-DAMAGED: Final = "a packet in it is damaged or cut off"
 _CONFIGURATIONS: Final = {"h264": (b"avcC", (b"\x01",)), "hevc": (b"hvcC", (b"\x01",)), "av1": (b"av1C", (b"\x81",))}
 """Configuration boxes, and what those begin with that hold their stream's framing."""
 
@@ -368,10 +368,9 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
         codec: of that track, one of CODECS.
 
     Raises:
-        ValueError: one is damaged, other than by the numbers of a transport stream's pieces, or the last one is cut off
-            in a file whose tables name it.
+        ValueError: as of `whole_packets`, or they are encrypted.
     """
-    unpack, cut_off, listed = None, False, container.format.name.startswith("mov") and stream.frames > 0
+    unpack = None
     if codec == "mpeg4" and container.format.name == "avi":
         # "Packed bitstream" of DivX: a B-frame is in the packet of the frame it precedes, and a placeholder after it.
         unpack = av.BitStreamFilterContext("mpeg4_unpack_bframes", stream)
@@ -382,14 +381,9 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
     started, classify = False, _classifier(stream, codec)
     framed = codec == "h264" and (stream.codec_context.extradata or b"")[:1] == b"\1"  # its parameter sets are known
     held: deque[Packet[VideoStream]] = deque(maxlen=1000 if framed else 0)
-    for packet in container.demux(stream):
+    for packet in whole_packets(container, stream):
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
-        if (cut_off and packet.size) or (packet.is_corrupt and listed):
-            raise ValueError(DAMAGED)
-        if packet.is_corrupt and container.format.name != "mpegts":
-            cut_off = True
-            continue
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
             if not started:
                 begins = classify(memoryview(bytes(unpacked))).random_access

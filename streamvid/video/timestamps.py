@@ -16,10 +16,10 @@ from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
-from streamvid.video.joined import RESTART_FRAMES, breaks_off, follow_on, is_whole
 from streamvid.video.output_order import OutputOrder, distinct, output_order
-from streamvid.video.probe import DAMAGED, StreamInfo, VideoFile, demux
+from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
+from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, breaks_off, follow_on, is_whole
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -268,8 +268,8 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
         track = stream.id
-    if rows["corrupt"].any() and not is_whole(source.path, track):
-        raise ValueError(DAMAGED)
+        if container.format.name == "mpegts" and rows["corrupt"].any() and not is_whole(source.path, track):
+            raise ValueError(DAMAGED)
     pts, parts = rows["pts"].copy(), np.empty(0, dtype=np.int64)
     if not (pts == _NO_PTS).any() and not rows["discarded"].any():
         pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])

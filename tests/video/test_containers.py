@@ -22,7 +22,7 @@ from streamvid.video.containers import FORMATS, RAW_STREAMS
 from streamvid.video.encoders import leave_real_time
 from streamvid.video.probe import CannotCopyError, open_video
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
-from streamvid.video.stored_clip import StoredClip
+from streamvid.video.stored_clip import CUT_OFF, StoredClip
 from streamvid.video.timestamps import _fill_times
 from tests.support import images, mpeg4
 from tests.support.clips import write
@@ -253,6 +253,21 @@ def test_transport_streams_of_which_pieces_are_missing(lost: str, tmp_path: Path
     source.write_bytes(b"".join(kept + pieces))
     with pytest.raises(VideoError, match="a packet in it is damaged or cut off"):
         prepare(source, tmp_path / "clip")
+
+
+@pytest.mark.parametrize(("muxer", "codec"), [("mpegts", "mpeg2video"), ("flv", "flv"), ("avi", "wmv2")])
+def test_what_is_cut_off_within_its_last_frame(muxer: str, codec: str, tmp_path: Path) -> None:
+    """What is transcoded, too, goes as far as it is whole."""
+    options = {"qmin": "2", "qmax": "3", "g": "6"}
+    source = encode(tmp_path / "a", muxer, codec, options=options, frames=12, noisy=True)
+    data = source.read_bytes()
+    source.write_bytes(data[: (data.rindex(b"idx1") if muxer == "avi" else len(data)) - 1500])
+    clip, transcoded = prepare(source, tmp_path / "clip")
+    assert transcoded
+    assert CUT_OFF in clip.left_out
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == [*range(11)]
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(11) / RATE, atol=0.0011)
 
 
 def test_a_flash_video_whose_parameter_sets_change(tmp_path: Path) -> None:

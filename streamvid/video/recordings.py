@@ -1,15 +1,21 @@
 """Recordings that were joined byte by byte: the times of their parts, and whether pieces of a transport stream are
-missing or only begin anew."""
+missing or only begin anew. And recordings that end within a frame."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from streamvid.arrays import Bool, Int64, UInt8
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.packet import Packet
+    from av.video.stream import VideoStream
 
 _PIECE: Final = 188
 _LAYOUTS: Final = ((188, 0), (192, 4), (204, 0))
@@ -48,6 +54,34 @@ def follow_on(pts: Int64, keyframe: Bool, duration: Int64) -> tuple[Int64, Int64
                 highest = high
         highest = max(highest, high)
     return made, np.array(parts[1:], dtype=np.int64)
+
+
+def whole_packets(
+    container: InputContainer, stream: VideoStream, *, cut_off: bool = False
+) -> Iterator[Packet[VideoStream]]:
+    """The packets of a track, without a last one that is cut off. FFmpeg marks that as corrupt.
+
+    Args:
+        container, stream: as `VideoFile.open` gives them. Of a transport stream FFmpeg's marks do not count.
+        cut_off: whether the last packet is cut off: `breaks_off`.
+
+    Raises:
+        ValueError: one is damaged, or the last one is cut off in a file whose tables name it.
+    """
+    name, corrupt = container.format.name, False
+    held: list[Packet[VideoStream]] = []  # the last packet with data, and empty ones behind it
+    for packet in container.demux(stream):
+        if packet.size:
+            if corrupt or (packet.is_corrupt and name.startswith("mov") and stream.frames):
+                raise ValueError(DAMAGED)
+            corrupt = packet.is_corrupt and name != "mpegts"
+            yield from held
+            held.clear()
+        held.append(packet)
+    yield from held[1:] if held and held[0].size and (corrupt or cut_off) else held
+
+
+DAMAGED: Final = "a packet in it is damaged or cut off"
 
 
 def is_whole(source: Path, pid: int) -> bool:
