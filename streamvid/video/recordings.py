@@ -66,13 +66,15 @@ def whole_packets(
         cut_off: whether the last packet is cut off: `breaks_off`.
 
     Raises:
-        ValueError: one is damaged, or the last one is cut off in a file whose tables name it.
+        ValueError: one is damaged; or the last one is cut off, in a file whose tables name it, or in a container of
+            which `streamvid.video.left_out` does not tell where it should end.
     """
-    name, corrupt = container.format.name, False
+    name, corrupt = container.format.name.split(",")[0], False
+    must_end = name not in _MAY_BREAK_OFF or (name == "mov" and stream.frames > 0)
     held: list[Packet[VideoStream]] = []  # the last packet with data, and empty ones behind it
     for packet in container.demux(stream):
         if packet.size:
-            if corrupt or (packet.is_corrupt and name.startswith("mov") and stream.frames):
+            if corrupt or (packet.is_corrupt and must_end):
                 raise ValueError(DAMAGED)
             corrupt = packet.is_corrupt and name != "mpegts"
             yield from held
@@ -81,6 +83,7 @@ def whole_packets(
     yield from held[1:] if held and held[0].size and (corrupt or cut_off) else held
 
 
+_MAY_BREAK_OFF: Final = ("avi", "flv", "matroska", "mov", "mpegts")
 DAMAGED: Final = "a packet in it is damaged or cut off"
 
 

@@ -270,6 +270,13 @@ def test_what_is_cut_off_within_its_last_frame(muxer: str, codec: str, tmp_path:
     np.testing.assert_allclose(seconds, np.arange(11) / RATE, atol=0.0011)
 
 
+def test_what_is_cut_off_where_no_notice_could_say_so_is_refused(tmp_path: Path) -> None:
+    source = encode(tmp_path / "a.ivf", "ivf", "libvpx", options={"deadline": "realtime"}, noisy=True)
+    source.write_bytes(source.read_bytes()[:-500])
+    with pytest.raises(VideoError, match="a packet in it is damaged or cut off"):
+        prepare(source, tmp_path / "clip")
+
+
 def test_a_flash_video_whose_parameter_sets_change(tmp_path: Path) -> None:
     """As a live stream that began again with other settings is recorded: a copy would have two sample descriptions."""
     first = encode(tmp_path / "a.flv", "flv", "libx264", options=_X264)
