@@ -12,6 +12,7 @@ from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
 
 _MEDIA: Final = (b"mdat", b"moof", b"moov")
 """Boxes with pictures and tables of them: behind the last there may be anything."""
+_MAX_CHUNKS: Final = 1 << 12
 _EBML: Final = 0x1A45DFA3
 _SEGMENT: Final = 0x18538067
 
@@ -39,16 +40,16 @@ def _is_cut_off(path: Path, container: str) -> bool:
         if container == "mov":
             return any(kind in _MEDIA and end > length for kind, _, end in iter_file_boxes(file, length))
         if container == "avi":
-            return _riff_end(file, length) > length
+            return _riff_end(file) > length
         if container == "flv":
             return _breaks_off(file, length)
         return container == "matroska" and _matroska_end(file, length) > length
 
 
-def _riff_end(file: BinaryIO, length: int) -> int:
-    """The end of the last RIFF chunk of an AVI, which has several above 1 GB."""
+def _riff_end(file: BinaryIO) -> int:
+    """The end of the last RIFF chunk of an AVI, which has one for each GB."""
     at = 0
-    while at < length:
+    for _ in range(_MAX_CHUNKS):
         file.seek(at)
         head = file.read(8)
         if head[:4] != b"RIFF":

@@ -84,7 +84,7 @@ def whole_packets(
 
 
 _MAY_BREAK_OFF: Final = ("avi", "flv", "matroska", "mov", "mpegts")
-DAMAGED: Final = "a packet in it is damaged or cut off"
+DAMAGED: Final = "a packet in it is damaged or cut off: copy or record it again, or re-encode it"
 
 
 def is_whole(source: Path, pid: int) -> bool:
