@@ -30,8 +30,8 @@ _SELECT: Final = 2
 
 @dataclass(frozen=True)
 class _Sequence:
-    """The colour description of a sequence header, and the fields on which the position of refresh_frame_flags in a
-    frame header depends.
+    """The colour description of a sequence header, the largest size of its pictures, and the fields on which the
+    position of refresh_frame_flags in a frame header depends.
 
     Attributes:
         screen_content_tools: seq_force_screen_content_tools.
@@ -43,6 +43,7 @@ class _Sequence:
     integer_mv: int
     order_hint_bits: int
     colors: StatedColors | None
+    size: tuple[int, int]
 
 
 def classifier(stsd: bytes) -> Classifier:
@@ -77,12 +78,13 @@ class _TemporalUnits:
         """A random access point begins with a key frame that is displayed immediately. A key frame that is displayed
         later does not count, because frames displayed before it may refer to earlier ones."""
         starts: bool | None = None
-        refreshes, colors = False, None
+        refreshes, colors, size = False, None, None
         displayed = Counter[int]()  # of each spatial layer, of which a decoder outputs the highest
         for kind, layer, payload in _obus(unit):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
-                colors = None if self._sequence is None else self._sequence.colors
+                if self._sequence is not None:
+                    colors, size = self._sequence.colors, self._sequence.size
                 refreshes = True
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
@@ -98,6 +100,7 @@ class _TemporalUnits:
             hidden=pictures == 0,
             several=pictures > 1,
             colors=colors,
+            size=size,
         )
 
     def _refresh(self, bits: BitReader) -> int:
@@ -166,7 +169,7 @@ def _sequence_header(bits: BitReader) -> _Sequence | None:
         if delays and bits.u(1):  # initial_display_delay_present_for_this_op
             bits.u(4)
     width_bits, height_bits = bits.u(4) + 1, bits.u(4) + 1
-    bits.u(width_bits + height_bits)
+    size = bits.u(width_bits) + 1, bits.u(height_bits) + 1
     if bits.u(1):  # frame_id_numbers_present_flag
         return None
     # use_128x128_superblock, enable_filter_intra, enable_intra_edge_filter; then enable_interintra_compound,
@@ -184,7 +187,7 @@ def _sequence_header(bits: BitReader) -> _Sequence | None:
     with suppress(ValueError):
         bits.u(3)  # enable_superres, enable_cdef, enable_restoration
         colors = _color_config(bits, profile)
-    return _Sequence(tools, integer_mv, order_hint_bits, colors)
+    return _Sequence(tools, integer_mv, order_hint_bits, colors, size)
 
 
 def _color_config(bits: BitReader, profile: int) -> StatedColors:

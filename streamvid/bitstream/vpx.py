@@ -22,13 +22,16 @@ def classify_vp8(packet: memoryview) -> PacketKind:
     """
     if len(packet) == 0:
         return PacketKind()
-    return PacketKind(random_access=packet[0] & 1 == 0, hidden=packet[0] >> 4 & 1 == 0)
+    size = None
+    with suppress(ValueError):
+        size = next(iter(coded_sizes("vp8", bytes(packet[:10]))), None)
+    return PacketKind(random_access=packet[0] & 1 == 0, hidden=packet[0] >> 4 & 1 == 0, size=size)
 
 
 def classify_vp9(packet: memoryview) -> PacketKind:
     """Read the start of uncompressed_header (6.2): frame_marker, profile, show_existing_frame, frame_type, show_frame,
-    error_resilient_mode; then, in displayed frames that are no key frames, reset_frame_context and
-    refresh_frame_flags.
+    error_resilient_mode; then, in displayed frames that are no key frames, reset_frame_context, refresh_frame_flags,
+    and whether the size is that of the first reference (found_ref).
 
     `finalize_disposable` finds the disposable frames.
     """
@@ -44,6 +47,7 @@ def classify_vp9(packet: memoryview) -> PacketKind:
     refresh = bits >> (place - (11 if error_resilient else 13)) & 255
     is_frame = bits >> 30 == 2 and not shows_existing
     is_key = is_frame and not not_key
+    has_size = is_key or (is_frame and shown and not bits >> (place - (24 if error_resilient else 26)) & 1)
     return PacketKind(
         random_access=is_key,
         hidden=displayed == 0,
@@ -53,6 +57,7 @@ def classify_vp9(packet: memoryview) -> PacketKind:
         resets_context=bool(is_frame and (error_resilient or not not_key)),
         several=displayed > 1,
         colors=_key_frame_colors(packet, profile) if is_key else None,
+        size=_size(packet) if has_size else None,
     )
 
 
@@ -67,6 +72,12 @@ def _is_displayed(frame: bytes) -> bool:
     bits = int.from_bytes(frame[:4].ljust(4, b"\0"), "big")
     place = _after_profile(bits >> 29 & 1 | (bits >> 28 & 1) << 1)
     return bool(bits >> place & 1 or bits >> (place - 2) & 1)
+
+
+def _size(packet: memoryview) -> tuple[int, int] | None:
+    with suppress(ValueError):
+        return _vp9_size(BitReader(packet[:_HEADER_BYTES]))
+    return None
 
 
 def _key_frame_colors(packet: memoryview, profile: int) -> StatedColors | None:

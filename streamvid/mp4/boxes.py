@@ -18,7 +18,10 @@ import numpy.typing as npt
 _CONTAINERS: Final = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
 MAX_MOOV_BYTES: Final = 256 << 20
 """Bytes of `moov` that are read into memory: enough for days of video."""
-NO_MOOV: Final = "it cannot be read without its moov box: it is cut off, or its recording was"
+NO_MOOV: Final = (
+    "it cannot be read without its moov box: it is cut off, or its recording was, or it is a segment (join it behind "
+    "its initialization segment)"
+)
 _MAX_BOXES: Final = 1 << 16
 """Top-level boxes that are looked at."""
 MAX_HEAD_BYTES: Final = 1 << 26
@@ -106,11 +109,12 @@ def read_moov(source: Path) -> bytes:
 
 
 def lacks_moov(source: Path) -> bool:
-    """Whether a file begins like an MP4 or MOV, but has no `moov`. Raises OSError if the file cannot be opened."""
+    """Whether a file begins like an MP4 or MOV, or a segment of DASH or HLS, but has no `moov`. Raises OSError if the
+    file cannot be opened."""
     with source.open("rb") as file:
         boxes = islice(iter_file_boxes(file, os.fstat(file.fileno()).st_size), _MAX_BOXES)
         kinds = [kind for kind, _, _ in boxes]
-    return kinds[:1] == [b"ftyp"] and b"moov" not in kinds
+    return bool(kinds) and kinds[0] in (b"ftyp", b"styp", b"sidx", b"moof") and b"moov" not in kinds
 
 
 def children(data: bytes, start: int, end: int) -> dict[bytes, tuple[int, int]]:

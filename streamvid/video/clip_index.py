@@ -50,12 +50,15 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
         scan: presentation times of its packets, and which are hidden.
 
     Raises:
-        CannotCopyError: the MP4 could not keep the times.
+        CannotCopyError: the MP4 could not keep the times, or has several sample descriptions.
         ValueError: no frame of it can be decoded.
     """
     pts, hidden = scan.pts, scan.hidden
     data = np.memmap(target, mode="r", dtype=np.uint8).data
-    stsd = sample_description(data)
+    try:
+        stsd = sample_description(data)
+    except ValueError as error:  # the source's parameter sets changed outside of its packets
+        raise CannotCopyError(str(error)) from error
     with VideoFile(target).open(apply_edits=False) as (container, stream):
         base = stream.time_base
         assert base is not None
@@ -109,6 +112,7 @@ def build_clip(
         crcs: the CRC-32C of each packet.
 
     Raises:
+        CannotCopyError: packets are not frames, or size or colours of the pictures change.
         ValueError: no frame of it can be decoded, or a packet is broken.
     """
     several = next((number for number, kind in enumerate(kinds) if kind.several), None)
@@ -122,6 +126,9 @@ def build_clip(
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
     if any(kind.lone_field for kind in kinds):
         raise CannotCopyError("its packets hold single fields, and a frame is a packet")
+    sizes = {kind.size: number for number, kind in reversed([*enumerate(kinds)]) if kind.size is not None}
+    if len(sizes) > 1:
+        raise CannotCopyError(f"the size of its pictures changes in packet {sorted(sizes.values())[1]}")
     found = traits(codec, kinds, times.pts)
     if codec == "mpeg4" and frame_format.interlaced:
         # Direct mode takes the distance of fields from the first B-VOP (T_FRAME, 7.7.2.2 of ISO/IEC 14496-2).

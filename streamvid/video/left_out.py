@@ -7,10 +7,12 @@ from typing import BinaryIO, Final
 
 from streamvid.mp4.boxes import iter_file_boxes
 from streamvid.video.probe import VideoFile, video_streams
+from streamvid.video.recordings import breaks_off
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
 
 _MEDIA: Final = (b"mdat", b"moof", b"moov")
 """Boxes with pictures and tables of them: behind the last there may be anything."""
+_MAX_CHUNKS: Final = 1 << 12
 _EBML: Final = 0x1A45DFA3
 _SEGMENT: Final = 0x18538067
 
@@ -22,20 +24,47 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
         OSError: the file cannot be read.
         ValueError: as in `streamvid.video.probe.video_stream`.
     """
-    with source.open() as (container, _):
+    with source.open() as (container, stream):
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
-    return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * _is_cut_off(source.path, name)
+        codec = stream.codec_context.codec.canonical_name
+        cut_off = breaks_off(source.path, stream.id, codec) if name == "mpegts" else _is_cut_off(source.path, name)
+    return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off
 
 
 def _is_cut_off(path: Path, container: str) -> bool:
-    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which only Matroska and MP4
+    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which Matroska, MP4, AVI and FLV
     do."""
     length = path.stat().st_size
     with path.open("rb") as file:
         if container == "mov":
             return any(kind in _MEDIA and end > length for kind, _, end in iter_file_boxes(file, length))
+        if container == "avi":
+            return _riff_end(file) > length
+        if container == "flv":
+            return _breaks_off(file, length)
         return container == "matroska" and _matroska_end(file, length) > length
+
+
+def _riff_end(file: BinaryIO) -> int:
+    """The end of the last RIFF chunk of an AVI, which has one for each GB."""
+    at = 0
+    for _ in range(_MAX_CHUNKS):
+        file.seek(at)
+        head = file.read(8)
+        if head[:4] != b"RIFF":
+            break
+        at += 8 + int.from_bytes(head[4:], "little")
+    return at
+
+
+def _breaks_off(file: BinaryIO, length: int) -> bool:
+    """Whether the last tag of an FLV is not whole: behind each stands its size, unless that is left at 0 (Adobe Flash
+    Video File Format Specification 10.1, E.3 and E.4.1)."""
+    file.seek(length - 4)
+    size = int.from_bytes(file.read(4), "big")
+    file.seek(max(0, length - 4 - size))
+    return size > 0 and int.from_bytes(file.read(4)[1:], "big") + 11 != size
 
 
 def _matroska_end(file: BinaryIO, length: int) -> int:

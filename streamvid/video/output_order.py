@@ -72,13 +72,16 @@ class OutputOrder:
         return np.concatenate([times, times[-1:] + usual * np.arange(1, self.delay + 1)])[self.delay :]
 
 
-def output_order(source: VideoFile, codec: str, *, apply_edits: bool = True, num_skipped: int = 0) -> OutputOrder:
+def output_order(
+    source: VideoFile, codec: str, *, apply_edits: bool = True, num_skipped: int = 0, count: int | None = None
+) -> OutputOrder:
     """Decode a file's video for the order of its pictures.
 
     Args:
         source: the file.
         codec: as FFmpeg names it.
         apply_edits, num_skipped: as of `streamvid.video.timestamps.PacketTimes`.
+        count: how many packets to decode; None: all.
 
     Raises:
         ValueError: a frame cannot be matched with its packet.
@@ -91,7 +94,8 @@ def output_order(source: VideoFile, codec: str, *, apply_edits: bool = True, num
         kind_of = mpeg4.vop_classifier(context.extradata or b"")
         kinds: list[PacketKind] = []
         number = -1
-        for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, None)):
+        end = None if count is None else num_skipped + count
+        for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, end)):
             if codec == "mpeg4":
                 kinds.append(kind_of(memoryview(bytes(packet))))
             if packet.is_discard:  # cut off by an edit list: its picture would be kept back
@@ -113,11 +117,18 @@ def output_order(source: VideoFile, codec: str, *, apply_edits: bool = True, num
 
 
 def distinct(clock: Int64) -> Int64:
-    """The times in order. Raises ValueError if two are equal, so that a frame would be lost."""
-    ordered: Int64 = np.unique(clock)
-    if len(ordered) != len(clock):
-        raise ValueError("some of its frames are shown at the same time")
-    return ordered
+    """The times in order. Of frames with one time, each is a tick behind the one before, if there is room.
+
+    Raises:
+        ValueError: there is none, or most frames have the time of another, so that they have no times.
+    """
+    ordered = np.sort(clock)
+    numbers = np.arange(len(ordered))
+    first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=ordered[:1] - 1) > 0, numbers, 0))
+    apart: Int64 = ordered + numbers - first
+    if 2 * len(np.unique(first)) <= len(first) > 1 or (np.diff(apart) <= 0).any():
+        raise ValueError("frames of it are shown at the same time")
+    return apart
 
 
 def _number(frame: VideoFrame) -> int:

@@ -31,6 +31,7 @@ from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
 from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
 from streamvid.video.containers import FORMATS, check_pattern, is_motion_jpeg, kind_of_refused, nameless, refused
+from streamvid.video.recordings import whole_packets
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -356,7 +357,7 @@ _CONFIGURATIONS: Final = {"h264": (b"avcC", (b"\x01",)), "hevc": (b"hvcC", (b"\x
 
 
 def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:
-    """The track's packets from the first key frame on, without empty ones.
+    """The track's packets from the first key frame on, without empty ones, and without a last one that is cut off.
 
     A key frame is what the container calls one, or the bitstream: some muxers leave the flag out where an edit begins.
     Pictures behind a recovery point of H.264 may show what came before it, so that then earlier packets count, too.
@@ -367,7 +368,7 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
         codec: of that track, one of CODECS.
 
     Raises:
-        ValueError: one is damaged.
+        ValueError: as of `whole_packets`, or they are encrypted.
     """
     unpack = None
     if codec == "mpeg4" and container.format.name == "avi":
@@ -380,13 +381,9 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
     started, classify = False, _classifier(stream, codec)
     framed = codec == "h264" and (stream.codec_context.extradata or b"")[:1] == b"\1"  # its parameter sets are known
     held: deque[Packet[VideoStream]] = deque(maxlen=1000 if framed else 0)
-    for packet in container.demux(stream):
+    for packet in whole_packets(container, stream):
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
-        if packet.is_corrupt:
-            # Of a transport stream FFmpeg tells by the numbers of its pieces (continuity_counter).
-            joined = ", or files were joined: convert it to an MP4 first" if container.format.name == "mpegts" else ""
-            raise ValueError(f"a packet in it is damaged or cut off{joined}")
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
             if not started:
                 begins = classify(memoryview(bytes(unpacked))).random_access

@@ -113,7 +113,13 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
             return clip
         output = None
         try:
-            output = output_order(source, about.codec, apply_edits=times.edits_applied, num_skipped=times.num_skipped)
+            output = output_order(
+                source,
+                about.codec,
+                apply_edits=times.edits_applied,
+                num_skipped=times.num_skipped,
+                count=len(times.pts),
+            )
             ordered = in_output_order(times, output)
         except (ValueError, av.error.FFmpegError):
             if len(np.unique(times.pts)) < len(times.pts):

@@ -19,6 +19,7 @@ from streamvid.video.containers import TRUSTED_TIMES, is_timed
 from streamvid.video.output_order import OutputOrder, distinct, output_order
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
+from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, breaks_off, follow_on, is_whole
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -27,10 +28,9 @@ _REORDERED: Final = (
 _NO_PTS: Final = -(1 << 63)
 _DATES_PACKS: Final = ("mpeg",)
 """Containers with times of packs, which may have several frames; times that FFmpeg derives may be wrong."""
-_RESTART_FRAMES: Final = 10
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
-    ("duration", np.int64),
+    ("duration", np.int64), ("corrupt", np.bool_),
 ]  # fmt: skip
 
 
@@ -110,6 +110,8 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
     codec, demuxed = about.codec, _demux_all(source, about.codec)
+    if about.container == "mpegts" and breaks_off(source.path, demuxed.track, codec):
+        demuxed = replace(demuxed, packets=demuxed.packets.rows(slice(-1)), clock=demuxed.clock[:-1])
     found = demuxed.packets
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
@@ -120,7 +122,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
         restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
         if restored is not None:
             if codec not in _REORDERED:
-                _check_clock(restored.pts[~restored.hidden])
+                _check_clock(restored.pts, ~restored.hidden)
             return restored
     if not is_timed(about.container, source.path) or ((found.pts == _NO_PTS) & (demuxed.clock == _NO_PTS)).all():
         return _count_times(source, found, codec)
@@ -130,7 +132,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
 
 def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTimes:
     """The times of a stream whose container has none: from its pictures (MPEG-4), otherwise from its frame rate."""
-    order = output_order(source, codec).matched(len(found.pts)).packets
+    order = output_order(source, codec, count=len(found.pts)).matched(len(found.pts)).packets
     if codec == "mpeg4":
         clock = mpeg4.VopClock()
         with source.open() as (container, stream), suppress(ValueError):
@@ -154,8 +156,9 @@ def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bo
     """
     demuxed = _demux_all(source, codec)
     dated = _date_by_order(source, demuxed, codec, container)
-    if dated is None and by_order:
-        return _times_in_order(demuxed.packets.pts, output_order(source, codec).matched())
+    if dated is None and (by_order or len(demuxed.parts)):
+        order = output_order(source, codec).matched()
+        return _times_in_order(demuxed.packets.pts, order) if by_order else demuxed.packets.pts[order.packets]
     return None if dated is None else dated[1]
 
 
@@ -182,11 +185,12 @@ def _date_by_order(
         pts = np.full(len(pts), _NO_PTS)
     complete = not (pts == _NO_PTS).any()
     if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
-        rising = clock[clock != _NO_PTS] if container == "mpegts" else pts[~demuxed.packets.hidden]
-        if container == "mpegts" or codec not in _REORDERED:
-            _check_clock(rising)
+        if container == "mpegts":
+            _check_clock(clock, clock != _NO_PTS, demuxed.parts)
+        elif codec not in _REORDERED:
+            _check_clock(pts, ~demuxed.packets.hidden, demuxed.parts)
         return None
-    order = output_order(source, codec).matched(count)
+    order = output_order(source, codec, count=count).matched(count)
     if not (clock == _NO_PTS).any():
         return order.packets, order.shown_at(clock)
     times, lasts = pts[order.packets], demuxed.duration[order.packets]
@@ -195,8 +199,10 @@ def _date_by_order(
     return order.packets, (_fill_times if container in _DATES_PACKS else _fill_gaps)(times, lasts)
 
 
-def _check_clock(times: Int64) -> None:
-    if (np.diff(times) < 0).any():
+def _check_clock(times: Int64, counts: Bool, parts: Int64 | tuple[()] = ()) -> None:
+    """Raise ValueError if times fall from one packet that counts to the next one, other than where a part begins."""
+    at = np.flatnonzero(counts)
+    if len(np.setdiff1d(at[1:][np.diff(times[at]) < 0], parts)):
         raise ValueError("its clock falls back, as where recordings were joined: convert it to an MP4 first")
 
 
@@ -210,6 +216,8 @@ class _Demuxed:
         duration: int64 [packets], duration of each in ticks; 0 if unknown.
         expected: number of packets according to the container's header; 0 if it has none.
         track: the track's number in the container.
+        parts: int64 [parts - 1], the numbers of the packets with which recordings begin that were joined behind
+            another; the times of `packets` follow those of the part before.
     """
 
     packets: PacketTimes
@@ -217,6 +225,7 @@ class _Demuxed:
     duration: Int64
     expected: int
     track: int
+    parts: Int64
 
 
 def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
@@ -251,6 +260,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
                     packet.is_keyframe,
                     packet.is_discard,
                     packet.duration or 0,
+                    packet.is_corrupt,
                 )
                 for packet in demux(container, stream, codec)
             ),
@@ -258,9 +268,14 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
         track = stream.id
+        if container.format.name == "mpegts" and rows["corrupt"].any() and not is_whole(source.path, track):
+            raise ValueError(DAMAGED)
+    pts, parts = rows["pts"].copy(), np.empty(0, dtype=np.int64)
+    if not (pts == _NO_PTS).any() and not rows["discarded"].any():
+        pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])
     durations = rows["duration"][rows["duration"] != 0]
     packets = PacketTimes(
-        pts=rows["pts"].copy(),
+        pts=pts,
         size=rows["size"].copy(),
         keyframe=rows["keyframe"].copy(),
         hidden=rows["discarded"].copy(),
@@ -268,7 +283,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         time_base=(base.numerator, base.denominator),
         edits_applied=apply_edits,
     )
-    return _Demuxed(packets, rows["clock"].copy(), rows["duration"].copy(), expected, track)
+    return _Demuxed(packets, rows["clock"].copy(), rows["duration"].copy(), expected, track, parts)
 
 
 def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:
@@ -339,8 +354,9 @@ def _fill_gaps(times: Int64, durations: Int64) -> Int64:
 def _fill_times(times: Int64, durations: Int64) -> Int64:
     """The times of all frames from a container that has only some: see `_DATES_PACKS`.
 
-    A frame begins when the previous one ends, and stored times correct that. A time that agrees with neither of its
-    neighbours is ignored, because FFmpeg's parsers give it to the wrong frame if a start code lies across two packs.
+    A frame begins when the previous one ends, and stored times correct that. FFmpeg's parsers give a time to the wrong
+    frame, too, if a start code lies across two packs. So one that two frames have is ignored and, where most agree with
+    the frames' durations, one that is too early or a frame late.
 
     Args:
         times: int64 [frames], in display order, in ticks; -2**63 for frames without a time.
@@ -353,17 +369,23 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
         ValueError: the times do not rise.
     """
     at = np.flatnonzero(times != _NO_PTS)
+    twice = np.concatenate([[False], np.diff(times[at]) == 0, [False]])
+    at = at[~(twice[1:] | twice[:-1])]
+    if not len(at):
+        raise ValueError("its frames have the same time")
     if not (durations > 0).all():
         steps = np.diff(times[at]) / np.diff(at)
         durations = np.full(len(times), round(float(np.median(steps))) if len(steps) else 1)
     ends = np.cumsum(durations)
     ahead = times[at] - (ends - durations)[at]
-    if len(at) > 2:
+    usual = np.median(durations)
+    if len(at) > 2 and np.mean(np.abs(np.diff(ahead)) < usual / 2) > 0.5:
         middle = np.median(np.stack([ahead[:-2], ahead[1:-1], ahead[2:]]), axis=0)
-        ahead = np.concatenate([middle[:1], middle, middle[-1:]])
+        middle = np.concatenate([ahead[:1], middle, middle[-1:]])
+        ahead = np.where(ahead - middle < 1.5 * usual, middle, ahead)  # what is later comes behind a pause
     # The clock falls back where recordings were joined; then the frames' durations continue the times.
     steps = np.diff(ahead)
-    ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -_RESTART_FRAMES * np.median(durations), steps, 0))])
+    ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -RESTART_FRAMES * usual, steps, 0))])
     filled: Int64 = ends - durations + np.round(np.interp(np.arange(len(times)), at, ahead)).astype(np.int64)
     return _rising(filled)
 

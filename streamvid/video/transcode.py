@@ -32,13 +32,16 @@ from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import EncoderFormat
 from streamvid.video.probe import VideoFile, frame_rotation
 from streamvid.video.raw_rate import frame_rate
+from streamvid.video.recordings import breaks_off, whole_packets
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.timestamps import decoded_times, last_frame_duration
 
 if TYPE_CHECKING:
+    from av.container import InputContainer
     from av.packet import Packet
     from av.video.frame import VideoFrame
+    from av.video.stream import VideoStream
 
 GOP: Final = 30
 """Default distance of key frames, in frames: docs/packing.md has the measurements."""
@@ -334,6 +337,14 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
     return TimedFrames(frames, base, rate or Fraction(25), rotation, siting=usual_siting(codec))
 
 
+def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """The frames of a track, without a last one that is cut off."""
+    codec = stream.codec_context.codec.canonical_name
+    cut_off = container.format.name == "mpegts" and breaks_off(source.path, stream.id, codec)
+    for packet in whole_packets(container, stream, cut_off=cut_off):
+        yield from packet.decode()
+
+
 def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:
     """The frames of a file without times, with times by the frame rate, in halves of a frame.
 
@@ -343,7 +354,7 @@ def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFra
     ticks = 0
     with source.open() as (container, stream):
         repeats = stream.codec_context.codec.canonical_name == "mpeg2video"
-        for number, frame in enumerate(container.decode(stream)):
+        for number, frame in enumerate(_decoded(source, container, stream)):
             if frame.is_corrupt:
                 raise ValueError(f"frame {number} of it is damaged")
             # Before the frame is given away, as the encoder sets its times.
@@ -356,7 +367,7 @@ def _decode_dated(source: VideoFile, times: Int64) -> Iterator[tuple[VideoFrame,
     """All frames of a file, in order, at `times`, int64 [frames]."""
     number = 0
     with source.open() as (container, stream):
-        for number, frame in enumerate(container.decode(stream), start=1):
+        for number, frame in enumerate(_decoded(source, container, stream), start=1):
             if frame.is_corrupt or number > len(times):
                 raise ValueError(f"frame {number - 1} of it is damaged or has no time")
             yield frame, int(times[number - 1])
@@ -370,7 +381,7 @@ def _decode_file(source: VideoFile) -> Iterator[tuple[VideoFrame, int]]:
         shown = read_edit(source.path, stream.id)
     # FFmpeg loses frames where an edit ends (`streamvid.video.timestamps`).
     with source.open(apply_edits=shown is None) as (container, stream):
-        for number, frame in enumerate(container.decode(stream)):
+        for number, frame in enumerate(_decoded(source, container, stream)):
             if frame.pts is None or frame.is_corrupt:
                 raise ValueError(f"frame {number} of it is damaged or has no time")
             if shown is None or shown.begin <= frame.pts < shown.end:

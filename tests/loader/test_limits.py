@@ -22,6 +22,7 @@ from streamvid.loader.torch_options import begin
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.codec_context import ReusableCodecContext
+from tests.support.clips import write
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 

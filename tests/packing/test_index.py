@@ -258,13 +258,17 @@ def test_what_has_no_tables_or_no_order_is_listed_with_its_reason(tmp_path: Path
     (tmp_path / "v").mkdir()
     good = write(CLIP, tmp_path / "v" / "good.mp4").read_bytes()
     (tmp_path / "v" / "broken_off.mp4").write_bytes(good[: good.index(b"moov") - 4])
+    pieces = replace(CLIP, muxer=(("movflags", "dash+frag_keyframe"),))
+    data = write(pieces, tmp_path / "pieces.mp4").read_bytes()
+    (tmp_path / "v" / "segment.mp4").write_bytes(data[data.index(b"moof") - 4 :])
     at = good.index(b"stts") + 16  # all frames at the same time
     (tmp_path / "v" / "times.mp4").write_bytes(good[:at] + bytes(4) + good[at + 4 :])
     for fast in (False, True):
         report = index(tmp_path / "v", tmp_path / f"indexed-{fast}", fast=fast, progress=False)
         reasons = {one.source: one.reason for one in report.rejected}
-        assert reasons.keys() == {"broken_off.mp4", "times.mp4"}
-        assert "without its moov box" in reasons["broken_off.mp4"]
+        assert reasons.keys() == {"broken_off.mp4", "segment.mp4", "times.mp4"}
+        for name in ("broken_off.mp4", "segment.mp4"):
+            assert "without its moov box" in reasons[name]
         assert "shown at the same time" in reasons["times.mp4"]
 
 

@@ -77,7 +77,7 @@ def packing_inline() -> Iterator[None]:
 def pack_with_columns(recipes: Mapping[str, Recipe], folder: Path, *, shard_size: int = 40_000) -> Path:
     """A dataset of these videos as they are, with labels and two columns, in several shards."""
     numbers = range(len(recipes))
-    columns = {
+    columns: dict[str, Sequence[object]] = {
         "label": [n % 3 for n in numbers],
         "score": [n / 4 for n in numbers],
         "place": [f"town {n}" for n in numbers],

@@ -18,9 +18,10 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
 from streamvid.video.containers import FORMATS, RAW_STREAMS
 from streamvid.video.encoders import leave_real_time
-from streamvid.video.probe import open_video
-from streamvid.video.remux import remux_with_ffmpeg
-from streamvid.video.stored_clip import StoredClip
+from streamvid.video.probe import CannotCopyError, open_video
+from streamvid.video.remux import remux_with_ffmpeg, store_clip
+from streamvid.video.stored_clip import CUT_OFF, StoredClip
+from streamvid.video.timestamps import _fill_times
 from tests.support import images, mpeg4
 from tests.support.clips import write
 from tests.support.serving import Handler, serving
@@ -37,11 +38,12 @@ _MPEG = {"bf": "2", "g": "6", "qmin": "2", "qmax": "3"}
 def encode(
     path: Path, muxer: str, codec: str, pix_fmt: str = "yuv420p", *, rate: int = RATE, frames: int = FRAMES,
     options: dict[str, str] | None = None, size: tuple[int, int] = (WIDTH, HEIGHT), sound: str = "",
-    numbered: bool = True, times: Sequence[int] | None = None,
+    numbered: bool = True, noisy: bool = False, times: Sequence[int] | None = None,
 ) -> Path:  # fmt: skip
     """Frames with their numbers drawn on them, in a container that tools/recipes.py does not know.
 
     Args:
+        noisy: with noise around the numbers, so that no two frames fit into a pack.
         times: when each is shown, in periods of the rate; default: one after the other.
     """
     with av.open(str(path), "w", format=muxer, options={"fflags": "+bitexact"}) as output:
@@ -51,6 +53,8 @@ def encode(
         audio: Any = output.add_stream(sound, rate=48000) if sound else None
         for number in range(frames):
             picture = np.full((size[1], size[0], 3), 4 * number % 256, dtype=np.uint8)
+            if noisy:
+                picture = np.random.default_rng(number).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
             if numbered:
                 draw_frame_number(picture, number)
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)
@@ -162,6 +166,38 @@ def test_times_that_ffmpeg_makes_up(tmp_path: Path) -> None:
     np.testing.assert_allclose(seconds, np.arange(62) / 25, atol=1e-4)
 
 
+_VARIABLE = [5 * number + number * 7 % 11 // 2 for number in range(24)]
+
+
+@pytest.mark.parametrize("times", [_VARIABLE, [0, *range(9, 31), 60]], ids=["variable", "pauses"])
+def test_a_program_stream_of_a_variable_rate(times: list[int], tmp_path: Path) -> None:
+    """Also with a pause behind the first frame, and one before the last. Frames that share a pack have one time."""
+    source = encode(
+        tmp_path / "a.mpg", "mpeg", "libx264", options=_X264, frames=24, times=times, size=(64, 64), noisy=True
+    )
+    with open_video(source, fill_times=False) as container:
+        stored = [packet.pts for packet in container.demux(video=0) if packet.pts is not None]
+    assert 12 < len(stored) < 24
+    clip, _ = prepare(source, tmp_path / "clip")
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(24))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    said = (np.array(stored) - stored[0]) / 90_000
+    assert np.isin(said.round(3), (np.array(times) / RATE).round(3)).all()
+    assert np.isin(said.round(3), seconds.round(3)).all()
+
+
+@pytest.mark.parametrize(("times", "filled"), [
+    ({0: 0, 2: 60, 5: 120, 7: 240}, [0, 30, 60, 80, 100, 120, 180, 240, 250]),
+    ({0: 0, 3: 60, 4: 60, 8: 160}, [0, 20, 40, 60, 80, 100, 120, 140, 160]),  # one of two frames has the other's time
+    ({0: 0, 1: 10, 2: 20, 4: 40, 6: 50, 8: 80}, [0, 10, 20, 30, 40, 50, 60, 70, 80]),  # a time too early
+    ({0: 0, 1: 10, 2: 20, 4: 40, 6: 70, 8: 80}, [0, 10, 20, 30, 40, 50, 60, 70, 80]),
+    ({0: 0, 2: 20, 4: 40, 6: 60, 8: 300}, [0, 10, 20, 30, 40, 50, 60, 180, 300]),
+])  # fmt: skip
+def test_frames_without_times_between_those_with_times(times: dict[int, int], filled: list[int]) -> None:
+    stored = np.array([times.get(number, -(1 << 63)) for number in range(9)])
+    assert _fill_times(stored, np.full(9, 10)).tolist() == filled
+
+
 @pytest.mark.parametrize(("muxer", "codec", "options"), [("vob", "mpeg2video", _MPEG), ("mpeg", "libx264", _X264)])
 def test_recordings_that_were_joined(muxer: str, codec: str, options: dict[str, str], tmp_path: Path) -> None:
     """Joined byte by byte, as `cat` does it, the clock begins anew: the second part comes behind the first."""
@@ -173,12 +209,90 @@ def test_recordings_that_were_joined(muxer: str, codec: str, options: dict[str, 
     np.testing.assert_allclose(seconds, np.arange(48) / RATE, atol=1e-4)
 
 
-def test_transport_streams_that_were_joined(tmp_path: Path) -> None:
-    """FFmpeg takes the last packet before a join for a damaged one, as pieces of it may be missing."""
-    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=_X264)
-    source.write_bytes(2 * source.read_bytes())
-    with pytest.raises(VideoError, match="damaged or cut off, or files were joined: convert it to an MP4 first"):
+def _pieces(path: Path) -> tuple[list[bytes], list[int]]:
+    """The pieces of a transport stream of FFmpeg's, and which of them begin a packet of its video."""
+    data = path.read_bytes()
+    pieces = [data[at : at + 188] for at in range(0, len(data), 188)]
+    return pieces, [n for n, piece in enumerate(pieces) if int.from_bytes(piece[1:3], "big") == 0x4100]
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"), [("libx264", _X264), ("libx265", _X265), ("mpeg4", _MPEG), ("mpeg2video", _MPEG)]
+)
+@pytest.mark.parametrize("m2ts", [False, True])
+def test_transport_streams_that_were_joined(codec: str, options: dict[str, str], m2ts: bool, tmp_path: Path) -> None:
+    """FFmpeg takes the last packet before a join for a damaged one, as pieces of it may be missing. The clock begins
+    anew, too."""
+    source = encode(tmp_path / "a.ts", "mpegts", codec, options=options, frames=24)
+    if m2ts:
+        source.write_bytes(b"".join(bytes(4) + piece for piece in _pieces(source)[0]))
+    expected = decoded(source)
+    source.write_bytes(3 * source.read_bytes())
+    clip, transcoded = prepare(source, tmp_path / "clip")
+    stored = decoded(clip.mp4)
+    assert [read_frame_number(picture) for picture in stored] == 3 * list(range(24))
+    assert transcoded or all(map(np.array_equal, stored, 3 * expected))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(72) / RATE, atol=1e-4)
+
+
+@pytest.mark.parametrize("lost", ["first piece", "middle piece", "last piece", "packet", "end of the first part"])
+def test_transport_streams_of_which_pieces_are_missing(lost: str, tmp_path: Path) -> None:
+    options = {"x264-params": f"{_X264['x264-params']}:cabac=0"}
+    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=options, size=(1280, 720))
+    pieces, starts = _pieces(source)
+    begin, end = starts[6], starts[7]  # a key frame
+    video = [n for n in range(begin, end) if pieces[n][1] & 0x1F == 1]
+    assert len(video) > 2
+    gone = {
+        "first piece": video[:1], "middle piece": video[1:2], "last piece": video[-1:], "packet": video,
+        "end of the first part": range(video[-1], len(pieces)),
+    }[lost]  # fmt: skip
+    kept = [piece for n, piece in enumerate(pieces) if n not in gone]
+    source.write_bytes(b"".join(kept + pieces))
+    with pytest.raises(VideoError, match="a packet in it is damaged or cut off"):
         prepare(source, tmp_path / "clip")
+
+
+@pytest.mark.parametrize(("muxer", "codec"), [("mpegts", "mpeg2video"), ("flv", "flv"), ("avi", "wmv2")])
+def test_what_is_cut_off_within_its_last_frame(muxer: str, codec: str, tmp_path: Path) -> None:
+    """What is transcoded, too, goes as far as it is whole."""
+    options = {"qmin": "2", "qmax": "3", "g": "6"}
+    source = encode(tmp_path / "a", muxer, codec, options=options, frames=12, noisy=True)
+    data = source.read_bytes()
+    source.write_bytes(data[: (data.rindex(b"idx1") if muxer == "avi" else len(data)) - 1500])
+    clip, transcoded = prepare(source, tmp_path / "clip")
+    assert transcoded
+    assert CUT_OFF in clip.left_out
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == [*range(11)]
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(11) / RATE, atol=0.0011)
+
+
+def test_what_is_cut_off_where_no_notice_could_say_so_is_refused(tmp_path: Path) -> None:
+    source = encode(tmp_path / "a.ivf", "ivf", "libvpx", options={"deadline": "realtime"}, noisy=True)
+    source.write_bytes(source.read_bytes()[:-500])
+    with pytest.raises(VideoError, match="a packet in it is damaged or cut off"):
+        prepare(source, tmp_path / "clip")
+
+
+def test_a_flash_video_whose_parameter_sets_change(tmp_path: Path) -> None:
+    """As a live stream that began again with other settings is recorded: a copy would have two sample descriptions."""
+    first = encode(tmp_path / "a.flv", "flv", "libx264", options=_X264)
+    other = {"x264-params": f"{_X264['x264-params']}:cabac=0:ref=1:8x8dct=0"}
+    data, joined = encode(tmp_path / "b.flv", "flv", "libx264", options=other).read_bytes(), first.read_bytes()
+    at = 13
+    while at < len(data):  # tags: type, size, time in ms (Adobe Flash Video File Format Specification 10.1, E.4.1)
+        end = at + 15 + int.from_bytes(data[at + 1 : at + 4], "big")
+        later = int.from_bytes(data[at + 4 : at + 7], "big") + 1000 * FRAMES // RATE
+        joined += data[at : at + 4] + later.to_bytes(3, "big") + data[at + 7 : end]
+        at = end
+    first.write_bytes(joined)
+    with pytest.raises(CannotCopyError, match="more than one sample description"):
+        store_clip(first, tmp_path)
+    clip, transcoded = prepare(first, tmp_path / "clip")
+    assert transcoded
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == 2 * list(range(FRAMES))
 
 
 def test_a_recording_of_which_there_is_a_header_alone(tmp_path: Path) -> None:
@@ -188,8 +302,8 @@ def test_a_recording_of_which_there_is_a_header_alone(tmp_path: Path) -> None:
         prepare(source, tmp_path / "clip")
 
 
-def test_a_transport_stream_whose_clock_falls_back(tmp_path: Path) -> None:
-    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=_X264)
+def test_a_transport_stream_whose_clock_falls_back_by_a_few_frames(tmp_path: Path) -> None:
+    source = encode(tmp_path / "a.ts", "mpegts", "libx264", options={**_X264, "bf": "0"}, frames=3)
     data = bytearray(2 * source.read_bytes())
     counters: dict[int, int] = {}
     for at in range(0, len(data), 188):  # continuity_counter (ISO/IEC 13818-1, 2.4.3.2): no packet seems to be missing

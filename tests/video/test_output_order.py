@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamvid.video.output_order import OutputOrder
+from streamvid.video.output_order import OutputOrder, distinct
 from streamvid.video.timestamps import _times_in_order
 
 CLOCK = np.array([0, 10, 20, 100, 110, 120])
@@ -19,8 +19,13 @@ def test_pictures_are_shown_when_a_decoder_outputs_them(delay: int, shown: list[
     order = OutputOrder(np.array([0, 2, 1, 3, 5, 4]), delay)
     assert order.shown_at(CLOCK).tolist() == shown
     assert OutputOrder(np.array([0]), delay).shown_at(CLOCK[:1]).tolist() == [delay]
-    with pytest.raises(ValueError, match="at the same time"):
-        order.shown_at(np.minimum(CLOCK, 110))
+
+
+def test_pictures_with_one_time_are_a_tick_apart() -> None:
+    assert distinct(np.array([30, 10, 10, 20, 30, 30, 40])).tolist() == [10, 11, 20, 30, 31, 32, 40]
+    for crowded in ([10, 10, 11, 12, 13], [10, 10, 20, 20], [0, 0, 0]):
+        with pytest.raises(ValueError, match="at the same time"):
+            distinct(np.array(crowded))
 
 
 def test_times_that_do_not_contradict_the_order_stay() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
 from streamvid.video.transcode import TranscodeOptions, transcode
 from tests.support.clips import without_packets, write
 from tools.clips import Recipe
+from tools.recipes import Codec
 
 SMALL, LARGE = (96, 64), (160, 96)
 
@@ -144,18 +146,33 @@ def test_what_is_left_out_is_said_once(
     assert AUDIO in (tmp_path / "set/pack-report.json").read_text()
 
 
-@pytest.mark.parametrize("kind", ["mkv", "webm", "fragmented mp4", "live mkv"])
+@pytest.mark.parametrize("kind", ["mkv", "webm", "fragmented mp4", "flv", "avi", "ts", "hevc ts", "live mkv"])
 def test_a_file_that_is_cut_off_is_packed_as_far_as_it_goes(kind: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
-    whole, cut = tmp_path / f"in/whole.{kind[-4:].strip()}", tmp_path / f"in/cut.{kind[-4:].strip()}"
-    recipe = Recipe(frames=60, gop=10, codec="vp9" if kind == "webm" else "h264")
+    whole, cut = (tmp_path / f"in/{name}.{kind.split()[-1]}" for name in ("whole", "cut"))
+    codecs: dict[str, Codec] = {"webm": "vp9", "avi": "mpeg4", "hevc ts": "hevc"}
+    recipe = Recipe(frames=60, gop=10, codec=codecs.get(kind, "h264"))
     options = {"fragmented mp4": {"movflags": "frag_keyframe+empty_moov"}, "live mkv": {"live": "1"}}.get(kind, {})
     without_packets(write(recipe, tmp_path / f"a.{recipe.container}"), whole, options=options)
     data = whole.read_bytes()
-    cut.write_bytes(data[: data.rindex(b"mdat") + 4 if "mp4" in kind else len(data) * 3 // 5])
+    end = len(data) * 3 // 5
+    if kind.endswith("ts"):  # behind the first pieces of a key frame (payload_unit_start, random_access_indicator)
+        end = 476 + max(
+            n for n in range(0, end, 188) if data[n + 1] & 0x40 and data[n + 3] & 0x20 and data[n + 5] & 0x40
+        )
+    cut.write_bytes(data[:end])
     report = packed(tmp_path / "in", tmp_path / "set")
-    assert sorted(sv.Dataset.open(tmp_path / "set").clips.source) == sorted([cut.name, whole.name])
+    clips = sv.Dataset.open(tmp_path / "set").clips
+    assert sorted(clips.source) == sorted([cut.name, whole.name])
+    shown = []
+    with suppress(av.error.InvalidDataError), av.open(str(cut)) as container:  # a packet that is cut off
+        shown.extend(frame.pts for frame in container.decode(video=0))
+    frames = dict(zip(clips.source, clips.frames.tolist(), strict=True))
+    assert frames[whole.name] == 60
+    # FFmpeg shows what is left of a picture of MPEG-4, and of any in a transport stream.
+    assert len(shown) - (kind in ("avi", "ts", "hevc ts")) <= frames[cut.name] < 60
     told = [(one.text, one.first) for one in report.notices]
+    assert all(one.videos == 1 for one in report.notices)
     # A live recording does not say where it ends.
     assert told == ([] if kind == "live mkv" else [(CUT_OFF, cut.name)])
 

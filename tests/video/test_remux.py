@@ -19,12 +19,14 @@ from streamvid.checksum import crc32c
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder, decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.mp4.top_level import NeedsDemuxerError
+from streamvid.packing.options import PackOptions
+from streamvid.packing.prepare import remux_or_build
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
 from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
-from tests.support.clips import write
+from tests.support.clips import one_after_the_other, write
 from tests.support.reference import seconds, sequential, slice_of, whole
 from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate
 from tools.damage import lie_about_order
@@ -129,8 +131,10 @@ def test_headers_that_lie_are_not_believed(tmp_path: Path) -> None:
     assert [read_frame_number(f) for f in got] == [3, 9]
 
 
-@pytest.mark.parametrize("container", ["mp4", "mov", "avi"])
-@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.3, 0.9])
+@pytest.mark.parametrize(
+    ("container", "fraction"),
+    [*((container, part) for container in ("mp4", "mov") for part in (0, 0.001, 0.3, 0.9)), ("avi", 0), ("avi", 0.001)],
+)
 def test_truncated_files_are_refused(container: str, fraction: float, tmp_path: Path) -> None:
     muxer = (("movflags", "faststart"),) if container != "avi" else ()
     source = write(Recipe(container=container, frames=40, b_frames=0, muxer=muxer), tmp_path / f"a.{container}")  # type: ignore[arg-type]
@@ -430,6 +434,22 @@ def test_packets_of_several_pictures_are_not_copied(codec: Codec, tmp_path: Path
         store_clip(joined, tmp_path)
 
 
+@pytest.mark.parametrize("codec", ["vp8", "vp9", "av1"])
+def test_a_size_that_changes_midway(codec: Codec, tmp_path: Path) -> None:
+    """As browsers record a window that is resized. Its later frames would be errors when they are read."""
+    recipe = Recipe(codec=codec, container="mkv", frames=8, gop=4, b_frames=0, width=128, height=96)
+    parts = [recipe, replace(recipe, width=192, height=128)]
+    files = [write(part, tmp_path / f"{number}.mkv") for number, part in enumerate(parts)]
+    joined = one_after_the_other(files, tmp_path / "joined.mkv")
+    with pytest.raises(CannotCopyError, match="the size of its pictures changes in packet 8"):
+        store_clip(joined, tmp_path)
+    (tmp_path / "clip").mkdir()
+    clip, _ = remux_or_build(str(joined), joined, tmp_path / "clip", PackOptions(), cut_only=False)
+    frames = decode_with_pyav(slice_of(clip, range(16)))
+    assert {frame.shape for frame in frames} == {(96, 128, 3)}
+    assert [read_frame_number(frame) for frame in frames[:8]] == [*range(8)]
+
+
 @pytest.mark.parametrize(("codec", "container"), [("vp8", "webm"), ("vp9", "webm"), ("vp9", "mp4")])
 def test_vpx_that_begins_in_the_middle_of_a_gop(codec: Codec, container: Container, tmp_path: Path) -> None:
     """Its first packets are errors for FFmpeg's decoders."""
@@ -443,6 +463,29 @@ def test_an_edit_list_that_hides_all_is_named(tmp_path: Path) -> None:
     source = write(Recipe(frames=3, b_frames=0, delay=Fraction(-1)), tmp_path / "a.mp4")
     with pytest.raises(VideoError, match="all its frames are hidden by an edit list"):
         store_clip(source, tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_reordered_frames_at_the_same_time_are_a_tick_apart(codec: Codec, tmp_path: Path) -> None:
+    """As where FFmpeg's HLS muxer ends fragments of HEVC."""
+    recipe = Recipe(codec=codec, frames=24, gop=12, b_frames=2, width=160, height=144)
+    source, tied = write(recipe, tmp_path / "a.mp4"), tmp_path / "tied.mkv"
+    shown = [40 * (number - (number in (3, 15))) for number in range(24)]  # P-frames, and the B-frames before them
+    with av.open(str(source)) as container, av.open(str(tied), "w") as output:
+        track = output.add_stream_from_template(container.streams.video[0], opaque=True)
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+        ranks = np.argsort(np.argsort([packet.pts for packet in packets]))
+        for number, packet in enumerate(packets):
+            packet.time_base, packet.stream = Fraction(1, 1000), track
+            packet.pts, packet.dts = shown[ranks[number]], 40 * number - 120
+            output.mux(packet)
+    assert [read_frame_number(frame) for frame in sequential(tied)] == [*range(24)]
+    clip = store_clip(tied, tmp_path)
+    frames = decode_with_pyav(slice_of(clip, range(24)))
+    assert [read_frame_number(frame) for frame in frames] == [*range(24)]
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    assert (np.diff(seconds) > 0).all()
+    np.testing.assert_allclose(seconds, np.array(shown) / 1000, atol=0.00101)
 
 
 def test_reordered_frames_at_the_same_time_are_refused(tmp_path: Path) -> None:
@@ -459,18 +502,24 @@ def test_times_of_vp8_in_ticks_of_several_parts_of_a_second(tmp_path: Path) -> N
     assert [time * Fraction(*clip.time_base) for time in clip.index.frame_pts.tolist()] == recipe.shown_at()
 
 
-@pytest.mark.parametrize("codec", ["vp8", "vp9", "av1"])
-def test_a_clock_that_falls_back_is_refused(codec: Codec, tmp_path: Path) -> None:
-    """Its frames would be mixed with those of the first part."""
-    source = write(Recipe(codec=codec, container="webm", frames=12, gop=6, width=96, height=64), tmp_path / "a.webm")
-    source.write_bytes(2 * source.read_bytes())
-    with pytest.raises(VideoError, match="its clock falls back"):
-        store_clip(source, tmp_path)
+@pytest.mark.parametrize(("codec", "b_frames"), [("vp8", 0), ("vp9", 0), ("av1", 0), ("h264", 2), ("hevc", 3)])
+def test_of_recordings_that_were_joined_one_follows_the_other(codec: Codec, b_frames: int, tmp_path: Path) -> None:
+    """FFmpeg reads no more than two of Matroska."""
+    recipe = Recipe(codec=codec, b_frames=b_frames, container="mkv", frames=30, gop=15, width=160, height=144)
+    source = write(recipe, tmp_path / "a.mkv")
+    shorter = write(replace(recipe, frames=15), tmp_path / "b.mkv")
+    source.write_bytes(source.read_bytes() + shorter.read_bytes())
+    clip = store_clip(source, tmp_path)
+    frames = decode_with_pyav(slice_of(clip, range(len(clip.index.visible))))
+    assert [read_frame_number(frame) for frame in frames] == [*range(30), *range(15)]
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(45) / float(recipe.fps), atol=0.0021)
 
 
 @pytest.mark.parametrize("codec", ["vp9", "av1"])
 def test_fragments_that_begin_before_the_last_one_ends_are_refused(codec: Codec, tmp_path: Path) -> None:
-    """As for other clocks that fall back, also where the tables of an MP4 say so, which are read without FFmpeg."""
+    """By a frame or two: no recording begins there. Also where the tables of an MP4 say so, which are read without
+    FFmpeg."""
     recipe = Recipe(codec=codec, frames=90, gop=30, width=64, height=64)
     source = write(replace(recipe, muxer=(("movflags", "frag_keyframe+delay_moov"),)), tmp_path / "a.mp4")
     data = bytearray(source.read_bytes())

@@ -1,0 +1,186 @@
+"""Recordings that were joined byte by byte: the times of their parts, and whether pieces of a transport stream are
+missing or only begin anew. And recordings that end within a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from streamvid.arrays import Bool, Int64, UInt8
+
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.packet import Packet
+    from av.video.stream import VideoStream
+
+_PIECE: Final = 188
+_LAYOUTS: Final = ((188, 0), (192, 4), (204, 0))
+"""Distance of pieces, and bytes before each: plain, with times as in M2TS, with a code that corrects errors."""
+_SYNC: Final = 0x47
+_TAIL_BYTES: Final = 4 << 20
+"""Bytes at the end of a transport stream in which its last PES packet begins."""
+RESTART_FRAMES: Final = 10
+"""A clock that falls back by more frames than this is one that begins anew."""
+
+
+def follow_on(pts: Int64, keyframe: Bool, duration: Int64) -> tuple[Int64, Int64]:
+    """Presentation times in which each part of a joined recording follows the one before, at the usual distance of its
+    frames. A part begins with a key frame whose time is far before that of an earlier frame.
+
+    Args:
+        pts, keyframe, duration: [packets], in decode order: times in ticks, the container's flags, and durations in
+            ticks, 0 if unknown.
+
+    Returns:
+        int64 [packets], the times, and int64 [parts - 1], the packets with which further parts begin.
+    """
+    made, parts, keys = pts.copy(), [0], np.flatnonzero(keyframe)
+    if not len(keys):
+        return made, keys
+    lows, highs = np.minimum.reduceat(pts, keys).tolist(), np.maximum.reduceat(pts, keys).tolist()
+    highest = highs[0]
+    for key, low, high in zip(keys.tolist()[1:], lows[1:], highs[1:], strict=True):
+        if pts[key] < highest:
+            part = slice(parts[-1], key)
+            steps = np.diff(np.unique(pts[part]))
+            usual = int(np.median(steps)) if len(steps) else max(1, int(duration[key - 1]))
+            if pts[key] < highest - RESTART_FRAMES * usual:
+                made[key:] = pts[key:] + (made[part].max() + usual - low)
+                parts.append(key)
+                highest = high
+        highest = max(highest, high)
+    return made, np.array(parts[1:], dtype=np.int64)
+
+
+def whole_packets(
+    container: InputContainer, stream: VideoStream, *, cut_off: bool = False
+) -> Iterator[Packet[VideoStream]]:
+    """The packets of a track, without a last one that is cut off. FFmpeg marks that as corrupt.
+
+    Args:
+        container, stream: as `VideoFile.open` gives them. Of a transport stream FFmpeg's marks do not count.
+        cut_off: whether the last packet is cut off: `breaks_off`.
+
+    Raises:
+        ValueError: one is damaged; or the last one is cut off, in a file whose tables name it, or in a container of
+            which `streamvid.video.left_out` does not tell where it should end.
+    """
+    name, corrupt = container.format.name.split(",")[0], False
+    must_end = name not in _MAY_BREAK_OFF or (name == "mov" and stream.frames > 0)
+    held: list[Packet[VideoStream]] = []  # the last packet with data, and empty ones behind it
+    for packet in container.demux(stream):
+        if packet.size:
+            if corrupt or (packet.is_corrupt and must_end):
+                raise ValueError(DAMAGED)
+            corrupt = packet.is_corrupt and name != "mpegts"
+            yield from held
+            held.clear()
+        held.append(packet)
+    yield from held[1:] if held and held[0].size and (corrupt or cut_off) else held
+
+
+_MAY_BREAK_OFF: Final = ("avi", "flv", "matroska", "mov", "mpegts")
+DAMAGED: Final = "a packet in it is damaged or cut off: copy or record it again, or re-encode it"
+
+
+def is_whole(source: Path, pid: int) -> bool:
+    """Whether nothing is missing of a track where the numbers of its pieces (continuity_counter) do not go on, as where
+    files were joined: `cat a.ts b.ts`, or what FFmpeg's segment muxer wrote. FFmpeg marks packets there as corrupt.
+
+    The piece behind such a place must begin a PES packet from which decoding can start (random_access_indicator), and
+    the piece before it end one. What was cut off within a PES packet fails, and so does one in 184 that `_PesPackets`
+    does not know to end.
+
+    Args:
+        pid: the track's packet identifier.
+    """
+    pieces, _ = _pieces(np.memmap(source, dtype=np.uint8, mode="r"), pid)
+    found = _pes_packets(pieces)
+    if found is None:
+        return False
+    counter = pieces[:, 3] & 15
+    goes_on = (found.flags & 0x80 != 0) | (counter == np.roll(counter, 1) + found.has_payload & 15)  # or a stated gap
+    breaks = np.flatnonzero(~goes_on[1:]) + 1
+    begins = np.isin(breaks, found.starts) & (found.flags[breaks] & 0x40 != 0)
+    before = np.searchsorted(found.starts, breaks) - 1
+    return bool(begins.all() and (found.ends[before] | (before < 0)).all() and not found.lacks.any())
+
+
+def breaks_off(source: Path, pid: int, codec: str) -> bool:
+    """Whether a transport stream ends within a PES packet of a track, so that its last frame is not whole.
+
+    Where it ends with a whole piece, it may be the one packet in 184 that `_PesPackets` does not know to end. Then that
+    is left to decoders, which tell; of HEVC they do not, and show what was in memory.
+    """
+    size = source.stat().st_size
+    pieces, rest = _pieces(np.memmap(source, dtype=np.uint8, mode="r", offset=max(0, size - _TAIL_BYTES)), pid)
+    found = _pes_packets(pieces)
+    return found is not None and not found.ends[-1] and (rest > 0 or codec == "hevc")
+
+
+@dataclass(frozen=True)
+class _PesPackets:
+    """The PES packets of a track.
+
+    Attributes:
+        starts: int64 [packets], the pieces with which they begin.
+        ends: bool [packets], whether they are known to be there to their end: by the length that is stated or, as video
+            mostly states none, by stuffing, which only the last piece has, and which one in 184 does not need.
+        lacks: bool [packets], whether they are shorter or longer than is stated.
+        flags: uint8 [pieces], of their adaptation fields; 0 without.
+        has_payload: bool [pieces].
+
+    References: ISO/IEC 13818-1, 2.4.3.2 to 2.4.3.7.
+    """
+
+    starts: Int64
+    ends: Bool
+    lacks: Bool
+    flags: Int64
+    has_payload: Bool
+
+
+def _pes_packets(pieces: UInt8) -> _PesPackets | None:
+    """The PES packets in the pieces of a track, uint8 [pieces, 188]; None if there are none, or pieces are damaged."""
+    has_payload, adapted = pieces[:, 3] & 0x10 != 0, pieces[:, 3] & 0x20 != 0
+    length = np.where(adapted, pieces[:, 4].astype(np.int64) + 1, 0)
+    flags = np.where(length > 1, pieces[:, 5], 0).astype(np.int64)
+    size = np.where(has_payload, _PIECE - 4 - length, 0)
+    starts = np.flatnonzero(has_payload & (pieces[:, 1] & 0x40 != 0))
+    if not len(starts) or (size < 0).any() or (pieces[:, 1] & 0x80).any():  # transport_error_indicator
+        return None
+    # The adaptation field holds flags, PCR, OPCR and splice_countdown. Others of its fields are not looked at.
+    fields = 2 + 6 * (flags >> 4 & 1) + 6 * (flags >> 3 & 1) + (flags >> 2 & 1)
+    stuffed = adapted & ((length == 1) | ((flags & 3 == 0) & (length > fields)))
+    last = np.maximum.reduceat(np.where(has_payload, np.arange(len(pieces)), 0), starts)
+    stated = _stated_sizes(pieces[starts], _PIECE - size[starts])
+    full = np.add.reduceat(size, starts) == stated
+    return _PesPackets(starts, np.where(stated > 0, full, stuffed[last]), (stated > 0) & ~full, flags, has_payload)
+
+
+def _pieces(data: UInt8, pid: int) -> tuple[UInt8, int]:
+    """uint8 [pieces, 188]: those of a track; none if the stream does not consist of pieces. And the bytes behind the
+    last piece of the stream."""
+    for step, before in _LAYOUTS:
+        for phase in range(min(step, len(data) - step)):
+            if data[phase + before] == _SYNC and (data[phase + before :: step] == _SYNC).all():
+                rest = (len(data) - phase) % step
+                rows = data[phase : len(data) - rest].reshape(-1, step)[:, before : before + _PIECE]
+                return np.asarray(rows[((rows[:, 1] & 0x1F).astype(np.int64) << 8 | rows[:, 2]) == pid]), rest
+    return np.empty((0, _PIECE), dtype=np.uint8), 0
+
+
+def _stated_sizes(first: UInt8, at: Int64) -> Int64:
+    """int64 [packets]: sizes of PES packets with their headers, by PES_packet_length; 0 where that is not stated.
+
+    Args:
+        first: uint8 [packets, 188], the first piece of each.
+        at: int64 [packets], where in these the PES packet begins.
+    """
+    high, low = (first[np.arange(len(first)), np.minimum(at + byte, _PIECE - 1)].astype(np.int64) for byte in (4, 5))
+    length = high << 8 | low
+    return np.where(length > 0, length + 6, 0)
