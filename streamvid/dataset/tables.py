@@ -89,7 +89,8 @@ def usable(tables: Sequence[TableEntry], entries: Sequence[Shard]) -> Iterator[t
     slice of its shards."""
     at = {entry.name: n for n, entry in enumerate(entries)}
     end = 0
-    for start, table in sorted((at[table.first], table) for table in tables if table.first in at):
+    for table in sorted((one for one in tables if one.first in at), key=lambda one: at[one.first]):
+        start = at[table.first]
         some = entries[start : start + table.shards]
         # Shards with and without tars have different schemas.
         fits = len(some) == table.shards and digest(some) == table.of

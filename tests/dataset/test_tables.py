@@ -297,6 +297,8 @@ def test_tables_are_usable_if_they_match_their_shards() -> None:
     twice, mixed, behind = of(1, 2), of(3, 2), of(5, 2)
     found = list(usable([good[1], twice, mixed, behind, good[0]], entries))
     assert found == [(good[0], slice(0, 2)), (good[1], slice(2, 4))]
+    longer = of(0, 4)  # of the same first shard: the one that is listed first is used
+    assert [one for one, _ in usable([longer, *good], entries)] == [longer]
     # Written anew without tables of shards that were replaced.
     manifest = Manifest("x", 0.0, None, tuple(entries[:4]), tables=(*good,))
     assert len(json.loads(manifest.to_json())["tables"]) == 2
