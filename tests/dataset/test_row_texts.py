@@ -242,7 +242,7 @@ def test_a_run_over_a_bucket_reads_no_more_than_it_needs(
 
 
 def test_clips_outside_of_shards(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    videos = sorted(packed.parent.glob("*.mp4"))
+    videos = sorted((packed.parent / "videos").glob("*.mp4"))
     monkeypatch.setattr(shard_writer, "MOST_INDEXED", 1)
     with packing_inline():
         sv.index(videos, tmp_path / "set", progress=False)

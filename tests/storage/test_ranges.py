@@ -227,7 +227,9 @@ def test_a_copy_with_other_etags_is_read(s3: FaultyS3, caplog: pytest.LogCapture
     assert 4 <= s3.matched.count(None) <= 4 + reader.link.hedged
     s3.matched.clear()
     reader.read([("s3://bucket/other/key", 0, 9)], retry=clock.retry())
-    assert {*s3.matched} == {etag}
+    # A request that was made again for those before may come late.
+    others = {f'"{hashlib.md5(one).hexdigest()}"' for key, one in s3.objects.items() if key != "bucket/other/key"}
+    assert {*s3.matched} - others == {etag}
     assert not clock.waits
 
 
