@@ -186,8 +186,7 @@ def _process(
             if some:
                 yield some, submit(some)
 
-        alone: set[Path] = set()
-        """Folders of sources whose process was killed, so that it is tried again with no other beside it."""
+        alone: set[Path] = set()  # folders of sources whose process was killed: tried again with no other beside it
         pending = deque(one for _ in range(_AHEAD * workers) for one in next_ones())
         while pending:
             sources, future = pending.popleft()

@@ -15,14 +15,7 @@ import numpy as np
 from streamvid.arrays import Float64, Int64
 from streamvid.color import surfaces
 from streamvid.color.render import PlaneFormat
-from streamvid.color.surfaces import (
-    Kernel,
-    Window,
-    clip_params,
-    color_change,
-    has_long_lines,
-    source_window,
-)
+from streamvid.color.surfaces import Kernel, Window, clip_params, color_change, has_long_lines, source_window
 from streamvid.color.tags import RGB, Color
 from streamvid.decode.surface_target import SurfaceTarget, Writes, make_targets
 from streamvid.transform.cpu_crop_resize import CropBox, Scratch, as_decoded, crop_boxes, fits_crop_resize

@@ -1,5 +1,8 @@
 """Recordings that were joined byte by byte: the times of their parts, and whether pieces of a transport stream are
-missing or only begin anew. And recordings that end within a frame."""
+missing or only begin anew. And recordings that end within a frame.
+
+A piece is a packet of a transport stream, of 188 bytes; a packet is one of FFmpeg's, or a PES packet where it says so.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ _PIECE: Final = 188
 _LAYOUTS: Final = ((188, 0), (192, 4), (204, 0))
 """Distance of pieces, and bytes before each: plain, with times as in M2TS, with a code that corrects errors."""
 _SYNC: Final = 0x47
+_BLOCK: Final = 1 << 18
+"""Pieces of a transport stream that are looked at together: 49 MB."""
 _TAIL_BYTES: Final = 4 << 20
 """Bytes at the end of a transport stream in which its last PES packet begins."""
 RESTART_FRAMES: Final = 10
@@ -98,16 +103,27 @@ def is_whole(source: Path, pid: int) -> bool:
     Args:
         pid: the track's packet identifier.
     """
-    pieces, _ = _pieces(np.memmap(source, dtype=np.uint8, mode="r"), pid)
-    found = _pes_packets(pieces)
-    if found is None:
-        return False
-    counter = pieces[:, 3] & 15
-    goes_on = (found.flags & 0x80 != 0) | (counter == np.roll(counter, 1) + found.has_payload & 15)  # or a stated gap
-    breaks = np.flatnonzero(~goes_on[1:]) + 1
-    begins = np.isin(breaks, found.starts) & (found.flags[breaks] & 0x40 != 0)
-    before = np.searchsorted(found.starts, breaks) - 1
-    return bool(begins.all() and (found.ends[before] | (before < 0)).all() and not found.lacks.any())
+    stream, _ = _pieces(np.memmap(source, dtype=np.uint8, mode="r"))
+    held = stream[:0]  # the last PES packet of the blocks before
+    for first in range(0, len(stream), _BLOCK):
+        pieces = np.concatenate([held, _of_track(stream[first : first + _BLOCK], pid)])
+        is_last = first + _BLOCK >= len(stream)
+        if not is_last and not (pieces[:, 1] & 0x40).any():  # no PES packet begins yet
+            held = pieces
+            continue
+        found = _pes_packets(pieces)
+        if found is None:
+            return False
+        counter = pieces[:, 3] & 15
+        goes_on = (found.flags & 0x80 != 0) | (counter == np.roll(counter, 1) + found.has_payload & 15)  # or stated gap
+        breaks = np.flatnonzero(~goes_on[1:]) + 1
+        begins = np.isin(breaks, found.starts) & (found.flags[breaks] & 0x40 != 0)
+        before = np.searchsorted(found.starts, breaks) - 1
+        lacks = found.lacks if is_last else found.lacks[:-1]
+        if not begins.all() or not (found.ends[before] | (before < 0)).all() or lacks.any():
+            return False
+        held = pieces[found.starts[-1] :]
+    return len(stream) > 0
 
 
 def breaks_off(source: Path, pid: int, codec: str) -> bool:
@@ -117,8 +133,8 @@ def breaks_off(source: Path, pid: int, codec: str) -> bool:
     is left to decoders, which tell; of HEVC they do not, and show what was in memory.
     """
     size = source.stat().st_size
-    pieces, rest = _pieces(np.memmap(source, dtype=np.uint8, mode="r", offset=max(0, size - _TAIL_BYTES)), pid)
-    found = _pes_packets(pieces)
+    pieces, rest = _pieces(np.memmap(source, dtype=np.uint8, mode="r", offset=max(0, size - _TAIL_BYTES)))
+    found = _pes_packets(_of_track(pieces, pid))
     return found is not None and not found.ends[-1] and (rest > 0 or codec == "hevc")
 
 
@@ -162,16 +178,20 @@ def _pes_packets(pieces: UInt8) -> _PesPackets | None:
     return _PesPackets(starts, np.where(stated > 0, full, stuffed[last]), (stated > 0) & ~full, flags, has_payload)
 
 
-def _pieces(data: UInt8, pid: int) -> tuple[UInt8, int]:
-    """uint8 [pieces, 188]: those of a track; none if the stream does not consist of pieces. And the bytes behind the
-    last piece of the stream."""
+def _pieces(data: UInt8) -> tuple[UInt8, int]:
+    """A view of a transport stream, uint8 [pieces, 188], without a piece if it does not consist of those; and the bytes
+    behind its last piece."""
     for step, before in _LAYOUTS:
         for phase in range(min(step, len(data) - step)):
             if data[phase + before] == _SYNC and (data[phase + before :: step] == _SYNC).all():
                 rest = (len(data) - phase) % step
-                rows = data[phase : len(data) - rest].reshape(-1, step)[:, before : before + _PIECE]
-                return np.asarray(rows[((rows[:, 1] & 0x1F).astype(np.int64) << 8 | rows[:, 2]) == pid]), rest
+                return data[phase : len(data) - rest].reshape(-1, step)[:, before : before + _PIECE], rest
     return np.empty((0, _PIECE), dtype=np.uint8), 0
+
+
+def _of_track(pieces: UInt8, pid: int) -> UInt8:
+    """A copy of the pieces of a track."""
+    return np.asarray(pieces[((pieces[:, 1] & 0x1F).astype(np.int64) << 8 | pieces[:, 2]) == pid])
 
 
 def _stated_sizes(first: UInt8, at: Int64) -> Int64:

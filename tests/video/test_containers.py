@@ -16,6 +16,7 @@ import pytest
 from streamvid.errors import VideoError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
+from streamvid.video import recordings
 from streamvid.video.containers import FORMATS, RAW_STREAMS
 from streamvid.video.encoders import leave_real_time
 from streamvid.video.probe import CannotCopyError, open_video
@@ -220,9 +221,12 @@ def _pieces(path: Path) -> tuple[list[bytes], list[int]]:
     ("codec", "options"), [("libx264", _X264), ("libx265", _X265), ("mpeg4", _MPEG), ("mpeg2video", _MPEG)]
 )
 @pytest.mark.parametrize("m2ts", [False, True])
-def test_transport_streams_that_were_joined(codec: str, options: dict[str, str], m2ts: bool, tmp_path: Path) -> None:
+def test_transport_streams_that_were_joined(
+    codec: str, options: dict[str, str], m2ts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """FFmpeg takes the last packet before a join for a damaged one, as pieces of it may be missing. The clock begins
     anew, too."""
+    monkeypatch.setattr(recordings, "_BLOCK", 5)  # PES packets lie in several blocks
     source = encode(tmp_path / "a.ts", "mpegts", codec, options=options, frames=24)
     if m2ts:
         source.write_bytes(b"".join(bytes(4) + piece for piece in _pieces(source)[0]))
@@ -237,7 +241,11 @@ def test_transport_streams_that_were_joined(codec: str, options: dict[str, str],
 
 
 @pytest.mark.parametrize("lost", ["first piece", "middle piece", "last piece", "packet", "end of the first part"])
-def test_transport_streams_of_which_pieces_are_missing(lost: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [5, 1 << 18])
+def test_transport_streams_of_which_pieces_are_missing(
+    lost: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recordings, "_BLOCK", block)
     options = {"x264-params": f"{_X264['x264-params']}:cabac=0"}
     source = encode(tmp_path / "a.ts", "mpegts", "libx264", options=options, size=(1280, 720))
     pieces, starts = _pieces(source)
