@@ -16,7 +16,7 @@ from streamvid.bitstream.session_fault import has_headers, needs_packets, packet
 from streamvid.color.dali_rgb import recoloured
 from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import ColorOption
-from streamvid.decode.base import FrameSink, Pending
+from streamvid.decode.base import FrameSink, GpuFrames, Pending
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
 from streamvid.decode.dali import DaliDecoder, check_packets
 from streamvid.decode.dali_cache_guard import shared_guard
@@ -58,9 +58,8 @@ class PictureSink(Protocol):
     def upload(self) -> None:
         """Copy the frames in the sinks to the GPU; returns when they are there."""
 
-    def put_rgb(self, made: Mapping[int, torch.Tensor]) -> None:
-        """Take the frames of slices that DALI decodes, with their colours corrected: uint8 [frames, height, width, 3]
-        by the slices' numbers."""
+    def put_rgb(self, made: Mapping[int, GpuFrames]) -> None:
+        """Take the frames of slices that DALI decodes, with their colours corrected, by the slices' numbers."""
 
 
 _PIX_FMTS: Final = {8: "yuv420p", 10: "yuv420p10le", 12: "yuv420p12le"}
@@ -172,7 +171,7 @@ class GpuDecoder:
         def gather() -> list[torch.Tensor]:
             frames: dict[int, torch.Tensor] = {}
             try:
-                frames.update(zip(images, image_frames(), strict=True))
+                frames.update(zip(images, (one.tensor() for one in image_frames()), strict=True))
                 for n, made in zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True):
                     frames[n] = recoloured(made, slices[n].color.chosen(color))
                 frames.update(zip(by_cpu, self._to_device(cpu_frames.result()), strict=True))
@@ -213,12 +212,13 @@ class GpuDecoder:
         def gather() -> None:
             try:
                 made = dict(zip(images, image_frames(), strict=True))
-                made |= zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True)
+                videos = self._decode_by_dali([slices[n] for n in by_dali])
                 on_cores.result()
                 with torch.cuda.stream(stream):
-                    if made:
+                    if made or videos:
                         stream.wait_stream(torch.cuda.default_stream(stream.device))  # on which DALI writes its frames
-                    made |= {n: recoloured(made[n], slices[n].color.chosen(color)) for n in by_dali}
+                    for n, frames in zip(by_dali, videos, strict=True):
+                        made[n] = GpuFrames.of(recoloured(frames, slices[n].color.chosen(color)))
                     pictures.put_rgb(made)
                     pictures.upload()
                     stream.synchronize()  # before `made` is freed
@@ -287,22 +287,22 @@ class GpuDecoder:
         check_packets(slices)
         return self._submit(self._dali, lambda dali: dali.decode(slices, streams=self._streams), slices)()
 
-    def _submit_images(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[torch.Tensor]]:
+    def _submit_images(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[GpuFrames]]:
         return self._submit(self._images, lambda images: images.decode(slices), slices) if slices else list
 
     def _submit(
         self,
         threads: DeadlineThreads[Tool],
-        decode: Callable[[Tool], list[torch.Tensor]],
+        decode: Callable[[Tool], Made],
         slices: Sequence[EncodedSlice],
-    ) -> Callable[[], list[torch.Tensor]]:
+    ) -> Callable[[], Made]:
         """Begin to decode slices in a thread with a deadline, which is longer at the first call and after an error,
         because a pipeline is opened then.
 
         Returns:
             a function that waits for the frames.
         """
-        found: list[list[torch.Tensor]] = []
+        found: list[Made] = []
 
         def timed(tool: Tool) -> None:
             began, was_open = perf_counter(), threads in self._open
@@ -317,7 +317,7 @@ class GpuDecoder:
 
         future = threads.submit(timed, limits=limits, overdue=partial(_overdue, slices))
 
-        def result() -> list[torch.Tensor]:
+        def result() -> Made:
             future.result()
             return found[0]
 

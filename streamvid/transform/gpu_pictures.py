@@ -17,6 +17,7 @@ from streamvid.color import surfaces
 from streamvid.color.render import PlaneFormat
 from streamvid.color.surfaces import Kernel, Window, clip_params, color_change, has_long_lines, source_window
 from streamvid.color.tags import RGB, Color
+from streamvid.decode.base import GpuFrames
 from streamvid.decode.surface_target import SurfaceTarget, Writes, make_targets
 from streamvid.transform.cpu_crop_resize import CropBox, Scratch, as_decoded, crop_boxes, fits_crop_resize
 from streamvid.transform.cpu_frame_renderer import RenderedFrames, as_written
@@ -94,14 +95,15 @@ class GpuPictures:
         windows: list[Window] = []
         for clip, form in zip(numbers, forms, strict=True):
             encoded = self._batch.slices[clip]
-            made = []
+            made, seen = [], []
             for view in self._views:
-                kernel = view.kernel(clip, form)
-                row, first, each, size = view.params(clip, form, encoded.color)
-                made.append(Writes(kernel, size, len(params), view.pixels(clip, first, each)))
+                part = view.part(clip, form)
+                row, first, each, size = view.params(clip, form, encoded.color, part)
+                made.append(Writes(view.kernel(form, part), size, len(params), view.pixels(clip, first, each)))
                 params.append(row)
+                seen.append(source_window(form, start=part.start, end=part.end, size=part.size))
             writes.append(made)
-            windows.append(reduce(Window.joined, [view.window(clip, form) for view in self._views]))
+            windows.append(reduce(Window.joined, seen))
         return make_targets(self._stream, writes, windows, params, [view.tensor for view in self._views])
 
     def sinks(self, numbers: Sequence[int]) -> list[RenderedFrames]:
@@ -127,15 +129,14 @@ class GpuPictures:
             view.put(clip, part.view(frames.shape))
         self._stream.synchronize()
 
-    def put_rgb(self, made: Mapping[int, torch.Tensor]) -> None:
+    def put_rgb(self, made: Mapping[int, GpuFrames]) -> None:
         """Crop and resize frames that DALI has decoded, and put them into the tensors.
 
         Args:
-            made: by the clip's number in the batch, uint8 RGB [frames, height, width, 3]. May be freed when the work
-                queued on the stream is done.
+            made: by the clip's number in the batch. May be freed when the work queued on the stream is done.
         """
         for view in self._views:
-            view.put_rgb({clip: frames.contiguous() for clip, frames in made.items()})
+            view.put_rgb(made)
 
 
 class _View:
@@ -200,20 +201,25 @@ class _View:
         addresses = [[first + each * at for at in some] + [0] * (most - len(some)) for some in positions]
         return np.array(addresses, dtype=np.int64).reshape(len(positions), most)
 
-    def params(self, clip: int, form: PlaneFormat, color: Color) -> tuple[Int64, int, int, tuple[int, int]]:
+    def part(self, clip: int, form: PlaneFormat) -> CropBox:
+        """The part of a clip's frames that the view shows, before rotation."""
+        return as_decoded(self._boxes[clip], form.height, form.width)
+
+    def params(
+        self, clip: int, form: PlaneFormat, color: Color, part: CropBox
+    ) -> tuple[Int64, int, int, tuple[int, int]]:
         """For the kernel: the clip's parameters, the address of its first picture, the bytes from a picture to the
         next, and the size in which pictures are written, before rotation."""
         # Without a tensor for the clip: making one releases the GIL, which may take milliseconds to get back.
-        box, size = self._boxes[clip], self.tensor.element_size()
+        size = self.tensor.element_size()
         address, shape, steps = self._layout(clip)
         # A dummy array of this shape and these strides, never accessed, whose views give the strides after rotation and
         # flipping.
         whole: Any = np.lib.stride_tricks.as_strided(
             np.empty(0, dtype=f"u{size}"), shape, [size * step for step in steps[1:]]
         )
-        out = as_written(whole[:, *self._flips(clip)], box)
+        out = as_written(whole[:, *self._flips(clip)], self._boxes[clip])
         first = address + out.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-        part = as_decoded(box, form.height, form.width)
         mean, std = self._mean_std
         made = clip_params(
             form,
@@ -228,16 +234,10 @@ class _View:
         )
         return made, first, size * steps[0], out.shape[1:]
 
-    def kernel(self, clip: int, form: PlaneFormat) -> Kernel:
-        """The kernel for a clip's surfaces."""
-        part = as_decoded(self._boxes[clip], form.height, form.width)
+    def kernel(self, form: PlaneFormat, part: CropBox) -> Kernel:
+        """The kernel for surfaces of which the view shows this part."""
         long_lines = has_long_lines(start=part.start, end=part.end, size=part.size)
         return Kernel(self.dtype, form.bits > 8, recolours=self.recolours, long_lines=long_lines)
-
-    def window(self, clip: int, form: PlaneFormat) -> Window:
-        """The part of a clip's surfaces that the kernel reads."""
-        part = as_decoded(self._boxes[clip], form.height, form.width)
-        return source_window(form, start=part.start, end=part.end, size=part.size)
 
     def put(self, clip: int, levels: torch.Tensor) -> None:
         """Put frames of a clip that the CPU has cropped and resized, uint8 [frames, height, width, 3], into the
@@ -260,7 +260,7 @@ class _View:
             for position in positions:
                 self._pictures(clip)[position].copy_(made[row])
 
-    def put_rgb(self, made: Mapping[int, torch.Tensor]) -> None:
+    def put_rgb(self, made: Mapping[int, GpuFrames]) -> None:
         """See `GpuPictures.put_rgb`."""
         import torch
 
@@ -268,11 +268,11 @@ class _View:
         params: list[Int64] = []
         largest = (0, 0)
         for clip, frames in made.items():
-            height, width = frames.shape[1:3]
-            row, first, each, size = self.params(clip, PlaneFormat(height, width, (1, 1), 8), RGB)
-            for number, positions in enumerate(self.positions(clip)):
-                frame = frames[number].data_ptr()
-                rows += [(frame, 3 * width, 0, first + each * at, len(params)) for at in positions]
+            form = PlaneFormat(frames.height, frames.width, (1, 1), 8)
+            row, first, each, size = self.params(clip, form, RGB, self.part(clip, form))
+            memory = frames.memory.data_ptr()
+            for start, positions in zip(frames.starts.tolist(), self.positions(clip), strict=True):
+                rows += [(memory + start, 3 * frames.width, 0, first + each * at, len(params)) for at in positions]
             params.append(row)
             largest = max(largest[0], size[0]), max(largest[1], size[1])
         if not rows:

@@ -12,7 +12,7 @@ import torch
 from streamvid.bitstream.image import CODECS, read_header
 from streamvid.color.tags import RGB
 from streamvid.decode import images
-from streamvid.decode.images import ImageBatches
+from streamvid.decode.images import ImageBatches, is_for_gpu
 from streamvid.errors import VideoError
 from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.video.image_decoder import image_pipeline
@@ -27,8 +27,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> ImageBatches:
 
     monkeypatch.setattr(images, "image_pipeline", on_the_cpu)
     monkeypatch.setattr(images, "is_for_gpu", lambda header: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    return ImageBatches(device_id=0, threads=2, max_batch=3)
+    made = ImageBatches(device_id=0, threads=2, max_batch=3)
+    monkeypatch.setattr(made, "_device", torch.device("cpu"))
+    return made
 
 
 def encoded(name: str, *files: bytes, codec: str = "") -> EncodedSlice:
@@ -41,9 +42,14 @@ def encoded(name: str, *files: bytes, codec: str = "") -> EncodedSlice:
     return EncodedSlice(name, codec, stsd, WIDTH, HEIGHT, RGB, data, sizes, order, order)
 
 
-def test_batches_come_in_order(batches: ImageBatches) -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_batches_come_in_order(batches: ImageBatches, mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `mixed`, some as if by nvJPEG, and others that are copied to the GPU."""
+    if mixed:
+        monkeypatch.setattr(images, "is_for_gpu", is_for_gpu)
     names = sorted(taken())
-    for frames, name in zip(batches.decode([encoded(name) for name in names]), names, strict=True):
+    for made, name in zip(batches.decode([encoded(name) for name in names]), names, strict=True):
+        frames = made.tensor()
         assert frames.shape == (1, HEIGHT, WIDTH, 3)
         assert np.abs(frames[0].numpy().astype(int) - taken()[name].pixels).max() <= taken()[name].within, name
 
@@ -51,7 +57,7 @@ def test_batches_come_in_order(batches: ImageBatches) -> None:
 def test_a_slice_may_have_several_images(batches: ImageBatches) -> None:
     one, other = taken()["png_rgb"], taken()["png_grey"]
     (frames,) = batches.decode([encoded("png_rgb", one.data, other.data)])
-    np.testing.assert_array_equal(frames.numpy(), np.stack([one.pixels, other.pixels]))
+    np.testing.assert_array_equal(frames.tensor().numpy(), np.stack([one.pixels, other.pixels]))
 
 
 def test_after_an_error_the_next_batch_is_right(batches: ImageBatches) -> None:
@@ -63,7 +69,7 @@ def test_after_an_error_the_next_batch_is_right(batches: ImageBatches) -> None:
     with pytest.raises(VideoError, match="contradicts its row"):
         batches.decode([encoded("png_rgb", codec="jpeg")])
     (frames,) = batches.decode([encoded("jpeg_420")])
-    np.testing.assert_array_equal(frames[0].numpy(), taken()["jpeg_420"].pixels)
+    np.testing.assert_array_equal(frames.tensor()[0].numpy(), taken()["jpeg_420"].pixels)
 
 
 def test_nvjpeg_decodes_plain_jpegs_and_no_others() -> None:
