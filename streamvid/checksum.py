@@ -22,8 +22,8 @@ class Checksum(Protocol):
 _POLYNOMIAL: Final = 0x82F63B78
 _ONES: Final = 0xFFFFFFFF
 _TABLE_ENTRIES: Final = 1024
-_WITH_GIL: Final = 32 << 10
-"""Bytes at most that libavutil reads with the GIL held."""
+_WITH_GIL: Final = 256 << 10
+"""Bytes at most that are read with the GIL held: getting it back from threads that decode takes longer."""
 
 
 def ffmpeg_crc32c() -> Checksum:
@@ -40,8 +40,6 @@ def ffmpeg_crc32c() -> Checksum:
     library = ctypes.PyDLL(str(found[0]))
     table = (ctypes.c_uint32 * _TABLE_ENTRIES)()
     library.av_crc_init(table, 1, 32, ctypes.c_uint32(_POLYNOMIAL), ctypes.sizeof(table))
-    # Like the package crc32c, keep the GIL for short inputs: getting it back from the threads of an NVDEC engine takes
-    # longer than the checksum.
     held, freed = library.av_crc, ctypes.CDLL(str(found[0])).av_crc
     for av_crc in (held, freed):
         av_crc.restype = ctypes.c_uint32
@@ -60,7 +58,11 @@ def _installed() -> Checksum:
         from crc32c import crc32c
     except ImportError:
         return ffmpeg_crc32c()
-    return cast(Checksum, crc32c)
+
+    def crc(data: bytes | bytearray | memoryview | UInt8, value: int = 0, /) -> int:
+        return cast(int, crc32c(data, value, len(data) > _WITH_GIL))
+
+    return crc
 
 
 crc32c = _installed()

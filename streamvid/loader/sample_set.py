@@ -7,10 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from streamvid.arrays import Int64
-from streamvid.bitstream.image import CODECS as IMAGES
 from streamvid.checks import is_integer, listed, one_of, shown
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
@@ -118,12 +115,10 @@ class SampleSet:
             rows: int64 [clips].
         """
         clips = self.dataset.clips
-        rotation, codec = (one if rows is None else one[rows] for one in (clips.rotation, clips.codec.codes))
-        images = [number for number, name in enumerate(clips.codec.names) if name in IMAGES]
+        rotation = clips.rotation if rows is None else clips.rotation[rows]
         return ClipTransform(
             self.transform,
             rotates=bool((rotation % MIRRORED).any()),
             has_black_frames=has_black_frames(self.spec.sampling.pad),
             mirrors=bool((rotation >= MIRRORED).any()),
-            has_images=bool(images) and bool(np.isin(codec, images).any()),
         )

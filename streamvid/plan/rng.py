@@ -40,13 +40,14 @@ def draws_of_each(
     seed: int, numbers: Sequence[int], sample_ids: Sequence[int], count: int, *, purpose: int = SAMPLE
 ) -> Float64:
     """float64 [samples, count]: `draws` of several samples. Reuses one generator, because making one takes longer than
-    drawing."""
+    drawing; and draws numbers one by one, because filling an array releases the GIL, which may take milliseconds to get
+    back."""
     made = np.empty((len(sample_ids), count))
     if made.size:
         one = generator(seed, 0, purpose)
         state = dict(one.bit_generator.state)
-        for values, number, sample_id in zip(made, numbers, sample_ids, strict=True):
+        for row, (number, sample_id) in enumerate(zip(numbers, sample_ids, strict=True)):
             state["state"]["key"][1], state["state"]["counter"][2] = number & _MASK64, sample_id
             one.bit_generator.state = state
-            one.random(out=values)
+            made[row] = [one.random() for _ in range(count)]
     return made

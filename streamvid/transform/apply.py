@@ -12,7 +12,8 @@ from streamvid.checks import integer
 from streamvid.color.picture import Picture
 from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import RGB
-from streamvid.decode.base import FrameSink
+from streamvid.decode.base import FrameSink, GpuFrames
+from streamvid.decode.nvdec import missing_packages
 from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.plan.rng import AUGMENT, draws
@@ -21,6 +22,7 @@ from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_r
 from streamvid.transform.cpu_frame_renderer import RenderedFrames
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.dali_pipeline import GraphOutputs
+from streamvid.transform.gpu_pictures import GpuPictures, fits_one_pass, fits_surfaces
 from streamvid.transform.output_size import output_sizes
 from streamvid.transform.params import ClipTransform, batch_params
 from streamvid.transform.spec import ONLY_VIEW, Transform, Views, by_view
@@ -55,13 +57,21 @@ def _apply(transform: Transform | Views, pixels: Any, batch: EncodedBatch, *, on
     import torch
 
     params = batch_params(transform, batch)
-    crop_resized = not on_gpu and fits_crop_resize(transform)
+    crop_resized = fits_surfaces(transform) and not missing_packages() if on_gpu else fits_crop_resize(transform)
     inputs: Sequence[Any] = [pixels]
-    if crop_resized and fits_batch_writer(transform):
+    if crop_resized and on_gpu:
+        stream, final = torch.cuda.current_stream(pixels.device), fits_one_pass(transform)
+        pictures = GpuPictures(transform, batch, params, stream=stream, scratch=Scratch(), final=final)
+        pictures.put_rgb({0: GpuFrames.of(pixels)})
+        if final:
+            return pictures.tensors
+        inputs = [frames for (frames,) in pictures.frames]
+        stream.synchronize()  # DALI works on a stream of its own
+    elif crop_resized and fits_batch_writer(transform):
         writer = CpuBatchWriter(transform, batch, Scratch())
         _write(writer.sinks[0], pixels)
         return writer.tensors
-    if crop_resized:
+    elif crop_resized:
         (boxes,) = crop_boxes(transform, params, batch.heights, batch.widths)
         sink = RenderedFrames(list(by_view(transform).values()), boxes, batch.slices[0], Scratch())
         _write(sink, pixels)

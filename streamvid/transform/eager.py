@@ -10,8 +10,8 @@ class Eager:
     """Base of `streamvid.transform.spec.Transform` and `Views`, with the method `apply`."""
 
     def apply(self, frames: Any, *, seed: int = 0, epoch: int = 0, clip: int = 0) -> Any:
-        """Apply the transform to one clip or image: on the CPU as a loader does it there without
-        DALI; on a GPU, and if DALI is needed, by DALI's dynamic mode.
+        """Apply the transform to one clip or image, as a loader does it on that device; steps for which it needs DALI's
+        graph are done by DALI's dynamic mode.
 
         With a loader's `seed`, and `epoch` and `clip` from its batch, the random choices equal those of the loader (for
         the first sample of a clip that has several).

@@ -71,14 +71,12 @@ class ClipTransform:
         rotates: whether frames of some clips have to be rotated upright; if not, DALI's graph has no operator for it.
         has_black_frames: whether some frame positions may show a black frame; likewise.
         mirrors: whether frames of some clips have to be flipped before the rotation; likewise.
-        has_images: whether some clips are images, which DALI decodes on a GPU.
     """
 
     transform: Transform | Views
     rotates: bool
     has_black_frames: bool
     mirrors: bool = False
-    has_images: bool = False
 
 
 SHARED_DRAWS: Final[Mapping[str, tuple[Draw, ...]]] = {

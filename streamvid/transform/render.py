@@ -111,7 +111,7 @@ def make_renderer(
             return CpuRenderer(spec.transform, threads=threads, isolate=isolate)
         return DaliRenderer(spec, _cpu_decoder(threads, isolate), threads=threads, max_batch=max_batch)
     decoder = GpuDecoder(device_id=device_id, threads=threads, max_batch=max_batch, isolate=isolate)
-    if decoder.sessions is not None and fits_one_pass(spec.transform) and not spec.has_images:
+    if decoder.sessions is not None and fits_one_pass(spec.transform):
         return GpuRenderer(spec.transform, decoder, on_cpu=on_cpu)
     return DaliRenderer(spec, decoder, device_id=device_id, threads=threads, max_batch=max_batch, on_cpu=on_cpu)
 
@@ -252,8 +252,7 @@ class DaliRenderer:
         if isinstance(decoder, CpuDecoder):
             self._crop_resizes = fits_crop_resize(spec.transform)
         else:
-            one_pass = fits_surfaces(spec.transform) and not spec.has_images
-            self._crop_resizes = decoder.sessions is not None and one_pass
+            self._crop_resizes = decoder.sessions is not None and fits_surfaces(spec.transform)
         self._pipeline = DaliPipeline(
             spec,
             device_id=device_id,
