@@ -9,6 +9,7 @@ reproduces the pixels of DALI's decoder.
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +32,7 @@ FLOATS: Final = 8
 width of the picture, output strides of channel, line and pixel in elements, right shift of samples in bits."""
 PARAMS: Final = FLOATS + 20
 """Size of a clip's parameters for a view, in int64 numbers."""
+_PACKED: Final = struct.Struct(f"={FLOATS}q{2 * (PARAMS - FLOATS)}f")
 _BLOCK: Final = 256
 """Setting of `surface_kernel`: most pixels of a line per program."""
 _SPAN, _WARPS = 512, 2
@@ -103,17 +105,16 @@ def clip_params(
         strides: strides of the output's channels, lines and pixels, in elements.
         change: float64 [3, 4], from `color_change`.
     """
-    made = np.zeros(PARAMS, dtype=np.int64)
-    made[:FLOATS] = form.height, form.width, *size, *strides, 16 - form.bits if form.bits > 8 else 0
     scales = [(high - low) / out for low, high, out in zip(start, end, size, strict=True)]
     across, down = (0.25 * one for one in color.siting)  # as in `streamvid.color.resample.taps`
     counts = [math.ceil(2 * max(scale * share, 1.0)) + 1 for share in (1, 0.5) for scale in scales]
-    made[FLOATS:].view(np.float32)[:] = (
+    made = _PACKED.pack(
+        form.height, form.width, *size, *strides, 16 - form.bits if form.bits > 8 else 0,
         start[0], scales[0], start[1], scales[1], across, down, *counts, *_conversion(color, form.bits),
         *(one for pair in zip(mean, std, strict=True) for one in (pair[0], 1 / pair[1])),
         *(_NO_CHANGE if change is None else change.ravel()),
     )  # fmt: skip
-    return made
+    return np.frombuffer(made, dtype=np.int64)
 
 
 @lru_cache(maxsize=256)

@@ -21,11 +21,11 @@ from streamvid.video.packet_selection import EncodedSlice
 Pixels = npt.NDArray[Any]
 
 
-def as_written(out: Pixels, box: CropBox) -> Pixels:
-    """A view of an upright picture [3, height, width] with the clip's rotation and mirroring undone, so that frames are
-    written as they are decoded."""
-    lying = np.rot90(out, box.turns, axes=(1, 2)) if box.turns else out
-    return lying[:, :, ::-1] if box.mirrored else lying
+def as_written(out: Pixels, *, turns: int, mirrored: bool) -> Pixels:
+    """A view of an upright picture [3, height, width] with a `CropBox`'s rotation and mirroring undone, so that frames
+    are written as they are decoded."""
+    lying = np.rot90(out, turns, axes=(1, 2)) if turns else out
+    return lying[:, :, ::-1] if mirrored else lying
 
 
 class FrameRenderer:
@@ -65,7 +65,7 @@ class FrameRenderer:
             self._from_rgb(picture, outs)
             return
         for renderer, (_, box), out in zip(self._of(picture.form), self._views, outs, strict=True):
-            renderer(picture.planes, as_written(out, box))
+            renderer(picture.planes, as_written(out, turns=box.turns, mirrored=box.mirrored))
 
     def targets(self, form: PlaneFormat, out: Pixels, offsets: Int64) -> Targets | None:
         """The targets with which C code renders frames of a plane format; None if it cannot.
@@ -78,7 +78,7 @@ class FrameRenderer:
         if self._convert is not None or len(self._views) > 1:
             return None
         ((_, box),), (renderer,) = self._views, self._of(form)
-        return renderer.targets(as_written(out, box), offsets)
+        return renderer.targets(as_written(out, turns=box.turns, mirrored=box.mirrored), offsets)
 
     def _of(self, form: PlaneFormat) -> list[PlaneRenderer]:
         if form not in self._renderers:

@@ -6,9 +6,9 @@ Frames of clips that the CPU decodes are cropped and resized on the CPU, and cop
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -211,28 +211,22 @@ class _View:
         """For the kernel: the clip's parameters, the address of its first picture, the bytes from a picture to the
         next, and the size in which pictures are written, before rotation."""
         # Without a tensor for the clip: making one releases the GIL, which may take milliseconds to get back.
-        size = self.tensor.element_size()
+        size, box = self.tensor.element_size(), self._boxes[clip]
         address, shape, steps = self._layout(clip)
-        # A dummy array of this shape and these strides, never accessed, whose views give the strides after rotation and
-        # flipping.
-        whole: Any = np.lib.stride_tricks.as_strided(
-            np.empty(0, dtype=f"u{size}"), shape, [size * step for step in steps[1:]]
-        )
-        out = as_written(whole[:, *self._flips(clip)], self._boxes[clip])
-        first = address + out.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        lying = _lying(shape, steps[1:], self._flips(clip), turns=box.turns, mirrored=box.mirrored)
         mean, std = self._mean_std
         made = clip_params(
             form,
             color.chosen(self.transform.color),
             start=part.start,
             end=part.end,
-            size=out.shape[1:],
-            strides=(out.strides[0] // size, out.strides[1] // size, out.strides[2] // size),
+            size=lying.size,
+            strides=lying.strides,
             mean=mean,
             std=std,
             change=self._change(clip),
         )
-        return made, first, size * steps[0], out.shape[1:]
+        return made, address + size * lying.first, size * steps[0], lying.size
 
     def kernel(self, form: PlaneFormat, part: CropBox) -> Kernel:
         """The kernel for surfaces of which the view shows this part."""
@@ -255,7 +249,7 @@ class _View:
             made = (made.clamp_(0, 255) + 0.5).floor_()
         mean, std = (torch.tensor(one, device=levels.device)[:, None, None] for one in self._mean_std)
         made = (made - mean) * (1 / std) if self.dtype != "uint8" else made
-        made = made.flip([2 + axis for axis, one in enumerate(self._flips(clip)) if one.step == -1])
+        made = made.flip([2 + axis for axis, one in enumerate(self._flips(clip)) if one])
         for row, positions in enumerate(self.positions(clip)):
             for position in positions:
                 self._pictures(clip)[position].copy_(made[row])
@@ -297,14 +291,13 @@ class _View:
         """The pictures of a clip, [frames, 3, height, width]."""
         return self._whole[clip] if self._final else self.frames[clip].permute(0, 3, 1, 2)
 
-    def _flips(self, clip: int) -> tuple[slice, slice]:
-        """Slices of a picture's rows and columns that flip it by the clip's parameters."""
-        vertical, horizontal = (self._params[name] for name in ("upside_down", "mirror"))
-        rows, columns = (
-            slice(None, None, -1 if self._final and one is not None and one[clip] else 1)
-            for one in (vertical, horizontal)
+    def _flips(self, clip: int) -> tuple[bool, bool]:
+        """Whether a picture's rows and columns are flipped by the clip's parameters."""
+        rows, columns = (self._params[name] for name in ("upside_down", "mirror"))
+        return (
+            self._final and rows is not None and bool(rows[clip]),
+            self._final and columns is not None and bool(columns[clip]),
         )
-        return rows, columns
 
     def _change(self, clip: int) -> Float64 | None:
         if not self.recolours:
@@ -324,3 +317,32 @@ class _View:
         for clip, position in black:
             picture = self._pictures(clip)[position]
             picture.copy_(level.expand_as(picture))
+
+
+class _Lying(NamedTuple):
+    """Where and how a picture is written as it is decoded, before rotation and flipping.
+
+    Attributes:
+        first: the index of its first pixel.
+        size: height and width.
+        strides: of its channels, lines and pixels.
+    """
+
+    first: int
+    size: tuple[int, int]
+    strides: tuple[int, int, int]
+
+
+@lru_cache(maxsize=1024)
+def _lying(
+    shape: tuple[int, ...], steps: tuple[int, ...], flips: tuple[bool, bool], *, turns: int, mirrored: bool
+) -> _Lying:
+    """The layout of an upright picture [3, height, width] with these strides, all in elements."""
+    # A dummy array, never accessed, whose views have the layout.
+    whole = np.lib.stride_tricks.as_strided(np.empty(0, dtype=np.uint8), shape, steps)
+    rows, columns = (slice(None, None, -1 if flip else 1) for flip in flips)
+    out = as_written(whole[:, rows, columns], turns=turns, mirrored=mirrored)
+    first: int = out.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    height, width = out.shape[1:]
+    channel, line, pixel = out.strides
+    return _Lying(first, (height, width), (channel, line, pixel))
