@@ -31,7 +31,6 @@ from fsspec.asyn import sync
 from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError
-from streamvid.storage.byte_range import PART_BYTES
 from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate
 from streamvid.storage.explain import StorageUnavailable, explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
@@ -51,12 +50,18 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
     if retry is not None and in_s3(path):
         return RemoteRanges(link).read_object(path, most=most, retry=retry)
     if retry is not None and not is_local(path):
-        length, mark = size_now(path, retry=retry)
+        length = size_now(path, retry=retry)[0] or 0  # many web servers give none, as they compress text
         if length > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {length} bytes, where {most} are the most.")
-        part = PART_BYTES if has_ranges(path) else max(1, length)
-        parts = [(path, start, min(start + part, length)) for start in range(0, length, part)]
-        return b"".join(RemoteRanges(link, {path: mark} if mark else None).read(parts, retry=retry))
+        found = bytearray()
+
+        def write(block: bytes, start: int) -> None:
+            if start + len(block) > most:
+                raise DatasetError(f"Cannot read {redact(path)}: it has more than {most} bytes, which are the most.")
+            found[start:] = block
+
+        fetch(path, write, length=length, mark="", retry=retry, link=link or Link())
+        return bytes(found)
     with explained(path, "read"):
         fs, name = locate(path)
         return read_file(name, most) if is_local(path) else cast(bytes, fs.cat_file(name))
@@ -64,20 +69,22 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
 
 def size(path: AnyPath, *, retry: Retry | None = None) -> int:
     """The file's size in bytes. Raises InputError or DatasetError, also if it is a folder or has no known size."""
+    found = size_now(path, retry=retry)[0]
+    if found is None:
+        raise DatasetError(f"Cannot tell the size of {redact(path)}: its server does not give it.")
+    return found
 
-    return size_now(path, retry=retry)[0]
 
+def size_now(path: AnyPath, *, retry: Retry | None = None) -> tuple[int | None, str]:
+    """The file's size, None if its server does not give it, and its version mark as in `Details`. Errors as in `size`
+    otherwise."""
 
-def size_now(path: AnyPath, *, retry: Retry | None = None) -> tuple[int, str]:
-    """The file's size, and its version mark as in `Details`; errors as in `size`."""
-
-    def ask() -> tuple[int, str]:
+    def ask() -> tuple[int | None, str]:
         info = _info(path, patient=retry is not None)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not isinstance(info.get("size"), int):
-            raise DatasetError(f"Cannot tell the size of {redact(path)}: its server does not give it.")
-        return info["size"], mark_of_info(info)
+        found = info.get("size")
+        return found if isinstance(found, int) else None, mark_of_info(info)
 
     return asked(path, ask, retry)
 

@@ -26,6 +26,7 @@ _PACE_BYTES: Final = 16 << 10
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
 _SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
 _VERSION: Final = re.compile(r"[ -~]{1,300}")
+_CODINGS: Final = ("gzip", "x-gzip", "deflate", "br", "zstd")
 _SHORT: Final = 64 << 10
 """Size of a range whose transfer takes about as long as its latency."""
 
@@ -87,6 +88,9 @@ async def _of_web(fs: Any, url: str, start: int, end: int, link: Link) -> Part:
     async with answer_of(fs, url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
         if answer.status == NO_SUCH_RANGE:
             return behind_end(url, start, answer.headers)._replace(mark="")
+        if answer.headers.get("Content-Encoding") in _CODINGS and answer.status == 206:
+            answer.close()
+            raise NoRangesError.of(url)  # these are bytes of the compressed file
         data = await body_of(answer, url, start, end, ranged=host in link.ranged)
         if answer.status == 206:
             link.ranged.add(host)
@@ -114,7 +118,7 @@ async def read_from_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) 
 async def answer_of(fs: Any, url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
     """A web server's response with status 200, 206 or 416."""
     options = dict(fs.kwargs)
-    options["headers"] = {**options.get("headers", {}), **headers}
+    options["headers"] = {**options.get("headers", {}), "Accept-Encoding": "identity", **headers}
     session = await fs.set_session()
     async with asyncio.timeout(HEAD_SECONDS):
         answer = await session.get(fs.encode_url(url), **options)
@@ -188,7 +192,7 @@ def behind_end(url: str, start: int, headers: Mapping[str, str]) -> Part:
         )
         error.path = redact(url)
         raise error
-    return Part(b"", version(headers), size if start or size is not None else 0)
+    return Part(b"", version(headers), size)
 
 
 def first_byte(content_range: str | None) -> int | None:

@@ -287,7 +287,7 @@ class ShardCache:
                 actual, mark = filesystem.size_now(url, retry=patient)
                 self.link.count(1, 0)
                 # A file larger than the dataset says would fill the disk beyond its reservation.
-                if actual != size:
+                if actual not in (None, size):
                     raise self._is_damaged(url, sha256, f"has {actual} bytes, but the dataset says {size}")
             self._make_room()
             for attempt in range(_CORRUPT_ATTEMPTS):
