@@ -31,6 +31,7 @@ from streamvid.dataset.manifest import (
     Manifest,
     ShardEntry,
 )
+from streamvid.dataset.shard_files import replaced
 from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.client import in_s3
@@ -137,7 +138,7 @@ def ended_by(path: str, shard: ShardEntry) -> str:
     except StreamvidError:
         return ""
     if shard in newest.shards:
-        return _replaced(path, shard)
+        return replaced(path, shard)
     # A revision gives shards with new content new names, and keeps the earlier shards.
     if not newest.revision or any(one.name == shard.name for one in newest.shards):
         return (
@@ -149,22 +150,6 @@ def ended_by(path: str, shard: ShardEntry) -> str:
     return (
         f"shard {shard.name} of the dataset {redact(path)} is gone: revision {newest.oldest}, in which clips were "
         "purged, ended the one that is read; begin again, and go on from the last checkpoint"
-    )
-
-
-def _replaced(path: str, shard: ShardEntry) -> str:
-    """A message if the files of another shard are in the place of one of the newest revision, as while a dataset is
-    copied there; "" if not. Of a replaced shard both files differ from dataset.json, of a damaged one a single file."""
-    try:
-        for extension, sha256 in (("packets", shard.packets_sha256), ("parquet", shard.parquet_sha256)):
-            data = filesystem.read_bytes(join(path, shard.file(extension)), retry=Retry(0.0))
-            if hashlib.sha256(data).hexdigest() == sha256:
-                return ""
-    except StreamvidError:
-        return ""
-    return (
-        f"shard {shard.name} of the dataset {redact(path)} is gone: files of another one are in its place, which "
-        f"{FILE_NAME} does not name; put its own back, and go on from the last checkpoint"
     )
 
 

@@ -19,7 +19,7 @@ from streamvid.dataset.schema import FIELD_PREFIX, PLACE_SCHEMA, SCHEMA
 from streamvid.dataset.shard_rows import REMEDY, TextBlock, read_columns, read_scalars, text_block
 from streamvid.dataset.string_column import StringColumn
 from streamvid.dataset.tables import file_of
-from streamvid.errors import DatasetError
+from streamvid.errors import DatasetError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.regular_file import read_file
 from streamvid.storage.retry import Retry
@@ -109,22 +109,25 @@ class ShardFiles:
         return text_block(table, [self.entry])
 
     def parquet(self, retry: Retry, stop: threading.Event, *, check_sha256: bool = False) -> str | pa.Buffer:
-        """The path of the Parquet file, or the bytes of a remote one; otherwise as `read_scalars`."""
+        """The path of the Parquet file, or the bytes of a remote one; otherwise as `read_scalars`. Also raises
+        DatasetError if the shard was replaced by another one."""
         path = self.path("parquet")
-        if is_local(path):
-            try:
-                self.checked(read_file(local_path(path)))
-            except OSError:
-                pass  # the reader of the file raises the error
-            except DatasetError as error:
-                if check_sha256:
-                    raise
-                log.warning("%s; until then labels and metadata of its clips may be wrong", error)
-            return local_path(path)
-        if self.cache is not None:
+        local = local_path(path) if is_local(path) else ""
+        if not local and self.cache is not None:
             return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))
-        data = filesystem.read_bytes(path, retry=retry.until(stop))
-        return self.checked(data) if check_sha256 else pa.py_buffer(data)
+        try:
+            data = read_file(local) if local else filesystem.read_bytes(path, retry=retry.until(stop))
+        except OSError:
+            return local  # the reader of the file raises the error
+        try:
+            self.checked(data)
+        except DatasetError as error:
+            if check_sha256:
+                raise
+            if why := replaced(self.dataset, self.entry):
+                raise DatasetError(why) from error
+            log.warning("%s; until then labels and metadata of its clips may be wrong", error)
+        return local or pa.py_buffer(data)
 
     def checked(self, data: bytes) -> pa.Buffer:
         """Check the bytes of the shard's Parquet file, and return them. Raises DatasetError if their checksum is not
@@ -135,6 +138,22 @@ class ShardFiles:
                 "copy it again or run streamvid verify"
             )
         return pa.py_buffer(data)
+
+
+def replaced(dataset: str, shard: ShardEntry) -> str:
+    """A message if the files of another shard are in the place of one that dataset.json names, as while a dataset is
+    copied there; "" if not. Of a replaced shard both files differ from dataset.json, of a damaged one a single file."""
+    try:
+        for extension, sha256 in (("packets", shard.packets_sha256), ("parquet", shard.parquet_sha256)):
+            data = filesystem.read_bytes(join(dataset, shard.file(extension)), retry=Retry(0.0))
+            if hashlib.sha256(data).hexdigest() == sha256:
+                return ""
+    except StreamvidError:
+        return ""
+    return (
+        f"shard {shard.name} of the dataset {redact(dataset)} is gone: files of another one are in its place, which "
+        "dataset.json does not name; put its own back, and go on from the last checkpoint"
+    )
 
 
 def fetch_table(dataset: str, sha256: str, *, cache: ShardCache | None, retry: Retry, stop: threading.Event) -> bytes:

@@ -23,6 +23,7 @@ from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.filesystem import Details
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import is_local, local_path
 
@@ -48,8 +49,8 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
 
     Args:
         paths: local paths or URLs. A remote folder with many of the sources is listed once.
-        hosts: as in `streamvid.storage.filesystem.details`; with it, a file of unknown size or version has a mark that
-            begins with `NO_MARK`, followed by the reason.
+        hosts: as in `streamvid.storage.filesystem.details`. With it, a file of unknown size or version has a mark that
+            begins with `NO_MARK`, followed by the reason; and so has a file that a web server refuses.
 
     Raises:
         StreamvidError: a storage does not answer, or denies access.
@@ -98,11 +99,18 @@ def _local(path: str) -> Details:
 
 
 def _remote(hosts: Collection[str] | None, path: str) -> Details:
+    ask, in_bucket = partial(filesystem.details, path, hosts=hosts), has_ranges(path)
     try:
-        details = filesystem.details(path, hosts=hosts)
+        try:
+            details = ask()
+        except StorageUnavailable:
+            if in_bucket or hosts is not None:
+                raise
+            details = ask(retry=Retry(COMMAND_SECONDS))
     except DatasetError as error:
-        # A web server that does not answer is one of many in a list; a bucket that does not is the whole input.
-        if hosts is None or (isinstance(error, StorageUnavailable) and has_ranges(path)):
+        # A web server that refuses a file is one of many in a list; a bucket that does is the whole input. What does
+        # not answer may answer the next time, and a pack that is then resumed must be the same.
+        if (in_bucket and hosts is None) or (isinstance(error, StorageUnavailable) and (in_bucket or hosts is None)):
             raise
         return Details(0, NO_MARK + str(error).rstrip("."), False)
     if details is None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,8 @@ from streamvid.bitstream.jpeg import check_jpeg, orientation
 from streamvid.checks import fraction
 from streamvid.errors import InputError, VideoError
 from streamvid.storage import filesystem
+from streamvid.storage.client import asked
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path, redact
 from streamvid.video.codec_context import bare_context, padded_packet
 from streamvid.video.remux import as_video_error
@@ -103,7 +106,7 @@ def check_rate(paths: Iterable[str], fps: Fraction | None) -> None:
 
 
 def sequence_video(
-    folder: str, target_folder: Path, *, fps: Fraction | None, options: TranscodeOptions
+    folder: str, target_folder: Path, *, fps: Fraction | None, options: TranscodeOptions, retry: Retry
 ) -> tuple[Path, bool]:
     """Make a video file of a folder of images.
 
@@ -112,6 +115,7 @@ def sequence_video(
         target_folder: a local folder for the file.
         fps: images per second; None if the folder has a file of timestamps.
         options: how images other than JPEGs are encoded.
+        retry: for how long requests are repeated while a storage does not answer.
 
     Returns:
         The file, and whether it was encoded; JPEGs are copied byte for byte, a packet each.
@@ -120,7 +124,7 @@ def sequence_video(
         VideoError: an image cannot be read, or differs in size or format from the first; the message names it.
         InputError: there are neither timestamps nor a rate.
     """
-    files = _files(folder)
+    files = asked(folder, partial(_files, folder), retry)
     names = find_sequence([*files])
     if not names:
         raise VideoError(
@@ -133,8 +137,8 @@ def sequence_video(
         raise VideoError(f"two of its images have the number {twice}: rename or remove one")
     if missing := numbers[-1] - numbers[0] + 1 - len(numbers):
         log.info("%s: %d numbers are missing between its images", redact(folder), missing)
-    base, ticks, end = _times(files, len(names), fps, folder)
-    images = _images([files[name] for name in names])
+    base, ticks, end = _times(files, len(names), fps, folder, retry)
+    images = _images([files[name] for name in names], retry)
     kind = _DECODERS[posixpath.splitext(names[0])[1].lower()]
     target = target_folder / "images.mp4"
     if kind == "mjpeg":
@@ -161,12 +165,14 @@ def _files(folder: str) -> dict[str, str]:
     return {posixpath.basename(path): path for path in filesystem.list_files(folder)}
 
 
-def _times(files: dict[str, str], count: int, fps: Fraction | None, folder: str) -> tuple[Fraction, list[int], int]:
+def _times(
+    files: dict[str, str], count: int, fps: Fraction | None, folder: str, retry: Retry
+) -> tuple[Fraction, list[int], int]:
     """Seconds per tick, presentation time of each image in ticks, and end of the last image in ticks."""
     by_name = {name.lower(): path for name, path in files.items()}
     for name in TIMES_FILES:
         if name in by_name:
-            ticks = _read_times(_read(by_name[name]), name, count)
+            ticks = _read_times(_read(by_name[name], retry), name, count)
             usual = int(np.median(np.diff(ticks)))
             return _MICROSECONDS, ticks, ticks[-1] + usual
     if fps is None:
@@ -201,22 +207,23 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _images(paths: Sequence[str]) -> Iterator[bytes]:
+def _images(paths: Sequence[str], retry: Retry) -> Iterator[bytes]:
     """The bytes of the files, in order; remote ones are fetched several at a time."""
+    read = partial(_read, retry=retry)
     if not paths or is_local(paths[0]):
-        yield from map(_read, paths)
+        yield from map(read, paths)
         return
-    yield _read(paths[0])  # before the threads: see `streamvid.storage.filesystem` on the first remote call
+    yield read(paths[0])  # before the threads: see `streamvid.storage.filesystem` on the first remote call
     with ThreadPoolExecutor(_FETCHED_AT_ONCE) as threads:
         for start in range(1, len(paths), _FETCHED_AT_ONCE):
-            yield from threads.map(_read, paths[start : start + _FETCHED_AT_ONCE])
+            yield from threads.map(read, paths[start : start + _FETCHED_AT_ONCE])
 
 
-def _read(path: str) -> bytes:
-    size = filesystem.size(path)
+def _read(path: str, retry: Retry) -> bytes:
+    size = filesystem.size(path, retry=retry)
     if size > _MAX_BYTES:
         raise VideoError(f"{posixpath.basename(path)} is {size / 2**20:.0f} MiB large; the limit is 256")
-    return filesystem.read_bytes(path)
+    return filesystem.read_bytes(path, retry=retry)
 
 
 def _mux_jpegs(

@@ -42,7 +42,7 @@ class PackJob:
         options: how every video is cut and transcoded.
         versions: versions of the libraries; a machine with others must not take part.
         roots: the dataset's roots, for videos in place.
-        retry: for how long requests are repeated while the destination does not answer.
+        retry: for how long requests are repeated while the destination, or a source's storage, does not answer.
     """
 
     fingerprint: str
@@ -221,8 +221,10 @@ def with_details(sources: list[SourceVideo], places: Places | None) -> list[Sour
 
 def _detailed(source: SourceVideo, found: Details) -> SourceVideo:
     """The source with its size and version."""
-    if source.file and (found is MISSING or found.mark.startswith(NO_MARK)):
-        return replace(source, problem="it does not exist any more" if found is MISSING else found.mark[len(NO_MARK) :])
+    if found.mark.startswith(NO_MARK):
+        return replace(source, problem=found.mark[len(NO_MARK) :])
+    if source.file and found is MISSING:
+        return replace(source, problem="it does not exist any more")
     if source.part is None:
         return replace(source, size=found.size, mark=found.mark)
     changed = source.problem or (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from streamvid.packing.images import is_sequence, sequence_video
 from streamvid.packing.options import PackOptions
+from streamvid.storage.retry import Retry
 from streamvid.video.gpu_support import check
 from streamvid.video.left_out import left_out
 from streamvid.video.probe import CannotCopyError, VideoFile
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def remux_or_build(
-    path: str, video: Path, folder: Path, options: PackOptions, *, cut_only: bool
+    path: str, video: Path, folder: Path, options: PackOptions, retry: Retry, *, cut_only: bool
 ) -> tuple[StoredClip, bool]:
     """Remux a source. Image sequences, and videos in codecs that shards do not store, are encoded first.
 
@@ -36,6 +37,7 @@ def remux_or_build(
         path: the source's path or URL, ending in '/' if it is a folder of images.
         video: the local file; unused for images.
         folder: for temporary files; created if needed.
+        retry: for how long requests for images are repeated while their storage does not answer.
         cut_only: see `streamvid.video.remux.store_clip`.
 
     Returns:
@@ -55,7 +57,7 @@ def remux_or_build(
     missing: tuple[str, ...] = ()
     if is_sequence(path):
         made, transcoded = sequence_video(
-            path, folder, fps=options.fps, options=options.transcode or TranscodeOptions()
+            path, folder, fps=options.fps, options=options.transcode or TranscodeOptions(), retry=retry
         )
     else:
         source = VideoFile(video, options.track, options.fps)

@@ -28,6 +28,7 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import DecodeLevel, PackOptions, PreparedClip, RejectedCut, Scenes
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.packing.source_file import local_video, of_this_file, read_image, source_bytes
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
 from streamvid.video.containers import IMAGE_EXTENSIONS
 from streamvid.video.image import image_clip
@@ -49,11 +50,14 @@ _WINDOW: Final = 64
 """Frames at the start of a clip, and in its middle, that must decode by default: as most models take at most."""
 
 
-def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
+def process_source(
+    source: SourceVideo, folder: Path, options: PackOptions, retry: Retry
+) -> list[PreparedClip | RejectedCut]:
     """Fetch one video and make its clips.
 
     Args:
         folder: for temporary files; created if one is needed, and removed by the caller.
+        retry: for how long requests are repeated while the source's storage does not answer.
 
     Returns:
         At least one clip, in the order of their starts; before them the rejected cuts: listed cuts without a frame of
@@ -70,15 +74,15 @@ def process_source(source: SourceVideo, folder: Path, options: PackOptions) -> l
             from streamvid.packing.stored_clips import ClipRun, prepare_clips
 
             assert isinstance(source, ClipRun)
-            return [*prepare_clips(source, folder)]
+            return [*prepare_clips(source, folder, retry)]
         if options.in_place:
-            return index_source(source, folder, options)
-        video = folder if is_sequence(source.path) else local_video(source, folder)
+            return index_source(source, folder, options, retry)
+        video = folder if is_sequence(source.path) else local_video(source, folder, retry)
         if (image := read_image(source, video)) is not None:
             return _image_source(source, options, video, *image)
         cutting = options.cutting is not None or source.cuts is not None
         scenes = isinstance(options.cutting, Scenes)
-        whole, transcoded = remux_or_build(source.path, video, folder, options, cut_only=cutting and not scenes)
+        whole, transcoded = remux_or_build(source.path, video, folder, options, retry, cut_only=cutting and not scenes)
         if cutting:
             folder.mkdir(exist_ok=True)
             whole = whole.as_file(folder / "clip.mp4")  # scene detection decodes it
@@ -114,16 +118,17 @@ Outcome = list[PreparedClip | RejectedCut] | str
 
 
 def process_sources(
-    process: Callable[[SourceVideo, Path, PackOptions], list[PreparedClip | RejectedCut]],
+    process: Callable[[SourceVideo, Path, PackOptions, Retry], list[PreparedClip | RejectedCut]],
     work: Sequence[tuple[SourceVideo, Path]],
     options: PackOptions,
+    retry: Retry,
 ) -> list[Outcome]:
     """Process several sources concurrently, each with its folder, by `process`, such as `process_source`; errors as
     there."""
 
     def outcome(one: tuple[SourceVideo, Path]) -> Outcome:
         try:
-            return process(*one, options)
+            return process(*one, options, retry)
         except VideoError as error:
             return str(error)
 
@@ -210,7 +215,9 @@ def _check_size(clip: StoredClip) -> StoredClip:
     return clip
 
 
-def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> list[PreparedClip | RejectedCut]:
+def index_source(
+    source: SourceVideo, folder: Path, options: PackOptions, retry: Retry
+) -> list[PreparedClip | RejectedCut]:
     """Find the clips of a source in place; otherwise as `process_source`.
 
     Raises:
@@ -219,17 +226,17 @@ def index_source(source: SourceVideo, folder: Path, options: PackOptions) -> lis
     if is_sequence(source.path):
         raise VideoError("a folder of images is no video, so it cannot be indexed in place: pack it (--copy-others)")
     if source.name.lower().endswith(IMAGE_EXTENSIONS):
-        video = local_video(source, folder)
+        video = local_video(source, folder, retry)
         if (image := read_image(source, video)) is not None:
             found = _image_source(source, options, video, *image)
             _check_unchanged(source)
             shutil.rmtree(folder, ignore_errors=True)
             return found
-    whole = _by_tables(source) if options.in_place == "tables" and not options.track else None
+    whole = _by_tables(source, retry) if options.in_place == "tables" and not options.track else None
     if whole is not None:
         return _clips(source, whole, options, readable=False)
     with _full_look():
-        file = VideoFile(local_video(source, folder), options.track, options.fps)
+        file = VideoFile(local_video(source, folder, retry), options.track, options.fps)
         clips = _clips(source, index_where_it_lies(file, folder / "copy"), options, readable=True)
         shutil.rmtree(folder, ignore_errors=True)
     return clips
@@ -269,11 +276,11 @@ def _full_look() -> threading.Lock:
     return threading.Lock()
 
 
-def _by_tables(source: SourceVideo) -> StoredClip | None:
+def _by_tables(source: SourceVideo, retry: Retry) -> StoredClip | None:
     """The clip from a file's tables; None if the file must be read in full."""
     try:
         with of_this_file():
-            file = source_bytes(source)
+            file = source_bytes(source, retry)
             return index_by_tables(Path(source.name), file, file.read_spans)
     except (NeedsDemuxerError, ArithmeticError, ValueError) as reason:
         log.debug("%s is looked at in full: %s", source.name, reason)

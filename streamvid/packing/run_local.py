@@ -177,7 +177,7 @@ def _process(
         def submit(sources: Sequence[_Source]) -> Future[Sequence[Outcome]]:
             limit_s = _LEAST_LIMIT_S + sum(source.video.size for source in sources) / _BYTES_PER_S
             work = [(source.video, source.folder) for source in sources]
-            return pool.submit(process_sources, process_source, work, job.options, limit_s=limit_s)
+            return pool.submit(process_sources, process_source, work, job.options, job.retry, limit_s=limit_s)
 
         def next_ones() -> Iterator[tuple[list[_Source], Future[Sequence[Outcome]]]]:
             some = list(itertools.islice(todo, 1))

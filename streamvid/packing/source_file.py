@@ -13,8 +13,11 @@ from streamvid.errors import DatasetError, VideoError
 from streamvid.packing.inputs import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange, FileVersion
-from streamvid.storage.explain import AccessRefused, StorageUnavailable
+from streamvid.storage.client import has_ranges
+from streamvid.storage.explain import AccessRefused, DiskFull, StorageUnavailable
+from streamvid.storage.link import Link
 from streamvid.storage.ranged_file import RangedFile
+from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
 from streamvid.video.containers import IMAGE_EXTENSIONS
 from streamvid.video.stored_clip import file_signature
@@ -24,8 +27,13 @@ _MAX_IMAGE: Final = 1 << 30
 """Most bytes of an image file."""
 
 
-def local_video(source: SourceVideo, folder: Path) -> Path:
+def local_video(source: SourceVideo, folder: Path, retry: Retry) -> Path:
     """The local file of a source, or a copy in a folder if it is remote, or a part of a file.
+
+    Args:
+        source: the source.
+        folder: for the copy; created if one is needed.
+        retry: for how long requests are repeated while a storage does not answer.
 
     Raises:
         VideoError: it is no file, does not exist, or has changed since it was found.
@@ -39,9 +47,9 @@ def local_video(source: SourceVideo, folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     video = folder / "source"
     if source.part is None and not source.file:
-        _fetch(source.path, video)
+        _fetch(source, video, retry)
         return video
-    file = source_bytes(source)
+    file = source_bytes(source, retry)
     with video.open("wb") as copy:
         while chunk := _read(file):
             copy.write(chunk)
@@ -63,31 +71,35 @@ def of_this_file() -> Iterator[None]:
     """
     try:
         yield
-    except (StorageUnavailable, AccessRefused):
+    except (StorageUnavailable, AccessRefused, DiskFull):
         raise
     except DatasetError as error:
         raise VideoError(str(error).rstrip(".")) from error
 
 
-def source_bytes(source: SourceVideo) -> RangedFile:
-    """The bytes of a source, of the version that was found."""
+def source_bytes(source: SourceVideo, retry: Retry) -> RangedFile:
+    """The bytes of a source, of the version that was found; `retry` as in `local_video`."""
     start, size = source.part or (0, source.size)
     version = FileVersion(
         source.file_bytes or source.size, source.mark, source.hosts if not is_local(source.path) else ()
     )
-    return RangedFile(ByteRange(source.path, start, start + size), version)
+    return RangedFile(ByteRange(source.path, start, start + size), version, retry)
 
 
-def _fetch(path: str, local: Path) -> None:
-    """Fetch a remote video. Raises VideoError if it does not exist, DatasetError if its storage fails."""
-    try:
-        filesystem.get_file(path, local)
-    except StorageUnavailable:
-        raise
-    except DatasetError as error:
-        if not filesystem.exists(path):
-            raise VideoError(str(error)) from error
-        raise
+def _fetch(source: SourceVideo, local: Path, retry: Retry) -> None:
+    """Fetch a remote video. Errors as in `of_this_file`; OSError if it cannot be written."""
+    with local.open("wb") as copy, of_this_file():
+
+        def write(block: bytes, start: int) -> None:
+            copy.seek(start)
+            copy.write(block)
+
+        # Some web servers give another size before than with the file: asking again would not help.
+        length = source.size if has_ranges(source.path) else 0
+        size = filesystem.fetch(source.path, write, length=length, mark=source.mark, retry=retry, link=Link())
+        if source.size not in (0, size):
+            raise VideoError(f"its server sends {size} bytes, and said before that it has {source.size}")
+        copy.truncate(size)
 
 
 def read_image(source: SourceVideo, file: Path) -> tuple[bytes, tuple[int, int]] | None:

@@ -54,11 +54,12 @@ class ClipRun(SourceVideo):
         return len(self.keys)
 
 
-def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
+def prepare_clips(run: ClipRun, folder: Path, retry: Retry) -> list[PreparedClip]:
     """The clips of a run, ready to be written.
 
     Args:
         folder: for clips that are not contiguous in a local file; created if needed, and removed by the caller.
+        retry: for how long requests are repeated while the datasets' storage does not answer.
 
     Raises:
         ClipError: the bytes of a clip are not those that were stored, or are too many for a tar.
@@ -67,7 +68,7 @@ def prepare_clips(run: ClipRun, folder: Path) -> list[PreparedClip]:
     clips = run.clips
     assert clips is not None
     columns = Columns(clips, None, meta=MetaColumns)
-    source = ClipSource("", clips, columns, None, run.shards, Retry())
+    source = ClipSource("", clips, columns, None, run.shards, retry)
 
     def prepare(row: int) -> PreparedClip:
         place = run.places[row] if run.places else None

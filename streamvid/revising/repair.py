@@ -162,7 +162,7 @@ def _made(
         futures = {}
         for row, source in wanted.items():
             how = replace(options, decode="all", cutting=None, in_place="packets" if source.file else None)
-            futures[row] = pool.submit(process_source, source, work / f"clip-{row}", how)
+            futures[row] = pool.submit(process_source, source, work / f"clip-{row}", how, dataset.reader.retry)
         for row, future in futures.items():
             try:
                 outcome = future.result()

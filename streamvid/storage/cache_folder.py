@@ -28,16 +28,13 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Container
+from collections.abc import Container
 from io import FileIO
 from pathlib import Path
 from stat import S_ISDIR
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from streamvid.storage.regular_file import NotAFileError, open_file
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 _log = logging.getLogger(__name__)
 
@@ -265,19 +262,6 @@ def claim(part: Path) -> FileIO | None:
         file.close()
         return None
     return file
-
-
-class PartWriter(FileIO):
-    """A claimed part as a file that is written from front to back, by calls of `put` with bytes and their offset."""
-
-    def __init__(self, part: FileIO, put: Callable[[bytes | memoryview, int], None]) -> None:
-        super().__init__(f"/proc/self/fd/{part.fileno()}", "wb")
-        self._put = put
-
-    def write(self, block: ReadableBuffer, /) -> int:
-        self._put(memoryview(block), self.tell())
-        self.seek(size := memoryview(block).nbytes, os.SEEK_CUR)
-        return size
 
 
 def give_up(part: Path, file: FileIO) -> None:

@@ -69,6 +69,10 @@ class MissingFile(DatasetError):  # noqa: N818
     """A file does not exist."""
 
 
+class DiskFull(DatasetError):  # noqa: N818
+    """A disk is full, or a quota used up: of the storage, or of this machine while a file is copied."""
+
+
 class FileChangedError(DatasetError):
     """A file is not of the requested version."""
 
@@ -224,7 +228,7 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     if number in (errno.ELOOP, errno.ENAMETOOLONG):
         return DatasetError, f"{_detail(exc).lower()}; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return DatasetError, "the disk is full or the quota used up; free some space"
+        return DiskFull, "the disk is full or the quota used up; free some space"
     if (of_certificates := _of_certificates(exc, s3=s3)) is not None:
         return of_certificates
     # aiohttp gives a response that is not HTTP a status of its own.

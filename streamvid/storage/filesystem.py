@@ -21,21 +21,18 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any, Final, cast
 
 from fsspec.asyn import sync
-from fsspec.callbacks import Callback
 from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError
-from streamvid.storage.byte_range import PART_BYTES
 from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate
-from streamvid.storage.explain import explained, status_of, true_cause
+from streamvid.storage.explain import StorageUnavailable, explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
 from streamvid.storage.link import Link
 from streamvid.storage.ranges import RemoteRanges, mark_of_info
@@ -43,6 +40,7 @@ from streamvid.storage.regular_file import MAX_BYTES, open_file, read_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.upload import Upload
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
+from streamvid.storage.web_copy import WebCopy
 
 
 def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = None, link: Link | None = None) -> bytes:
@@ -52,12 +50,18 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
     if retry is not None and in_s3(path):
         return RemoteRanges(link).read_object(path, most=most, retry=retry)
     if retry is not None and not is_local(path):
-        length, mark = size_now(path, retry=retry)
+        length = size_now(path, retry=retry)[0] or 0  # many web servers give none, as they compress text
         if length > most:
             raise DatasetError(f"Cannot read {redact(path)}: it has {length} bytes, where {most} are the most.")
-        part = PART_BYTES if has_ranges(path) else max(1, length)
-        parts = [(path, start, min(start + part, length)) for start in range(0, length, part)]
-        return b"".join(RemoteRanges(link, {path: mark} if mark else None).read(parts, retry=retry))
+        found = bytearray()
+
+        def write(block: bytes, start: int) -> None:
+            if start + len(block) > most:
+                raise DatasetError(f"Cannot read {redact(path)}: it has more than {most} bytes, which are the most.")
+            found[start:] = block
+
+        fetch(path, write, length=length, mark="", retry=retry, link=link or Link())
+        return bytes(found)
     with explained(path, "read"):
         fs, name = locate(path)
         return read_file(name, most) if is_local(path) else cast(bytes, fs.cat_file(name))
@@ -65,20 +69,22 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
 
 def size(path: AnyPath, *, retry: Retry | None = None) -> int:
     """The file's size in bytes. Raises InputError or DatasetError, also if it is a folder or has no known size."""
+    found = size_now(path, retry=retry)[0]
+    if found is None:
+        raise DatasetError(f"Cannot tell the size of {redact(path)}: its server does not give it.")
+    return found
 
-    return size_now(path, retry=retry)[0]
 
+def size_now(path: AnyPath, *, retry: Retry | None = None) -> tuple[int | None, str]:
+    """The file's size, None if its server does not give it, and its version mark as in `Details`. Errors as in `size`
+    otherwise."""
 
-def size_now(path: AnyPath, *, retry: Retry | None = None) -> tuple[int, str]:
-    """The file's size, and its version mark as in `Details`; errors as in `size`."""
-
-    def ask() -> tuple[int, str]:
+    def ask() -> tuple[int | None, str]:
         info = _info(path, patient=retry is not None)
         if info.get("type") == "directory":
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not isinstance(info.get("size"), int):
-            raise DatasetError(f"Cannot tell the size of {redact(path)}: its server does not give it.")
-        return info["size"], mark_of_info(info)
+        found = info.get("size")
+        return found if isinstance(found, int) else None, mark_of_info(info)
 
     return asked(path, ask, retry)
 
@@ -278,36 +284,45 @@ def put_file(local: AnyPath, path: AnyPath) -> None:
             fs.invalidate_cache()
 
 
-def get_file(path: AnyPath, local: AnyPath | FileIO, *, retry: Retry | None = None, length: int = 0) -> None:
-    """Copy `path` into the local file `local`, in concurrent ranges where the storage supports it.
+def get_file(path: AnyPath, local: AnyPath) -> None:
+    """Copy `path` into the local file `local`, which may be incomplete after an error. Raises DatasetError or
+    InputError."""
+    with explained(path, "read"):
+        fs, name = locate(path)
+        fs.get_file(name, os.fspath(local))
 
-    `local` is written in place, and may be incomplete after an error. Fewer bytes than `length`, if that is known,
-    count as a network error. From a web server, `local` may also be an open file. Raises DatasetError or InputError.
+
+def fetch(
+    path: AnyPath, write: Callable[[bytes, int], object], *, length: int, mark: str, retry: Retry, link: Link
+) -> int:
+    """Hand a whole remote file to `write`, as blocks of bytes with their offsets; returns the number of its bytes.
+
+    What broke off goes on where it was: buckets are read in concurrent ranges, a web server by one request for all that
+    is left, and from the beginning again if it knows no ranges.
+
+    Args:
+        length: size of the file in bytes; 0 if a web server does not give it. Other lengths count as network errors.
+        mark: ETag that an object in S3 must have; "" for any.
+        retry: for how long requests are repeated without any progress.
+        link: measures the requests.
+
+    Raises InputError or DatasetError, and errors of `write`.
     """
-
-    def copy() -> None:
-        fs, name = locate(path, patient=retry is not None)
-        target = local if isinstance(local, FileIO) else os.fspath(local)
-        if isinstance(target, FileIO):  # left by an earlier attempt
-            target.truncate(target.seek(0))
-        fs.get_file(name, target, callback=_AtMost(length) if length else Callback())
-        if (found := os.path.getsize(target if isinstance(target, str) else target.fileno())) < length:
-            raise ConnectionError(f"{found} of {length} bytes came")
-
-    asked(path, copy, retry)
-
-
-class _AtMost(Callback):  # type: ignore[misc]
-    """Ends a copy that gets more bytes than the file has, before they fill the disk."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most = most
-
-    def relative_update(self, inc: int = 1) -> None:
-        super().relative_update(inc)
-        if self.value > self._most:
-            raise ConnectionError(f"more than {self._most} bytes came")
+    if has_ranges(path):
+        RemoteRanges(link, {path: mark} if mark else None).copy(path, length, write, retry=retry)
+        return length
+    with explained(path, "read"):
+        fs, name = locate(path, patient=True)
+    copy = WebCopy(fs, name, write, length)
+    link.count(1, length)
+    while True:
+        before = copy.done
+        try:
+            asked(path, lambda: sync(fs.loop, copy.attempt), retry)
+            return copy.done
+        except StorageUnavailable:
+            if not retry.seconds or copy.done <= before:
+                raise
 
 
 def move_file(local: Path, path: str) -> None:

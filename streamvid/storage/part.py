@@ -26,6 +26,7 @@ _PACE_BYTES: Final = 16 << 10
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
 _SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
 _VERSION: Final = re.compile(r"[ -~]{1,300}")
+_CODINGS: Final = ("gzip", "x-gzip", "deflate", "br", "zstd")
 _SHORT: Final = 64 << 10
 """Size of a range whose transfer takes about as long as its latency."""
 
@@ -84,9 +85,12 @@ async def _read(fs: Any, name: str, start: int, end: int, mark: str, link: Link)
 
 async def _of_web(fs: Any, url: str, start: int, end: int, link: Link) -> Part:
     host = urlsplit(url).netloc
-    async with _answer(fs, url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
+    async with answer_of(fs, url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
         if answer.status == NO_SUCH_RANGE:
             return behind_end(url, start, answer.headers)._replace(mark="")
+        if answer.headers.get("Content-Encoding") in _CODINGS and answer.status == 206:
+            answer.close()
+            raise NoRangesError.of(url)  # these are bytes of the compressed file
         data = await body_of(answer, url, start, end, ranged=host in link.ranged)
         if answer.status == 206:
             link.ranged.add(host)
@@ -97,8 +101,8 @@ async def read_from_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) 
     """Ranges of a file on a web server without range support, cut out of the whole file as it arrives; only the ranges
     are kept in memory."""
     blocks, at, last = [bytearray() for _ in ranges], 0, max(end for _, end in ranges)
-    async with _answer(fs, url, {}) as answer:
-        pace = _Pace(answer)
+    async with answer_of(fs, url, {}) as answer:
+        pace = Pace(answer)
         try:
             while at < last and (piece := await answer.content.readany()):
                 for block, (start, end) in zip(blocks, ranges, strict=True):
@@ -111,10 +115,10 @@ async def read_from_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) 
 
 
 @asynccontextmanager
-async def _answer(fs: Any, url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
+async def answer_of(fs: Any, url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
     """A web server's response with status 200, 206 or 416."""
     options = dict(fs.kwargs)
-    options["headers"] = {**options.get("headers", {}), **headers}
+    options["headers"] = {**options.get("headers", {}), "Accept-Encoding": "identity", **headers}
     session = await fs.set_session()
     async with asyncio.timeout(HEAD_SECONDS):
         answer = await session.get(fs.encode_url(url), **options)
@@ -132,7 +136,7 @@ async def body_of(answer: Any, url: str, start: int, end: int, *, ranged: bool =
     headers, most, length = answer.headers, end - start, answer.content_length
     try:
         check_range(url, start, end, answer.status, headers.get("Content-Range"), length, ranged=ranged)
-        pace = _Pace(answer)
+        pace = Pace(answer)
         try:
             if length is not None and "Content-Encoding" not in headers:
                 data: bytes = await answer.read()
@@ -156,7 +160,7 @@ async def held(read: Callable[[int], Awaitable[bytes]], most: int) -> bytes:
     return bytes(pieces)
 
 
-class _Pace:
+class Pace:
     """Gives up an aiohttp response whose body drips, since each byte would restart the timeout for stalls."""
 
     def __init__(self, answer: Any) -> None:
@@ -188,7 +192,13 @@ def behind_end(url: str, start: int, headers: Mapping[str, str]) -> Part:
         )
         error.path = redact(url)
         raise error
-    return Part(b"", version(headers), size if start or size is not None else 0)
+    return Part(b"", version(headers), size)
+
+
+def first_byte(content_range: str | None) -> int | None:
+    """The offset of a response's first byte from its Content-Range; None if it does not give it."""
+    found = _CONTENT_RANGE.match(content_range or "")
+    return int(found[1]) if found else None
 
 
 def size_of(content_range: str | None) -> int | None:
@@ -226,14 +236,14 @@ def check_range(
         NoRangesError: the response has more than was requested, because the server does not support ranges;
             StorageUnavailable if it is known to.
     """
-    found = _CONTENT_RANGE.match(sent or "")
-    other = status == 206 and found is not None and int(found[1]) != start
+    first = first_byte(sent)
+    other = status == 206 and first not in (None, start)
     if not other and not (status == 200 and start) and (length or 0) <= end - start:
         return
     shown = redact(url)
     if not other and not ranged:
         raise NoRangesError.of(url)
-    what = f"bytes from {found[1]} on" if other and found else "more"
+    what = f"bytes from {first} on" if other else "more"
     error = StorageUnavailable(
         f"Cannot read {shown}: the storage sent {what}, where {start} to {end} were asked for; look for what changes "
         "answers on their way."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.range_reader import RangeReader
+from streamvid.storage.retry import Retry
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -20,14 +21,17 @@ class RangedFile(io.RawIOBase):
     Args:
         wanted: the file and the part of it.
         version: the version that the file must have; None: any.
+        retry: for how long requests are repeated while a remote storage does not answer.
         block: least bytes per read, since headers are small and often follow each other.
 
     Raises:
         DatasetError: on reading, as in `RangeReader.read`.
     """
 
-    def __init__(self, wanted: ByteRange, version: FileVersion | None = None, *, block: int = 512) -> None:
-        self._part, self._reader, self._least = wanted, RangeReader(), block
+    def __init__(
+        self, wanted: ByteRange, version: FileVersion | None = None, retry: Retry | None = None, *, block: int = 512
+    ) -> None:
+        self._part, self._reader, self._least = wanted, RangeReader(retry), block
         self._versions = {} if version is None else {wanted.path: version}
         self._at = 0
         self._begin, self._block = 0, b""

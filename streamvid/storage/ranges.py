@@ -7,8 +7,8 @@ import contextlib
 import logging
 import os
 from collections import ChainMap
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 from fsspec.asyn import sync
@@ -27,6 +27,7 @@ from streamvid.storage.url import AnyPath, redact
 log = logging.getLogger(__name__)
 
 Range = tuple[AnyPath, int, int]
+_WINDOW_BYTES: Final = 4 * PART_BYTES
 
 
 def read_ranges(ranges: Sequence[Range], *, retry: Retry) -> list[bytes]:
@@ -124,6 +125,15 @@ class RemoteRanges:
             return outcomes
 
         return retry.each(ranges, attempt)
+
+    def copy(self, path: AnyPath, size: int, write: Callable[[bytes, int], object], *, retry: Retry) -> None:
+        """Hand a whole file of `size` bytes to `write`, from front to back, with the offset of each block, and with
+        `_WINDOW_BYTES` in memory at most. Errors as in `read`, and those of `write`."""
+        for first in range(0, size, _WINDOW_BYTES):
+            last = min(first + _WINDOW_BYTES, size)
+            parts = [(path, start, min(start + PART_BYTES, last)) for start in range(first, last, PART_BYTES)]
+            for (_, start, _), block in zip(parts, self.read(parts, retry=retry), strict=True):
+                write(block, start)
 
     def _read_once(
         self, ranges: Sequence[Range], versions: Mapping[str, FileVersion], turn: int

@@ -25,11 +25,9 @@ from typing import Final, Self
 from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
-from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, PartWriter, claim, give_up, modified
-from streamvid.storage.client import has_ranges
+from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, claim, give_up, modified
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.link import Link
-from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import redact
 
@@ -37,8 +35,6 @@ _log = logging.getLogger(__name__)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PREFETCH_THREADS = 4
-_RANGE_BYTES = 8 << 20
-_WINDOW_BYTES = 4 * _RANGE_BYTES
 _CORRUPT_ATTEMPTS = 2
 _POLL_SECONDS = 0.1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -291,7 +287,7 @@ class ShardCache:
                 actual, mark = filesystem.size_now(url, retry=patient)
                 self.link.count(1, 0)
                 # A file larger than the dataset says would fill the disk beyond its reservation.
-                if actual != size:
+                if actual not in (None, size):
                     raise self._is_damaged(url, sha256, f"has {actual} bytes, but the dataset says {size}")
             self._make_room()
             for attempt in range(_CORRUPT_ATTEMPTS):
@@ -311,7 +307,7 @@ class ShardCache:
                 file.close()
 
     def _download(self, url: str, file: FileIO, size: int | None, mark: str, retry: Retry) -> None:
-        """Fetch `url` into the file: in ranges, each of which is retried by itself, if the storage supports them."""
+        """Fetch `url` into the file."""
         _log.info("Fetching %s%s.", redact(url), "" if size is None else f" ({size} bytes)")
         os.truncate(file.fileno(), 0)
         if size is None:  # a small one
@@ -319,16 +315,7 @@ class ShardCache:
             self._make_room(len(content))
             self.write(file, content, 0)
             return
-        if size > _RANGE_BYTES and not has_ranges(url):
-            with PartWriter(file, partial(self.write, file)) as part:
-                filesystem.get_file(url, part, retry=retry, length=size)
-            return
-        remote = RemoteRanges(self.link, {url: mark})
-        for first in range(0, size, _WINDOW_BYTES):
-            last = min(first + _WINDOW_BYTES, size)
-            ranges = [(url, start, min(start + _RANGE_BYTES, last)) for start in range(first, last, _RANGE_BYTES)]
-            for (_, start, _), block in zip(ranges, remote.read(ranges, retry=retry), strict=True):
-                self.write(file, block, start)
+        filesystem.fetch(url, partial(self.write, file), length=size, mark=mark, retry=retry, link=self.link)
 
     def write(self, file: FileIO, block: bytes | memoryview, start: int) -> None:
         """Write at an offset. If the disk is full, evicts unused files. Raises CacheUnusable."""

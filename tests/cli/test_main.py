@@ -152,6 +152,19 @@ def test_help_keeps_names_as_they_are_written(capsys: pytest.CaptureFixture[str]
     assert "Write clips as MP4 files, with their metadata as JSON" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_working_directory_that_was_removed(tmp_path: Path) -> None:
+    """MKL would end the process, in which its library cannot be found then, with a sentence of its own."""
+    (gone := tmp_path / "gone").mkdir()
+    code = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); "
+    code += "from streamvid.__main__ import run; sys.exit(run())"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "doctor"], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.strip() == "streamvid: the working directory was removed: change to another one"
+
+
 def test_what_the_encoding_of_a_terminal_lacks_is_escaped() -> None:
     shown = run("ls", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (shown.returncode, shown.stderr) == (0, "")

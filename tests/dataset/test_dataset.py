@@ -11,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from streamvid.packing.clip_rows import write_parquet
 from streamvid.packing.pack import pack
 from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.range_reader import RangeReader
-from tests.support.packed import VIDEOS, edit_parquet, pack_recipes
+from tests.support.packed import SMALL, VIDEOS, edit_parquet, pack_recipes
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -188,10 +190,10 @@ def test_many_clips_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         with (folder / f"{shard:08d}.tar").open("wb") as tar:
             tar.truncate(10240)
         (folder / f"{shard:08d}.packets").write_bytes(bytes(864 * clips))
-        zeros = "0" * 64
+        zeros, blocks = "0" * 64, sha256(bytes(864 * clips)).hexdigest()
         entries.append({"name": f"{shard:08d}", "clips": clips, "frames": 30 * clips, "bytes": 10240,
                         "sha256": zeros, "idx_sha256": zeros, "parquet_sha256": zeros,
-                        "packets_bytes": 864 * clips, "packets_sha256": zeros})  # fmt: skip
+                        "packets_bytes": 864 * clips, "packets_sha256": blocks})  # fmt: skip
     document = {"format": "streamvid", "version": 2, "name": "big", "clips": shards * clips, "classes": None}
     document |= {"frames": 30 * shards * clips, "bytes": 10240 * shards, "seconds": 1.0, "shards": entries}
     (tmp_path / "ds/dataset.json").write_text(json.dumps(document))
@@ -378,6 +380,20 @@ def test_a_local_parquet_with_another_checksum_is_told(copy: Path, caplog: pytes
     assert len(Dataset.open(copy)) == 6
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert said.startswith("shard 00000100.parquet is not the one in dataset.json, by its SHA-256: copy it again")
+
+
+def test_a_shard_that_was_replaced_by_one_of_equal_size_is_refused(tmp_path: Path) -> None:
+    """Its clips have sound checksums of their own, and would come under the old dataset's name."""
+    names = ["one", "two", "three"]
+    recipes = {name: replace(SMALL, crf=20 + 5 * n) for n, name in enumerate(names)}
+    was = pack_recipes(recipes, tmp_path / "was")
+    now = pack_recipes(dict(zip(names, [*recipes.values()][::-1], strict=True)), tmp_path / "now")
+    for extension in ("tar", "idx", "packets", "parquet"):
+        one, other = (folder / f"shards/00000000.{extension}" for folder in (was, now))
+        assert extension in ("parquet", "idx") or one.stat().st_size == other.stat().st_size
+        one.write_bytes(other.read_bytes())
+    with pytest.raises(DatasetError, match="files of another one are in its place"):
+        Dataset.open(was)
 
 
 def test_metadata_that_are_not_utf8(copy: Path) -> None:

@@ -22,6 +22,7 @@ from streamvid.packing.inputs import SourceVideo, find_sources
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
+from streamvid.storage.retry import Retry
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 from tests.support.reference import whole
@@ -64,7 +65,7 @@ def write_jpegs(folder: Path, names: list[str]) -> list[bytes]:
 
 
 def store(folder: Path, options: PackOptions, place: Path) -> StoredClip:
-    (piece,) = process_source(SourceVideo(f"{folder}/", folder.name, "key"), place, options)
+    (piece,) = process_source(SourceVideo(f"{folder}/", folder.name, "key"), place, options, Retry())
     assert isinstance(piece, PreparedClip)
     return piece.clip
 
@@ -204,7 +205,7 @@ def test_what_is_wrong_with_an_image_is_said(change: Any, reason: str, tmp_path:
 def test_two_images_of_one_number(tmp_path: Path) -> None:
     write_jpegs(tmp_path / "in", ["a1.jpg", "a01.jpg"])
     with pytest.raises(VideoError, match="have the number 1"):
-        sequence_video(f"{tmp_path}/in/", tmp_path, fps=Fraction(1), options=TranscodeOptions())
+        sequence_video(f"{tmp_path}/in/", tmp_path, fps=Fraction(1), options=TranscodeOptions(), retry=Retry())
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_remote_folders(tmp_path: Path) -> None:
     try:
         (source,) = find_sources(["memory://images-test"], MetadataLists())
         assert source.name == "walk"
-        (piece,) = process_source(source, tmp_path / "out", PackOptions(fps=Fraction(24)))
+        (piece,) = process_source(source, tmp_path / "out", PackOptions(fps=Fraction(24)), Retry())
     finally:
         memory.rm("/images-test", recursive=True)
     assert isinstance(piece, PreparedClip)

@@ -3,6 +3,7 @@ errors."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator
@@ -13,10 +14,13 @@ import pytest
 from streamvid.errors import DatasetError
 from streamvid.storage import client, filesystem
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
+from streamvid.storage.link import Link
 from streamvid.storage.ranges import read_ranges
+from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FAULTS, FaultyS3, faulty_s3
+from tests.support.serving import Handler, serving
 
 DATA = bytes(range(256)) * 40
 
@@ -37,8 +41,8 @@ def site(server: FaultyS3) -> FaultyS3:
 
 
 @pytest.mark.parametrize("fault", [one for one in FAULTS if one != "stall"])
-def test_what_passes_is_waited_out_by_every_way_to_read(site: FaultyS3, fault: str, tmp_path: Path) -> None:
-    url, clock, local = f"{site.endpoint}/bucket/key", Clock(), tmp_path / "file"
+def test_what_passes_is_waited_out_by_every_way_to_read(site: FaultyS3, fault: str) -> None:
+    url, clock = f"{site.endpoint}/bucket/key", Clock()
 
     def failing(times: int) -> None:
         site.requests.clear()
@@ -49,8 +53,7 @@ def test_what_passes_is_waited_out_by_every_way_to_read(site: FaultyS3, fault: s
     failing(2)
     assert filesystem.read_bytes(url, retry=clock.retry()) == DATA
     failing(2)
-    filesystem.get_file(url, local, retry=clock.retry(), length=len(DATA))
-    assert local.read_bytes() == DATA
+    assert fetched(url, clock.retry()) == DATA
     failing(2)
     found = filesystem.details(url, retry=clock.retry())
     assert found is not None
@@ -61,17 +64,72 @@ def test_what_passes_is_waited_out_by_every_way_to_read(site: FaultyS3, fault: s
     assert found.size == len(DATA)
 
 
-def test_a_large_file_that_comes_short_is_not_taken_for_a_damaged_one(
-    site: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is fetched in one piece, as web servers may know no ranges."""
-    monkeypatch.setattr("streamvid.storage.shard_cache._RANGE_BYTES", 1000)
+def fetched(url: str, retry: Retry, length: int = len(DATA)) -> bytes:
+    """A whole file."""
+    found = bytearray()
+
+    def write(block: bytes, start: int) -> None:
+        found[start:] = block
+
+    assert filesystem.fetch(url, write, length=length, mark="", retry=retry, link=Link()) == len(found)
+    return bytes(found)
+
+
+def test_a_large_file_that_comes_short_is_not_taken_for_a_damaged_one(site: FaultyS3, tmp_path: Path) -> None:
     site.fault = lambda method, key, before: "short" if method == "GET" and before < 4 else None
     with (
         ShardCache(tmp_path, limit_bytes=10**6, retry=Clock().retry()) as cache,
         cache.lease(f"{site.endpoint}/bucket/key", size=len(DATA), sha256=hashlib.sha256(DATA).hexdigest()) as lease,
     ):
         assert Path(lease.opened).read_bytes() == DATA
+
+
+BIG = bytes(range(251)) * 20_000
+
+
+@contextlib.contextmanager
+def breaking(*, ranges: bool = True, etag: str = '"a"', each: int = 1 << 20) -> Iterator[tuple[str, list[str]]]:
+    """A web server of one file, whose answers break off after some bytes; its URL, and the ranges asked for."""
+    asked: list[str] = []
+
+    class Breaking(Handler):
+        def answer(self) -> None:
+            wanted = self.headers.get("Range", "")
+            asked.append(wanted)
+            start = int(wanted[6:-1]) if wanted and ranges and self.headers.get("If-Range") == etag else 0
+            body = BIG[start:]
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(body)))
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(BIG) - 1}/{len(BIG)}")
+            if etag:
+                self.send_header("ETag", etag)
+            self.end_headers()
+            # Without ranges, or an ETag that says that it is the same file, some answer must be whole.
+            self.wfile.write(body[: each if len(asked) < 4 or start else None])
+            self.close_connection = True
+
+    with serving(Breaking) as port:
+        yield f"http://127.0.0.1:{port}/big", asked
+
+
+def test_a_large_file_goes_on_where_it_broke_off(caplog: pytest.LogCaptureFixture) -> None:
+    """As from servers that end every connection after a minute. Only time without progress counts."""
+    with breaking(each=400_000) as (url, asked):
+        assert fetched(url, Clock().retry(0.4), len(BIG)) == BIG
+    assert len(asked) > 10
+    starts = [int(one[6:-1]) for one in asked[1:]]
+    assert starts == sorted(set(starts))
+    assert starts[0] > 0
+
+
+@pytest.mark.parametrize(("ranges", "etag"), [(False, '"a"'), (True, ""), (True, 'W/"a"')])
+def test_a_large_file_begins_again_where_it_cannot_go_on(ranges: bool, etag: str) -> None:
+    """The server has no ranges, or the file may have been replaced meanwhile."""
+    with breaking(ranges=ranges, etag=etag) as (url, asked):
+        assert fetched(url, Clock().retry(), len(BIG)) == BIG
+    assert len(asked) == 4
+    assert ranges == (asked[1:] == [""] * 3)
 
 
 def test_a_url_signed_for_get_alone_tells_its_size(site: FaultyS3) -> None:
@@ -115,7 +173,7 @@ XML = "<Error><Code>{}</Code><Message>{}</Message></Error>"
     ],
 )
 def test_the_body_of_an_answer_says_what_it_is(
-    site: FaultyS3, status: int, body: str, headers: dict[str, str], kind: type[DatasetError], told: str, tmp_path: Path
+    site: FaultyS3, status: int, body: str, headers: dict[str, str], kind: type[DatasetError], told: str
 ) -> None:
     url = f"{site.endpoint}/bucket/key?X-Amz-Signature=hunter2"
     site.answers["bucket/key"] = (status, body.encode(), headers)
@@ -123,7 +181,7 @@ def test_the_body_of_an_answer_says_what_it_is(
     for read in (
         lambda: read_ranges([(url, 0, 10)], retry=clock.retry(31)),
         lambda: filesystem.read_bytes(url, retry=clock.retry(31)),
-        lambda: filesystem.get_file(url, tmp_path / "file", retry=clock.retry(31)),
+        lambda: fetched(url, clock.retry(31)),
         lambda: filesystem.size(url, retry=clock.retry(31)),
         lambda: filesystem.details(url, retry=clock.retry(31), hosts=()),
     ):

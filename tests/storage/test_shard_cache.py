@@ -652,9 +652,6 @@ def test_a_file_of_an_older_version_is_checked_and_kept(
 
 # --- a full disk
 
-WAYS = pytest.mark.parametrize("most", [8 << 20, 1], ids=["a range", "a whole file"])
-"""From web servers, files above so many bytes come by a request for all of them."""
-
 
 @dataclass
 class Disk:
@@ -671,16 +668,13 @@ class Disk:
         return os.write(descriptor, block)
 
 
-@WAYS
 def test_on_a_full_disk_the_cache_goes_on_with_fewer_files(
     cache: ShardCache,
     site: Site,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    most: int,
 ) -> None:
-    monkeypatch.setattr(cache_module, "_RANGE_BYTES", most)
     monkeypatch.setattr(os, "pwrite", Disk(tmp_path / "cache", 60).pwrite)
     a, b = (site.add(name, data(name)) for name in "ab")
     for file in (a, b, a, b):
@@ -731,12 +725,10 @@ def test_what_is_cached_is_used_on_a_disk_that_has_become_read_only(
     assert site.gets == {"a": 1}
 
 
-@WAYS
 def test_on_a_disk_full_of_files_in_use_the_error_names_the_folder_and_the_remedy(
-    cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+    cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever secrets are in the URL, with which errors of storages have no cause."""
-    monkeypatch.setattr(cache_module, "_RANGE_BYTES", most)
     monkeypatch.setattr(os, "pwrite", Disk(tmp_path / "cache", 60).pwrite)
     site.address = site.address.replace("//", "//user:password@")
     a, b = (site.add(name, data(name)) for name in "ab")

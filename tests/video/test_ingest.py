@@ -21,6 +21,7 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
 from streamvid.packing.shard_writer import ShardWriter
+from streamvid.storage.retry import Retry
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
@@ -155,7 +156,9 @@ def test_a_source_is_left_as_it_was(name: str, tmp_path: Path) -> None:
     cuts = (Cut(3, 17, "frames"), Cut(10, 40, "frames")) if name == "cut by a list" else None
     one = SourceVideo(path=str(source), name="a.mp4", key="a", label=None, cuts=cuts)
     pieces = [
-        made_ for made_ in process_source(one, tmp_path / "place", TREATMENTS[name]) if isinstance(made_, PreparedClip)
+        made_
+        for made_ in process_source(one, tmp_path / "place", TREATMENTS[name], Retry())
+        if isinstance(made_, PreparedClip)
     ]
     assert source.read_bytes() == before
     frames = sequential(source, full_range=False)

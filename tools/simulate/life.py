@@ -21,7 +21,7 @@ from streamvid.arrays import Int64
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.loader import engine, quarantine, rescue, stream_loader
 from streamvid.plan.bucket_key import bucket_keys
-from streamvid.storage import cache_folder, shard_cache
+from streamvid.storage import cache_folder, ranges, shard_cache
 from streamvid.storage import retry as retries
 from tools.simulate.data import data
 from tools.simulate.engines import PacketRenderer, decoded
@@ -276,8 +276,9 @@ def world() -> Iterator[Disks]:
         patches.enter_context(mock.patch.object(engine, "make_renderer", PacketRenderer))
         patches.enter_context(mock.patch.object(rescue, "decode_isolated", decoded))
         patches.enter_context(mock.patch.object(quarantine, "_now", return_value="2100"))
-        for name, value in (("_RANGE_BYTES", 8192), ("_WINDOW_BYTES", 16384), ("_POLL_SECONDS", 2.0)):
-            patches.enter_context(mock.patch.object(shard_cache, name, value))
+        for name, value in (("PART_BYTES", 8192), ("_WINDOW_BYTES", 16384)):
+            patches.enter_context(mock.patch.object(ranges, name, value))
+        patches.enter_context(mock.patch.object(shard_cache, "_POLL_SECONDS", 2.0))
         patches.enter_context(mock.patch.object(sys, "unraisablehook", unraisable))
         patches.enter_context(mock.patch.object(stream_loader, "bucket_keys", _bucket_keys))
         # The garbage of one life must not be collected, with calls of the system, at any moment of another.

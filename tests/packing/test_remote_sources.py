@@ -1,0 +1,155 @@
+"""Packing videos from web servers and buckets that fail: what passes is waited out, and what does not costs its video
+alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from streamvid.errors import DatasetError
+from streamvid.packing import source_file
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
+from tests.support.clips import write
+from tests.support.faulty_s3 import FaultyS3, faulty_s3
+from tests.support.packed import SMALL, packing_inline
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[FaultyS3]:
+    """Three videos, of a bucket and of a web server."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    data = write(SMALL, tmp_path / "clip.mp4").read_bytes()
+    with faulty_s3() as served, packing_inline():
+        served.objects = {f"bucket/{name}.mp4": data for name in NAMES}
+        yield served
+
+
+@pytest.fixture(params=["web", "s3"])
+def table(request: pytest.FixtureRequest, site: FaultyS3, tmp_path: Path) -> Path:
+    """A list of the videos."""
+    return listed(tmp_path, site.endpoint + "/bucket" if request.param == "web" else "s3://bucket")
+
+
+def listed(tmp_path: Path, folder: str) -> Path:
+    found = tmp_path / "list.csv"
+    found.write_text("path\n" + "".join(f"{folder}/{name}.mp4\n" for name in NAMES))
+    return found
+
+
+def reasons(report: Any) -> dict[str, str]:
+    return {one.source: one.reason for one in report.rejected}
+
+
+@pytest.mark.parametrize("fault", ["503", "empty 503", "429", "timeout", "expired", "reset", "cut"])
+def test_an_outage_is_waited_out(site: FaultyS3, table: Path, tmp_path: Path, fault: str) -> None:
+    site.fault = lambda method, key, before: fault if method == "GET" and "b.mp4" in key and before < 2 else None
+    report = pack(table, tmp_path / "packed", progress=False)
+    assert (report.clips, report.rejected) == (3, ())
+
+
+def test_an_outage_that_lasts_ends_the_pack_and_the_same_command_goes_on(
+    site: FaultyS3, table: Path, tmp_path: Path
+) -> None:
+    down = True
+    site.fault = lambda method, key, before: "503" if down and method == "GET" and "b.mp4" in key else None
+    with pytest.raises(StorageUnavailable, match=r"503.*It was tried"):
+        pack(table, tmp_path / "packed", retry_for=0.5, progress=False)
+    down = False
+    assert pack(table, tmp_path / "packed", progress=False).clips == 3
+
+
+def test_credentials_that_are_refused_end_the_pack(site: FaultyS3, table: Path, tmp_path: Path) -> None:
+    site.fault = lambda method, key, before: "403" if method == "GET" and "b.mp4" in key else None
+    with pytest.raises(AccessRefused):
+        pack(table, tmp_path / "packed", retry_for=0, progress=False)
+
+
+@pytest.mark.parametrize("status", [403, 404, 410])
+def test_a_file_that_a_web_server_refuses_costs_its_video_alone(site: FaultyS3, tmp_path: Path, status: int) -> None:
+    site.answers["bucket/b.mp4"] = (status, b"", {})
+    report = pack(listed(tmp_path, site.endpoint + "/bucket"), tmp_path / "packed", progress=False)
+    assert report.clips == 2
+    assert list(reasons(report)) == ["b.mp4"]
+
+
+def test_a_web_server_that_answers_only_later_is_asked_again(site: FaultyS3, tmp_path: Path) -> None:
+    """Also for the sizes of videos, before packing begins."""
+    site.fault = lambda method, key, before: "503" if "b.mp4" in key and before < 2 else None
+    assert pack(listed(tmp_path, site.endpoint + "/bucket"), tmp_path / "packed", progress=False).clips == 3
+
+
+def test_a_file_of_another_size_than_its_server_said_is_rejected(site: FaultyS3, tmp_path: Path) -> None:
+    """Half of a Matroska file is a video, too."""
+    site.objects["bucket/b.mp4"] = write(replace(SMALL, container="mkv"), tmp_path / "clip.mkv").read_bytes()
+    site.fault = lambda method, key, before: "short" if method == "GET" and "b.mp4" in key else None
+    report = pack(listed(tmp_path, site.endpoint + "/bucket"), tmp_path / "packed", progress=False)
+    assert "said before that it has" in reasons(report)["b.mp4"]
+
+
+def test_an_object_that_is_replaced_meanwhile_is_rejected(
+    site: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = source_file._fetch
+
+    def replaced(*given: Any) -> None:
+        site.objects["bucket/b.mp4"] = write(replace(SMALL, container="mkv"), tmp_path / "clip.mkv").read_bytes()
+        fetch(*given)
+
+    monkeypatch.setattr(source_file, "_fetch", replaced)
+    report = pack(listed(tmp_path, "s3://bucket"), tmp_path / "packed", progress=False)
+    assert "has changed" in reasons(report)["b.mp4"]
+
+
+def test_a_full_disk_ends_the_pack(
+    site: FaultyS3, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It rejects no videos."""
+
+    class Full:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._file, name)
+
+        def __enter__(self) -> Full:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+        def write(self, _: bytes) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    opened = Path.open
+
+    def full(path: Path, *given: Any, **more: Any) -> Any:
+        return Full(opened(path, *given, **more)) if path.name == "source" else opened(path, *given, **more)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises((OSError, DatasetError), match=r"disk is full|No space left"):
+        pack(table, tmp_path / "packed", progress=False)
+
+
+def test_images_are_asked_for_again(site: FaultyS3, tmp_path: Path) -> None:
+    picture = tmp_path / "0.png"
+    Image.fromarray(np.zeros((64, 64, 3), np.uint8)).save(picture)
+    site.objects = {f"bucket/images/{n}.png": picture.read_bytes() for n in range(4)}
+    site.fault = lambda method, key, before: "503" if key.endswith("2.png") and before < 2 else None
+    table = tmp_path / "list.csv"
+    table.write_text("path\ns3://bucket/images/\n")
+    report = pack(table, tmp_path / "packed", options=PackOptions(fps=Fraction(24)), progress=False)
+    assert report.clips == 1
