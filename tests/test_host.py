@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,9 @@ def test_a_machine_without_control_groups(root: Path) -> None:
     assert not list(root.iterdir())
     assert host.usable_cores() == 8
     assert host.usable_memory() == MACHINE
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, ""), RuntimeError("can't allocate read lock")])
+def test_a_lack_of_memory_is_named(error: Exception) -> None:
+    """Python says of its locks in words of their own that there is no memory."""
+    assert "there is no memory left for this process" in str(host.limit_met(error))

@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -162,31 +163,45 @@ class _Crew:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        task = f"self/task/{threading.get_native_id()}"
-        with ExitStack() as stack:
-            tool = None
-            while True:
+        try:
+            with ExitStack() as stack:
+                self._make_calls(me, stack)
+        except Exception as error:  # no memory for the lock with which it waits
+            self._leave(me)
+            self._fail_unmade(error)
+        else:
+            self._leave(me)
+
+    def _make_calls(self, me: threading.Thread, stack: ExitStack) -> None:
+        task, tool = f"self/task/{threading.get_native_id()}", None
+        while True:
+            with self._queued:
+                self._queued.wait_for(lambda: self._calls or self._dismissed)
+                if not self._calls or me not in self._threads:
+                    return
+                call = self._calls.popleft()
+            problem: BaseException | None = None
+            try:
+                running = call, Deadline(task, *call.limits())
                 with self._queued:
-                    self._queued.wait_for(lambda: self._calls or self._dismissed)
-                    if not self._calls or me not in self._threads:
-                        break
-                    call = self._calls.popleft()
-                    self._running[me] = call, Deadline(task, *call.limits())
-                problem: BaseException | None = None
-                try:
-                    if tool is None:
-                        self._tools[me] = tool = stack.enter_context(self._tool())
-                    call.function(tool)
-                except BaseException as error:
-                    problem = error
-                with self._queued:
-                    if self._running.pop(me, None) is None:
-                        break  # the call was abandoned
-                if problem is None:
-                    call.future.set_result(None)
-                else:
-                    call.future.set_exception(problem)
-                del call, problem  # they refer to the batch
+                    self._running[me] = running
+                del running
+                if tool is None:
+                    self._tools[me] = tool = stack.enter_context(self._tool())
+                call.function(tool)
+            except BaseException as error:
+                problem = error
+            with self._queued:
+                self._running.pop(me, None)
+                if me not in self._threads:
+                    return  # the call was abandoned
+            if problem is None:
+                call.future.set_result(None)
+            else:
+                call.future.set_exception(problem)
+            del call, problem  # they refer to the batch
+
+    def _leave(self, me: threading.Thread) -> None:
         with self._ended:
             self._tools.pop(me, None)
             self._threads.discard(me)
@@ -195,13 +210,25 @@ class _Crew:
         if last:
             atexit.unregister(self.end_at_exit)
 
+    def _fail_unmade(self, error: Exception) -> None:
+        """Give calls that wait while no thread is left the error that ended the last one, or let it not be replaced."""
+        with self._queued:
+            calls = [] if self._threads else list(self._calls)
+            for _ in calls:
+                self._calls.popleft()
+        for call in calls:
+            call.future.set_exception(error)
+
     def _watch(self) -> None:
         while True:
-            with self._ended:
-                self._ended.wait(TICK_S)
-                if self._dismissed and not self._threads:
-                    return
-            self._give_up_overdue()
+            try:
+                with self._ended:
+                    self._ended.wait(TICK_S)
+                    if self._dismissed and not self._threads:
+                        return
+                self._give_up_overdue()
+            except (MemoryError, RuntimeError):  # no memory, also for the lock with which it waits
+                time.sleep(TICK_S)
 
     def _give_up_overdue(self) -> None:
         with self._ended:
@@ -210,15 +237,19 @@ class _Crew:
             tool = self._tools.get(thread)
             if (took := deadline.overdue(None if tool is None else self._progress(tool))) is None:
                 continue
+            error = call.overdue(took)
             with self._ended:
                 if self._running.get(thread, (None,))[0] is not call:
                     continue  # the call ended meanwhile
                 del self._running[thread]
                 self._threads.discard(thread)
                 self._stuck.add(thread)
-                if not self._dismissed:
-                    self._start()
                 self._ended.notify_all()
-            error = call.overdue(took)
             log.error("%s. Its thread %s is abandoned, and may keep a core busy", error, thread.name)
             call.future.set_exception(error)
+            try:
+                with self._queued:
+                    if not self._dismissed:
+                        self._start()
+            except (MemoryError, RuntimeError) as no_thread:
+                self._fail_unmade(no_thread)

@@ -29,6 +29,7 @@ from streamvid.decode.slice_frames import (
     undecodable,
 )
 from streamvid.errors import VideoError
+from streamvid.host import memory_is_short
 from streamvid.video.codec_context import ReusableCodecContext, bare_context
 from streamvid.video.image_decoder import image_pipeline
 from streamvid.video.packet_selection import EncodedSlice
@@ -173,7 +174,10 @@ def decode_isolated(
                     found.append(error.with_traceback(None))
         return found
 
-    parts = max(1, min(processes, len(slices)))
+    # Where memory is short, not in further threads: CPython waits for ever for one that gets no memory to begin.
+    parts = 1 if memory_is_short() else max(1, min(processes, len(slices)))
+    if parts == 1:
+        return check(slices)
     result: list[VideoError | None] = [None] * len(slices)
     with ThreadPoolExecutor(parts, thread_name_prefix="streamvid-check") as pool:
         for n, found in enumerate(pool.map(check, [slices[n::parts] for n in range(parts)])):

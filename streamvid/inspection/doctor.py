@@ -30,7 +30,7 @@ from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import given_path, is_local, join, redact
+from streamvid.storage.url import given_local_path, is_local, join, redact
 from streamvid.text import format_bytes
 from streamvid.video import native_decoder
 
@@ -86,7 +86,7 @@ def examine(
         dataset: folder or URL of a dataset to read as well, with the credentials that a run would have.
         cache_dir, roots: as in `StreamLoader`.
     """
-    cache = user_cache_dir() if cache_dir is None else Path(given_path(cache_dir, "cache_dir"))
+    cache = user_cache_dir() if cache_dir is None else Path(given_local_path(cache_dir, "cache_dir"))
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("Python", _python),
         ("packages", _packages),

@@ -15,7 +15,7 @@ import torch
 import torch.utils.data
 
 from streamvid.arrays import Int64
-from streamvid.checks import boolean, integer, suggest_keywords
+from streamvid.checks import boolean, check, integer, listed, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.members import read_columns
 from streamvid.dataset.picked import Pick
@@ -225,9 +225,10 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         """A batch of items, read but not decoded, padded to the longest of them.
 
         Raises:
-            InputError: the samples differ in size, so that they do not fit into a batch. Other errors as in `ds[…]`.
+            InputError: no items, or samples of several sizes, which do not fit into a batch. Others as in `ds[…]`.
         """
-        wanted = [self._place(one) for one in self._resolve(items)]
+        wanted = [self._place(one) for one in self._resolve(listed(items, "items", "clips"))]
+        check(len(wanted) > 0, items, "items", "at least one clip")
         samples = pad_to_longest(self._choose(wanted), self._spec.sampling.pad)
         rows = np.array([sample.clip for sample in samples], dtype=np.int64)
         check_output_sizes(self._transform, self.dataset.clips, rows)

@@ -25,7 +25,7 @@ from streamvid.sampling.base import FrameSampler
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
-from streamvid.storage.url import given_path, is_local, redact
+from streamvid.storage.url import given_local_path, is_local, redact
 
 if TYPE_CHECKING:
     from nvidia.dali.plugin.base_iterator import LastBatchPolicy
@@ -115,7 +115,8 @@ class Opener:
     cache: ShardCache | None = None
 
     def __post_init__(self) -> None:
-        self._folder = user_cache_dir() if self.cache_dir is None else Path(given_path(self.cache_dir, "cache_dir"))
+        given = self.cache_dir
+        self._folder = user_cache_dir() if given is None else Path(given_local_path(given, "cache_dir"))
 
     def open(
         self, dataset: ClipDataset | Subset | Mix | DatasetLike, sampling: FrameSampler | None, **options: Any

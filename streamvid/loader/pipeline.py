@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import queue
@@ -185,21 +186,33 @@ class Channel(Generic[T]):
     """
 
     def __init__(self, depth: int) -> None:
-        self._queue: queue.Queue[tuple[bool, T | BaseException | None]] = queue.Queue(depth)
+        self._queue: queue.Queue[tuple[bool, T | None]] = queue.Queue(depth)
         self._stop = threading.Event()
+        self._complete, self._error = False, cast(BaseException | None, None)
+        """Whether all items are in the queue, and the error after them."""
         self._ended = False
 
     def put(self, item: T) -> bool:
         """Put an item into the queue as soon as there is room. Returns False if the channel was stopped instead."""
-        return self._put((True, item))
+        while not self._stop.is_set():
+            try:
+                self._queue.put((True, item), timeout=_POLL_SECONDS)
+                return True
+            except queue.Full:
+                continue
+        return False
 
     def end(self, error: BaseException | None = None) -> None:
-        """Mark the end of the items; an error is raised to the consumer after the last item."""
-        self._put((False, error))
+        """Mark the end of the items; an error is raised to the consumer after the last item. Never waits, for which a
+        process without memory would have no lock."""
+        self._error = None if self._stop.is_set() else error
+        self._complete = True
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait((False, None))  # wakes a consumer that waits
 
     def ready(self) -> bool:
         """Whether `next` returns, or raises, without waiting."""
-        return self._ended or self._stop.is_set() or not self._queue.empty()
+        return self._ended or self._complete or self._stop.is_set() or not self._queue.empty()
 
     def stop(self) -> None:
         """End both sides without waiting for them; items that wait may be dropped."""
@@ -209,34 +222,23 @@ class Channel(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        if self._ended:
-            raise StopIteration
-        while True:
+        while not self._ended:
+            complete = self._complete or self._stop.is_set()
             try:
-                is_item, value = self._queue.get(timeout=_POLL_SECONDS)
-                break
+                is_item, value = self._queue.get(not complete, _POLL_SECONDS)
             except queue.Empty:
-                if self._stop.is_set():
-                    self._ended = True
-                    raise StopIteration from None
-        if is_item:
-            return value  # type: ignore[return-value]
-        self._ended = True
-        if isinstance(value, BaseException):
-            try:
-                raise value
-            finally:
-                del value  # it refers to this frame
-        raise StopIteration
-
-    def _put(self, message: tuple[bool, T | BaseException | None]) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(message, timeout=_POLL_SECONDS)
-                return True
-            except queue.Full:
+                self._ended = complete
                 continue
-        return False
+            if is_item:
+                return value  # type: ignore[return-value]
+            self._ended = True
+        error, self._error = self._error, None
+        if error is None:
+            raise StopIteration
+        try:
+            raise error
+        finally:
+            del error  # it refers to this frame
 
 
 class Background(Channel[T]):

@@ -31,7 +31,7 @@ from streamvid.dataset.revisions import ended_by
 from streamvid.errors import ClipError, DatasetError, InputError
 from streamvid.plan.absent import AbsentRows
 from streamvid.plan.world import World
-from streamvid.storage.url import given_path, is_local, local_path, redact
+from streamvid.storage.url import given_local_path, is_local, local_path, redact
 
 log = logging.getLogger(__name__)
 
@@ -73,12 +73,8 @@ class ErrorPolicy:
         one_of(on_error, ON_ERROR, "on_error")
         if max_errors is not None:
             max_errors = integer(max_errors, "max_errors", least=0)
-        folder = FOLDER if quarantine is None else given_path(quarantine, "quarantine")
-        if not is_local(folder):
-            raise InputError(f"quarantine must be a local folder; it is {redact(folder)}")
-        # Made absolute now, as the program or its workers may change the working directory later.
         try:
-            absolute = Path(local_path(folder)).absolute()
+            absolute = Path(given_local_path(FOLDER if quarantine is None else quarantine, "quarantine"))
         except InputError:
             if quarantine is not None:
                 raise
@@ -273,7 +269,7 @@ def quarantined(manifest: Manifest, given: str | os.PathLike[str]) -> list[tuple
     Raises:
         InputError: the file does not exist, or names no clip of the dataset.
     """
-    file = Path(local_path(given_path(given, "quarantine")))
+    file = Path(given_local_path(given, "quarantine"))
     if not file.exists():
         raise InputError(
             f"there is no {file}: name a run's quarantine, the folder or a file in it, such as quarantine/0.jsonl; it "

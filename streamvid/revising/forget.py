@@ -23,7 +23,7 @@ from streamvid.dataset.revisions import Base, change, publish_revision
 from streamvid.dataset.selection import given_keys, select_rows
 from streamvid.errors import InputError
 from streamvid.packing.revise import forgotten_clips, opened_to_change
-from streamvid.storage.url import given_path, local_path
+from streamvid.storage.url import given_local_path
 
 if TYPE_CHECKING:
     from streamvid.revising.purge import Caches
@@ -142,7 +142,7 @@ def _cache_folder(cache_dir: str | os.PathLike[str] | None, *, purge: bool) -> P
         return None
     if not purge:
         raise InputError("cache_dir is where bytes are removed: give it with purge=True, or leave it out")
-    folder = Path(local_path(given_path(cache_dir, "cache_dir")))
+    folder = Path(given_local_path(cache_dir, "cache_dir"))
     if not folder.is_dir():
         log.warning("cache_dir: there is no folder %s, so that no copy of a clip is removed from it", folder)
     return folder

@@ -28,7 +28,7 @@ from streamvid.plan.sample_id import rows_of, sample_of
 from streamvid.plan.world import World
 from streamvid.storage.regular_file import regular_file
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
-from streamvid.storage.url import given_path, local_path
+from streamvid.storage.url import given_local_path
 
 if TYPE_CHECKING:
     from streamvid.loader.stream_loader import StreamLoader
@@ -178,7 +178,7 @@ def _forgotten(source: Source, revisions: Sequence[int]) -> Int64:
 
 def _read(run: object) -> Mapping[str, Any]:
     """The state in a file."""
-    path = Path(local_path(given_path(run, "run")))
+    path = Path(given_local_path(run, "run"))
     try:
         with regular_file(path) as descriptor, open(descriptor, "rb", closefd=False) as file:
             try:

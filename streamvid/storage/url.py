@@ -85,6 +85,20 @@ def local_path(path: AnyPath) -> str:
         ) from error
 
 
+def given_local_path(path: object, name: str) -> str:
+    """The absolute path of a local path or ``file://`` URL that a user gave. Absolute now, as the program or its
+    workers may change the working directory later.
+
+    Raises:
+        InputError: as in `given_path` and `local_path`; or it is the URL of a bucket or server, which would be a folder
+            ``s3:`` below the working directory.
+    """
+    text = given_path(path, name)
+    if not is_local(text):
+        raise InputError(f"{name} must be a local path; it is {redact(text)}")
+    return local_path(text)
+
+
 def join(base: AnyPath, *parts: str) -> str:
     """`base` with `parts` below it, separated by single slashes. The parts are not checked for `..` and the like."""
     joined = os.fspath(base)

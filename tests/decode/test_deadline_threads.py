@@ -169,6 +169,58 @@ def test_a_tool_that_does_not_open_is_the_calls_error() -> None:
     threads.close()
 
 
+def test_limits_that_fail_are_the_calls_error() -> None:
+    """Also in a process that gets no memory for the stopwatch: without it, nobody would make the call, nor end it."""
+
+    def no_limits() -> tuple[float, float]:
+        raise MemoryError
+
+    threads: DeadlineThreads[None] = DeadlineThreads(1, name="limits", tool=no_tool)
+    with pytest.raises(MemoryError):
+        threads.submit(lambda _: None, limits=no_limits, overdue=overdue).result(timeout=30)
+    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+    threads.close()
+    assert not named("limits_")
+
+
+class NoLocks(threading.Condition):
+    """A condition in a process that gets no memory for the lock that each wait makes."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        raise RuntimeError("can't allocate lock")
+
+
+def test_a_thread_that_cannot_wait_ends_and_another_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: DeadlineThreads[None] = DeadlineThreads(1, name="waits", tool=no_tool)
+    with monkeypatch.context() as patch:
+        patch.setattr(threads._crew._queued, "__class__", NoLocks)
+        threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+        assert soon(lambda: not named("waits_"))
+    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+    threads.close()
+
+
+def test_a_stuck_thread_that_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stuck call fails, and so do those that waited for its thread; the next call starts one."""
+    wakes = threading.Event()
+    threads: DeadlineThreads[None] = DeadlineThreads(1, name="last", tool=no_tool)
+
+    def no_thread() -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        stuck = threads.submit(lambda _: bool(wakes.wait()) and None, limits=lambda: (0.5, math.inf), overdue=overdue)
+        waiting = threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue)
+        patch.setattr(threads._crew, "_start", no_thread)
+        with pytest.raises(TimeoutError):
+            stuck.result(timeout=30)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            waiting.result(timeout=30)
+    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+    threads.close()
+    wakes.set()
+
+
 _STUCK_AT_EXIT = """
 import ctypes, math
 from tests.decode.test_deadline_threads import DeadlineThreads, no_tool, overdue

@@ -233,3 +233,11 @@ def test_the_process_ends_with_its_parent(tmp_path: Path) -> None:
     finally:
         os.kill(forked, signal.SIGKILL)
         script.stdout.close()
+
+
+def test_no_thread_is_started_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython waits for ever for a thread that gets no memory to begin."""
+    slices = [stored(replace(LONG, frames=4, gop=4, seed=n), tmp_path) for n in range(3)]
+    monkeypatch.setattr(isolated, "memory_is_short", lambda: True)
+    monkeypatch.setattr(isolated, "ThreadPoolExecutor", None)
+    assert decode_isolated(slices, processes=2) == [None] * 3

@@ -236,6 +236,10 @@ def test_items(dataset: Path) -> None:
     for item in no_items:
         with pytest.raises(sv.InputError):
             ds[item]
+    no_lists: list[Any] = [[], "five", 3, None, np.array(3)]
+    for items in no_lists:
+        with pytest.raises(sv.InputError, match="items must be"):
+            ds.encode(items)
     wrong_frames: list[Any] = [[], "12", [0.5], [True], [float("nan")], 3]
     for given_frames in wrong_frames:
         with pytest.raises(sv.InputError):

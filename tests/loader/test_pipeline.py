@@ -57,6 +57,23 @@ def test_no_kind_of_error_is_lost(error: type[BaseException]) -> None:
     background.close()
 
 
+def test_a_thread_that_cannot_wait_for_room_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that gets no memory for the lock that each wait makes. Its consumer would wait for ever."""
+
+    class NoLocks(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            raise RuntimeError("can't allocate lock")
+
+    background = Background(iter(range(9)), depth=2, name="room")
+    monkeypatch.setattr(background._queue.not_full, "__class__", NoLocks)
+    background.start()
+    background._thread.join()
+    assert [next(background), next(background)] == [0, 1]
+    with pytest.raises(RuntimeError, match="can't allocate lock"):
+        next(background)
+    background.close()
+
+
 def test_it_runs_ahead_as_far_as_told_and_no_further() -> None:
     made: list[int] = []
     enough = threading.Event()

@@ -403,6 +403,8 @@ def test_a_mixture(datasets: tuple[str, str]) -> None:
         ({"shuffle": np.array([1, 2])}, "shuffle must be"), ({"locality": np.array([1, 2])}, "locality must be"),
         ({"world_size": torch.tensor([1, 2])}, "world_size must be"), ({"drop_last": np.array([1, 2])}, "drop_last"),
         ({"cache_dir": 5}, "cache_dir"), ({"cache_dir": "~/cache"}, "cache_dir ~/cache: only a shell"),
+        ({"cache_dir": "s3://b/cache"}, "cache_dir must be a local path; it is s3://b/cache"),
+        ({"quarantine": "s3://b/bad"}, "quarantine must be a local path; it is s3://b/bad"),
         ({"batch_fn": lambda batch: None}, "returned None"),
     ],
 )  # fmt: skip

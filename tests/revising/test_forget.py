@@ -330,7 +330,11 @@ def test_a_run_whose_revision_a_purge_ends_says_so(folder: Path) -> None:
 def test_a_cache_folder_that_would_not_be_looked_at_is_told(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for wrong, said in ((3, "cache_dir must be a path"), ("~/cache", "only a shell replaces ~")):
+    for wrong, said in (
+        (3, "cache_dir must be a path"),
+        ("s3://b/c", "cache_dir must be a local path"),
+        ("~/cache", "only a shell replaces ~"),
+    ):
         with pytest.raises(InputError, match=said):
             sv.forget(folder, ["clip4"], purge=True, cache_dir=wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="purge=True"):
