@@ -452,6 +452,25 @@ def test_a_size_that_changes_midway(codec: Codec, tmp_path: Path) -> None:
     assert [read_frame_number(frame) for frame in frames[:8]] == [*range(8)]
 
 
+@pytest.mark.parametrize("container", ["mkv", "mp4"])
+def test_hevc_whose_parameter_sets_are_in_band_alone(container: str, tmp_path: Path) -> None:
+    """As in fragments of hev1. FFmpeg's muxer would write an hvcC box without a payload, which cannot be opened."""
+    recipe = Recipe(codec="hevc", tag="hev1", frames=8, gop=4, width=128, height=96, params=(("repeat-headers", "1"),))
+    source, bare = write(recipe, tmp_path / "a.mp4"), tmp_path / f"bare.{container}"
+    options = {"movflags": "frag_keyframe+empty_moov"} if container == "mp4" else {}
+    with av.open(str(source)) as file, av.open(str(bare), "w", options=options) as output:
+        stream = file.streams.video[0]
+        track = output.add_stream_from_template(stream, opaque=True)
+        track.codec_context.extradata = (stream.codec_context.extradata or b"")[:22] + b"\0"  # numOfArrays
+        for packet in file.demux(stream):
+            if packet.size:
+                packet.stream = track
+                output.mux(packet)
+    clip = store_clip(bare, tmp_path)
+    np.testing.assert_array_equal(decode_with_pyav(whole(clip)), sequential(source))
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, np.array([6]))), sequential(source)[6:7])
+
+
 def test_av1_that_is_coded_at_another_size_between_key_frames(tmp_path: Path) -> None:
     """As encoders do for slow links. Only the headers of frames say so, not the sequence header."""
     resized = (("resize-mode", 1), ("resize-denom", 12))
