@@ -339,8 +339,7 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
 
 def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The frames of a track, without a last one that is cut off."""
-    codec = stream.codec_context.codec.canonical_name
-    cut_off = container.format.name == "mpegts" and breaks_off(source.path, stream.id, codec)
+    cut_off = container.format.name == "mpegts" and breaks_off(source.path, stream.id)
     for packet in whole_packets(container, stream, cut_off=cut_off):
         yield from packet.decode()
 
