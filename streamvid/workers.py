@@ -44,17 +44,20 @@ _CHILD = (
 
 
 class WorkerCrashError(Exception):
-    """The process died during the call; the message is its signal (``SIGSEGV``) or exit status."""
+    """The process died during the call; the message is its signal (``SIGSEGV``) or exit status.
+
+    Attributes:
+        from_outside: whether it was ended from outside, as by the kernel when memory runs out: then the call is not to
+            blame.
+    """
+
+    def __init__(self, how: str, *, from_outside: bool = False) -> None:
+        super().__init__(how)
+        self.from_outside = from_outside
 
 
 _OWN_FAULTS: Final = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")
 """Signals by which a process ends itself."""
-
-
-def is_from_outside(crash: str) -> bool:
-    """Whether a process was ended from outside, by the text of its WorkerCrashError, as by the kernel when memory runs
-    out: then its call is not to blame."""
-    return crash not in _OWN_FAULTS
 
 
 class WorkerStuckError(WorkerCrashError):
@@ -166,7 +169,8 @@ class WorkerProcess:
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             if answered:
                 raise  # the function's own
-            raise WorkerCrashError(self.end()) from error
+            how = self.end()
+            raise WorkerCrashError(how, from_outside=how not in _OWN_FAULTS) from error
         finally:
             if not answered:
                 self.kill()

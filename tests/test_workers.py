@@ -59,6 +59,13 @@ def test_an_error_of_the_function_is_not_taken_for_a_crash(process: WorkerProces
         process.call(hostile.where)
 
 
+@pytest.mark.parametrize(("signum", "from_outside"), [(signal.SIGKILL, True), (signal.SIGSEGV, False)])
+def test_a_crash_says_whether_it_came_from_outside(signum: int, from_outside: bool, process: WorkerProcess) -> None:
+    with pytest.raises(WorkerCrashError) as caught:
+        process.call(hostile.die_by, signum)
+    assert caught.value.from_outside == from_outside
+
+
 def test_time_without_a_core_does_not_count() -> None:
     """It shares a core with a process that gets nine tenths of it, and needs three times its limit by the clock."""
     core = min(os.sched_getaffinity(0))

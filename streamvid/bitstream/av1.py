@@ -8,7 +8,7 @@ process". So a temporal unit whose frames refresh no slot is disposable. Section
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -20,8 +20,8 @@ from streamvid.mp4.sample_entry import codec_configuration
 _SEQUENCE_HEADER, _FRAME_HEADER, _TILE_GROUP, _FRAME = 1, 3, 4, 6
 _KEY, _INTRA_ONLY, _SWITCH = 0, 2, 3
 _ALL_SLOTS: Final = 255
-_FRAME_BYTES: Final = 16
-"""Bytes of a frame header that are enough up to refresh_frame_flags."""
+_FRAME_BYTES: Final = 32
+"""Bytes of a frame header that are enough up to frame_size."""
 _SEQUENCE_BYTES: Final = 1024
 """Bytes of a sequence header that are enough up to order_hint_bits_minus_1."""
 _SELECT: Final = 2
@@ -30,13 +30,15 @@ _SELECT: Final = 2
 
 @dataclass(frozen=True)
 class _Sequence:
-    """The colour description of a sequence header, the largest size of its pictures, and the fields on which the
-    position of refresh_frame_flags in a frame header depends.
+    """The colour description of a sequence header, and the fields on which the positions of refresh_frame_flags and
+    frame_size in a frame header depend.
 
     Attributes:
         screen_content_tools: seq_force_screen_content_tools.
         integer_mv: seq_force_integer_mv.
         order_hint_bits: OrderHintBits.
+        size: the largest width and height of its pictures, which they have if their headers say no other.
+        size_bits: bits of a width and of a height in a frame header.
     """
 
     screen_content_tools: int
@@ -44,6 +46,15 @@ class _Sequence:
     order_hint_bits: int
     colors: StatedColors | None
     size: tuple[int, int]
+    size_bits: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Picture:
+    """A decoded picture: its frame_type, and its width and height (upscaled, 7.16); None if unknown."""
+
+    frame_type: int | None = None
+    size: tuple[int, int] | None = None
 
 
 def classifier(stsd: bytes) -> Classifier:
@@ -68,8 +79,7 @@ class _TemporalUnits:
 
     def __init__(self, configuration: bytes) -> None:
         self._sequence: _Sequence | None = None
-        # The frame type in each reference slot; None if unknown.
-        self._types: list[int | None] = [None] * 8
+        self._slots = [_Picture()] * 8  # the reference slots
         for kind, _, payload in _obus(memoryview(configuration)[4:]):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
@@ -78,21 +88,24 @@ class _TemporalUnits:
         """A random access point begins with a key frame that is displayed immediately. A key frame that is displayed
         later does not count, because frames displayed before it may refer to earlier ones."""
         starts: bool | None = None
-        refreshes, colors, size = False, None, None
+        refreshes, colors, size, highest = False, None, None, 0
         displayed = Counter[int]()  # of each spatial layer, of which a decoder outputs the highest
         for kind, layer, payload in _obus(unit):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
-                if self._sequence is not None:
-                    colors, size = self._sequence.colors, self._sequence.size
+                colors = self._sequence.colors if self._sequence else colors
                 refreshes = True
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
                 starts = first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
             if kind in (_FRAME_HEADER, _FRAME):
                 # show_existing_frame, show_frame; a frame that is cut off counts as shown, so that it is missed.
-                displayed[layer] += bool(not len(payload) or payload[0] & 0b1001_0000)
-                refreshes |= self._refresh(BitReader(payload[:_FRAME_BYTES])) != 0
+                shown = bool(not len(payload) or payload[0] & 0b1001_0000)
+                displayed[layer] += shown
+                picture, refreshed = self._frame(BitReader(payload[:_FRAME_BYTES]))
+                refreshes |= refreshed != 0
+                if shown and layer >= highest:
+                    highest, size = layer, picture.size
         pictures = max(displayed.values(), default=-1)
         return PacketKind(
             random_access=starts is True,
@@ -103,27 +116,25 @@ class _TemporalUnits:
             size=size,
         )
 
-    def _refresh(self, bits: BitReader) -> int:
-        """Process a frame header. Returns the slots that it refreshes, a bit each (5.9.2, uncompressed_header); all of
-        them if that is unknown."""
-        refreshed, frame_type = _ALL_SLOTS, None
+    def _frame(self, bits: BitReader) -> tuple[_Picture, int]:
+        """Process a frame header. Returns its picture, and the slots that it refreshes, a bit each (5.9.2,
+        uncompressed_header); all of them if that is unknown."""
+        picture, refreshed = _Picture(), _ALL_SLOTS
         with suppress(ValueError):
             if self._sequence is None:
                 pass
             elif bits.u(1):  # show_existing_frame
-                frame_type = self._types[bits.u(3)]
+                picture = self._slots[bits.u(3)]
                 # A key frame that is displayed late refreshes all slots (7.21, reference frame loading process).
-                refreshed = _ALL_SLOTS if frame_type in (_KEY, None) else 0
+                refreshed = _ALL_SLOTS if picture.frame_type in (_KEY, None) else 0
             else:
-                frame_type, refreshed = _refresh_frame_flags(bits, self._sequence)
-        for slot in range(8):
-            if refreshed >> slot & 1:
-                self._types[slot] = frame_type
-        return refreshed
+                picture, refreshed = _frame_header(bits, self._sequence, self._slots)
+        self._slots = [picture if refreshed >> slot & 1 else old for slot, old in enumerate(self._slots)]
+        return picture, refreshed
 
 
-def _refresh_frame_flags(bits: BitReader, sequence: _Sequence) -> tuple[int, int]:
-    """frame_type and refresh_frame_flags of a frame header; reading begins after show_existing_frame (5.9.2)."""
+def _frame_header(bits: BitReader, sequence: _Sequence, slots: Sequence[_Picture]) -> tuple[_Picture, int]:
+    """The picture and refresh_frame_flags of a frame header; reading begins after show_existing_frame (5.9.2)."""
     frame_type, shown = bits.u(2), bits.u(1)
     if not shown:
         bits.u(1)  # showable_frame
@@ -133,12 +144,28 @@ def _refresh_frame_flags(bits: BitReader, sequence: _Sequence) -> tuple[int, int
     tools = bits.u(1) if sequence.screen_content_tools == _SELECT else sequence.screen_content_tools
     if tools and sequence.integer_mv == _SELECT:
         bits.u(1)  # force_integer_mv
-    if frame_type != _SWITCH:
-        bits.u(1)  # frame_size_override_flag
+    overrides = frame_type == _SWITCH or bits.u(1)  # frame_size_override_flag
     bits.u(sequence.order_hint_bits)
-    if frame_type not in (_KEY, _INTRA_ONLY) and not error_resilient:
+    is_intra = frame_type in (_KEY, _INTRA_ONLY)
+    if not is_intra and not error_resilient:
         bits.u(3)  # primary_ref_frame
-    return frame_type, _ALL_SLOTS if resets else bits.u(8)
+    refreshed = _ALL_SLOTS if resets else bits.u(8)
+    if not overrides:
+        return _Picture(frame_type, sequence.size), refreshed
+    size = None
+    with suppress(ValueError):
+        if error_resilient and (not is_intra or refreshed != _ALL_SLOTS):
+            bits.u(8 * sequence.order_hint_bits)  # ref_order_hint
+        references: list[_Picture] = []
+        if not is_intra:
+            short = bool(sequence.order_hint_bits and bits.u(1))  # frame_refs_short_signaling
+            bits.u(6 * short)  # last_frame_idx, gold_frame_idx, from which the others follow
+            references = [_Picture() if short else slots[bits.u(3)] for _ in range(7)]  # ref_frame_idx
+        for reference in references if not error_resilient else ():
+            if bits.u(1):  # found_ref
+                return _Picture(frame_type, reference.size), refreshed
+        size = bits.u(sequence.size_bits[0]) + 1, bits.u(sequence.size_bits[1]) + 1
+    return _Picture(frame_type, size), refreshed
 
 
 def _sequence(payload: memoryview) -> _Sequence | None:
@@ -187,7 +214,7 @@ def _sequence_header(bits: BitReader) -> _Sequence | None:
     with suppress(ValueError):
         bits.u(3)  # enable_superres, enable_cdef, enable_restoration
         colors = _color_config(bits, profile)
-    return _Sequence(tools, integer_mv, order_hint_bits, colors, size)
+    return _Sequence(tools, integer_mv, order_hint_bits, colors, size, (width_bits, height_bits))
 
 
 def _color_config(bits: BitReader, profile: int) -> StatedColors:

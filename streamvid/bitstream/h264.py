@@ -24,6 +24,7 @@ from streamvid.bitstream.nal import (
     read_units,
     split_packet,
     stated_colors,
+    stated_size,
 )
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.bitstream.packets import START_CODE
@@ -364,9 +365,10 @@ def classifier(stsd: bytes) -> Classifier:
     known, stated, length_size = known_sets(stsd)
     order = H264Order(stated)
     is_old_444 = False
+    size = stated_size(tuple(SYNTAX.sequence_parameter_sets(stated)), 1, shown_area)
 
     def classify(packet: memoryview) -> PacketKind:
-        nonlocal is_old_444
+        nonlocal is_old_444, size
         units = split_packet(packet, length_size)
         version = _x264_version(units)
         if version is not None:
@@ -375,6 +377,8 @@ def classifier(stsd: bytes) -> Classifier:
         slices = [unit[0] for unit in units if unit[0] & 31 in _VCL]
         broken = is_broken(packet, units, length_size)
         knows_all, tells = known.take(units)
+        sets = tuple(bytes(unit) for unit in units if unit[0] & 31 == SPS)
+        size = stated_size(sets, 1, shown_area) or size
         if not slices:
             return PacketKind(order=None, broken=broken)
         return PacketKind(
@@ -383,7 +387,8 @@ def classifier(stsd: bytes) -> Classifier:
             order=order.next_rank(units),
             broken=broken,
             lone_field=order.is_lone_field(units),
-            colors=next((stated_colors(bytes(unit), 1, skip_to_vui) for unit in units if unit[0] & 31 == SPS), None),
+            colors=stated_colors(sets[0], 1, skip_to_vui) if sets else None,
+            size=size,
         )
 
     return classify

@@ -23,6 +23,7 @@ from streamvid.bitstream.nal import (
     read_units,
     split_packet,
     stated_colors,
+    stated_size,
 )
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.bitstream.packets import START_CODE
@@ -339,6 +340,11 @@ class HevcOrder(OutputOrder):
         return count if is_output else None
 
 
+def _is_base_set(unit: bytes | memoryview) -> bool:
+    """Whether a NAL unit is a sequence parameter set of the base layer (nuh_layer_id 0)."""
+    return len(unit) > 2 and unit[0] == _SPS << 1 and not unit[1] >> 3
+
+
 def classifier(stsd: bytes) -> Classifier:
     """The classifier of a track's packets.
 
@@ -349,15 +355,17 @@ def classifier(stsd: bytes) -> Classifier:
     order = HevcOrder(stated)
     skips_leading = ended = begun = False
     reorders = True  # unless all sets say that they do not; parameter sets may be only in band
+    stated_sets = tuple(filter(_is_base_set, SYNTAX.sequence_parameter_sets(stated)))
+    size = stated_size(stated_sets, 2, shown_area)
     with suppress(ValueError):
-        if sets := list(SYNTAX.sequence_parameter_sets(stated)):
-            reorders = any(dpb_requirement(BitReader.of_nal(one[2:])).reorder for one in sets)
+        reorders = not stated_sets or any(dpb_requirement(BitReader.of_nal(one[2:])).reorder for one in stated_sets)
 
     def classify(packet: memoryview) -> PacketKind:
-        nonlocal skips_leading, ended, begun
+        nonlocal skips_leading, ended, begun, size
         units = split_packet(packet, length_size)
         knows_all, tells = known.take(units)
-        found = None
+        sets = tuple(bytes(unit) for unit in units if _is_base_set(unit))
+        size, found = stated_size(sets, 2, shown_area) or size, None
         for unit in units:
             if len(unit) < 2:
                 break
@@ -365,8 +373,7 @@ def classifier(stsd: bytes) -> Classifier:
             # second, nuh_layer_id between them.
             kind = (unit[0] >> 1) & 63
             layer = (unit[0] & 1) << 5 | unit[1] >> 3
-            if kind in _ENDS:
-                ended = True
+            ended = ended or kind in _ENDS
             if found is not None or kind not in _VCL or layer != 0:
                 continue
             drops_prior = False
@@ -385,9 +392,8 @@ def classifier(stsd: bytes) -> Classifier:
                 order=order.next_rank(units),
                 broken=is_broken(packet, units, length_size),
                 drops_prior=drops_prior,
-                colors=next(
-                    (stated_colors(bytes(unit), 2, skip_to_vui) for unit in units if unit[0] >> 1 & 63 == _SPS), None
-                ),
+                colors=stated_colors(sets[0], 2, skip_to_vui) if sets else None,
+                size=size,
             )
         return found or PacketKind(order=None, broken=is_broken(packet, units, length_size))
 

@@ -34,7 +34,7 @@ def classifier(stsd: bytes) -> Classifier:
         own = set(_tables(packet))
         start = brought <= own
         brought.update(own)
-        return PacketKind(random_access=start, disposable=True)
+        return PacketKind(random_access=start, disposable=True, size=_picture_size(packet))
 
     return classify
 
@@ -114,10 +114,15 @@ def rotation_of_exif(exif: bytes) -> int:
 
 def picture_height(data: bytes) -> int:
     """Lines of a JPEG picture, by its frame header (B.2.2 of ITU-T T.81); 0 if there is none before its data."""
-    for marker, payload in segments(data):
+    size = _picture_size(memoryview(data))
+    return size[1] if size else 0
+
+
+def _picture_size(packet: memoryview) -> tuple[int, int] | None:
+    for marker, payload in segments(packet):
         if marker in FRAMES:
-            return int.from_bytes(payload[1:3], "big")
-    return 0
+            return int.from_bytes(payload[3:5], "big"), int.from_bytes(payload[1:3], "big")
+    return None
 
 
 def segments(data: Bytes) -> Iterator[tuple[int, Bytes]]:

@@ -40,16 +40,18 @@ def vop_classifier(headers: bytes) -> Classifier:
     vop_start_code (0 I, 1 P, 2 B, 3 S), and vop_coded. A VOP that is not coded repeats the previous picture, so that
     decoders output none; it still counts for the times of B-VOPs. A packet of several VOPs ("packed bitstream") is not
     a frame; FFmpeg splits it only in AVI files."""
-    clock, known = VopClock(), KnownSets(_SETS, _sections(headers), lambda unit: 0)
+    clock, known, size = VopClock(), KnownSets(_SETS, _sections(headers), lambda unit: 0), _size(headers)
     with suppress(ValueError):
         clock.read_headers(headers)
 
     def classify(packet: memoryview) -> PacketKind:
+        nonlocal size
         data = bytes(packet)
         at = data.find(_VOP_START_CODE)
         if at:  # most packets have no headers
             with suppress(ValueError):
                 clock.read_headers(data)
+            size = _size(data[: max(at, 0)]) or size
         knows_all, tells = known.take(_sections(data[: max(at, 0)]))
         if at < 0 or at + 4 >= len(data):
             return PacketKind()
@@ -59,9 +61,18 @@ def vop_classifier(headers: bytes) -> Classifier:
             disposable=coding_type == _B_VOP and not tells,
             hidden=not coded,
             several=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
+            size=size,
         )
 
     return classify
+
+
+def _size(headers: bytes) -> tuple[int, int] | None:
+    """The size of pictures by the last VideoObjectLayer among headers; None if they have none that says it."""
+    with suppress(ValueError):
+        sizes = [(one.width, one.height) for one in video_object_layers(headers) if one.width]
+        return sizes[-1] if sizes else None
+    return None
 
 
 def _sections(headers: bytes) -> list[bytes]:

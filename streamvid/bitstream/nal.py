@@ -316,6 +316,24 @@ def stated_colors(unit: bytes, header_bytes: int, skip_to_vui: Callable[[BitRead
     return StatedColors()
 
 
+@lru_cache(maxsize=256)
+def stated_size(
+    sets: tuple[bytes, ...], header_bytes: int, shown_area: Callable[[BitReader], ShownArea]
+) -> tuple[int, int] | None:
+    """Width and height of the pictures of sequence parameter sets, NAL units; None if a set cannot be read, or they
+    have several sizes, of which other sets choose one.
+
+    Args:
+        header_bytes: size of a unit's header.
+        shown_area: the codec's function of this name.
+    """
+    with suppress(ValueError):
+        areas = [shown_area(BitReader.of_nal(one[header_bytes:])) for one in sets]
+        sizes = {(area.width, area.height) for area in areas}
+        return sizes.pop() if len(sizes) == 1 else None
+    return None
+
+
 def read_colors(bits: BitReader) -> StatedColors:
     """Read a VUI up to its chroma location: E.1.1 of H.264 and E.2.1 of H.265 alike."""
     primaries, matrix, full_range, location = StatedColors()

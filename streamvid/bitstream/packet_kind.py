@@ -46,7 +46,7 @@ class PacketKind:
         several: MPEG-4, VP9 and AV1: it holds several pictures that are displayed, and a packet is one frame.
         lone_field: H.264: it holds one field of a frame; the other field is in another packet.
         colors: H.264 and HEVC: from a sequence parameter set in the packet; None if it has none.
-        size: VP8, VP9 and AV1: width and height of pictures, from a header in the packet; None if it has none.
+        size: width and height of its picture, by its headers or earlier ones; None if they do not say.
     """
 
     random_access: bool = False

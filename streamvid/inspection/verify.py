@@ -216,7 +216,8 @@ def verify(
             try:
                 checked = future.result()
             except WorkerCrashError as crash:
-                checked = CheckedShard([Problem(entry.name, "", f"checking it crashes FFmpeg ({crash})")], [], 0.0)
+                how = "the process that checks it was killed" if crash.from_outside else "checking it crashes FFmpeg"
+                checked = CheckedShard([Problem(entry.name, "", f"{how} ({crash})")], [], 0.0)
             problems += checked.problems
             keys.update(checked.keys)
             seconds += checked.seconds

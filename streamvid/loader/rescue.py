@@ -31,7 +31,7 @@ from streamvid.plan.sample_id import rows_of
 from streamvid.sampling.padding import Pad
 from streamvid.storage.range_reader import FileTooShort, RangeReader
 from streamvid.video.packet_selection import EncodedSlice
-from streamvid.workers import is_from_outside
+from streamvid.workers import WorkerCrashError
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class Rescuer:
 
 def _is_from_outside(failure: DamagedClipError) -> bool:
     """Whether the process that decoded a clip was killed from outside, as by the kernel when memory runs out."""
-    return isinstance(failure, CrashedDecoderError) and is_from_outside(failure.reason)
+    return isinstance(failure.__cause__, WorkerCrashError) and failure.__cause__.from_outside
 
 
 def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: RangeReader) -> list[Member]:

@@ -28,7 +28,7 @@ from streamvid.packing.process_source import Outcome, process_source, process_so
 from streamvid.packing.shard_writer import ShardWriter
 from streamvid.storage.client import in_s3
 from streamvid.storage.url import is_local
-from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError, is_from_outside
+from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ def _process(
                 outcomes = [f"reading it gets FFmpeg stuck ({stuck})"]
             except WorkerCrashError as crash:
                 outcomes = [f"reading it crashes FFmpeg ({crash})"]
-                if len(sources) == 1 and is_from_outside(str(crash)):
+                if len(sources) == 1 and crash.from_outside:
                     outcomes = [f"its process was killed ({crash}), also while it ran alone, as where memory runs out"]
                     if sources[0].folder not in alone:
                         alone.add(sources[0].folder)

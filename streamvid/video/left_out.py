@@ -27,8 +27,7 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
     with source.open() as (container, stream):
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
-        codec = stream.codec_context.codec.canonical_name
-        cut_off = breaks_off(source.path, stream.id, codec) if name == "mpegts" else _is_cut_off(source.path, name)
+        cut_off = breaks_off(source.path, stream.id) if name == "mpegts" else _is_cut_off(source.path, name)
     return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off
 
 

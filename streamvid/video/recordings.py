@@ -103,7 +103,7 @@ def is_whole(source: Path, pid: int) -> bool:
     Args:
         pid: the track's packet identifier.
     """
-    stream, _ = _pieces(np.memmap(source, dtype=np.uint8, mode="r"))
+    stream = _pieces(np.memmap(source, dtype=np.uint8, mode="r"))
     held = stream[:0]  # the last PES packet of the blocks before
     for first in range(0, len(stream), _BLOCK):
         pieces = np.concatenate([held, _of_track(stream[first : first + _BLOCK], pid)])
@@ -126,16 +126,16 @@ def is_whole(source: Path, pid: int) -> bool:
     return len(stream) > 0
 
 
-def breaks_off(source: Path, pid: int, codec: str) -> bool:
+def breaks_off(source: Path, pid: int) -> bool:
     """Whether a transport stream ends within a PES packet of a track, so that its last frame is not whole.
 
-    Where it ends with a whole piece, it may be the one packet in 184 that `_PesPackets` does not know to end. Then that
-    is left to decoders, which tell; of HEVC they do not, and show what was in memory.
+    Recorders write whole pieces, so one that was killed leaves these. The one packet in 184 that `_PesPackets` does not
+    know to end counts as cut off, too: it is rarer than that, and costs a frame, not the recording.
     """
     size = source.stat().st_size
-    pieces, rest = _pieces(np.memmap(source, dtype=np.uint8, mode="r", offset=max(0, size - _TAIL_BYTES)))
+    pieces = _pieces(np.memmap(source, dtype=np.uint8, mode="r", offset=max(0, size - _TAIL_BYTES)))
     found = _pes_packets(_of_track(pieces, pid))
-    return found is not None and not found.ends[-1] and (rest > 0 or codec == "hevc")
+    return found is not None and not found.ends[-1]
 
 
 @dataclass(frozen=True)
@@ -169,24 +169,25 @@ def _pes_packets(pieces: UInt8) -> _PesPackets | None:
     starts = np.flatnonzero(has_payload & (pieces[:, 1] & 0x40 != 0))
     if not len(starts) or (size < 0).any() or (pieces[:, 1] & 0x80).any():  # transport_error_indicator
         return None
-    # The adaptation field holds flags, PCR, OPCR and splice_countdown. Others of its fields are not looked at.
+    # The adaptation field holds flags, PCR, OPCR and splice_countdown. Others of its fields are not looked at. One
+    # that says nothing is stuffing itself.
     fields = 2 + 6 * (flags >> 4 & 1) + 6 * (flags >> 3 & 1) + (flags >> 2 & 1)
-    stuffed = adapted & ((length == 1) | ((flags & 3 == 0) & (length > fields)))
+    stuffed = adapted & ((flags == 0) | ((flags & 3 == 0) & (length > fields)))
     last = np.maximum.reduceat(np.where(has_payload, np.arange(len(pieces)), 0), starts)
     stated = _stated_sizes(pieces[starts], _PIECE - size[starts])
     full = np.add.reduceat(size, starts) == stated
     return _PesPackets(starts, np.where(stated > 0, full, stuffed[last]), (stated > 0) & ~full, flags, has_payload)
 
 
-def _pieces(data: UInt8) -> tuple[UInt8, int]:
-    """A view of a transport stream, uint8 [pieces, 188], without a piece if it does not consist of those; and the bytes
-    behind its last piece."""
+def _pieces(data: UInt8) -> UInt8:
+    """A view of a transport stream, uint8 [pieces, 188], without a last one that is cut off; without any if it does not
+    consist of those."""
     for step, before in _LAYOUTS:
         for phase in range(min(step, len(data) - step)):
             if data[phase + before] == _SYNC and (data[phase + before :: step] == _SYNC).all():
-                rest = (len(data) - phase) % step
-                return data[phase : len(data) - rest].reshape(-1, step)[:, before : before + _PIECE], rest
-    return np.empty((0, _PIECE), dtype=np.uint8), 0
+                end = len(data) - (len(data) - phase) % step
+                return data[phase:end].reshape(-1, step)[:, before : before + _PIECE]
+    return np.empty((0, _PIECE), dtype=np.uint8)
 
 
 def _of_track(pieces: UInt8, pid: int) -> UInt8:

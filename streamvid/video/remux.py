@@ -18,11 +18,14 @@ from pathlib import Path
 import av
 import numpy as np
 
-from streamvid.bitstream import jpeg
+from streamvid.bitstream import hevc, jpeg
 from streamvid.bitstream.h264_gaps import FrameNumbers
+from streamvid.bitstream.packets import START_CODE
 from streamvid.bitstream.vpx import vp8_sample_description
 from streamvid.errors import VideoError
+from streamvid.mp4.boxes import box
 from streamvid.mp4.edit_list import limit_edit
+from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.mp4.writer import clip_header, decode_times
 from streamvid.text import format_count
 from streamvid.video.clip_index import index_clip
@@ -202,7 +205,7 @@ def _mux(
         track = output.add_stream_from_template(stream, opaque=True)
         track.time_base = Fraction(*times.time_base)
         track.codec_context.width, track.codec_context.height = first.width, first.height
-        if about.codec == "hevc" and not about.annex_b:
+        if about.codec == "hevc" and not about.annex_b and _states_sets(stream.codec_context.extradata or b""):
             track.codec_context.codec_tag = "hvc1"
         for number, packet in enumerate(islice(demux(container, stream, about.codec), times.num_skipped, None)):
             if number == len(pts):
@@ -216,6 +219,14 @@ def _mux(
         end = int(pts[last]) + times.last_frame_ticks()
         with target.open("r+b") as file:
             limit_edit(file, end * times.time_base[0] / times.time_base[1])
+
+
+def _states_sets(hvcc: bytes) -> bool:
+    """Whether an `hvcC` payload has parameter sets of all types. If they are in band alone, as fragments of `hev1` have
+    them, FFmpeg's muxer writes `hvc1` without any payload, which no player opens."""
+    stsd = visual_sample_description(b"hvc1", box(b"hvcC", hvcc), width=0, height=0)
+    units = filter(None, hevc.parameter_sets(stsd).annex_b.split(START_CODE))
+    return {hevc.SYNTAX.unit_type(unit[0]) for unit in units} >= set(hevc.SYNTAX.parameter_sets)
 
 
 def _write_vp8(source: VideoFile, target: Path, times: PacketTimes, first: FrameFormat) -> None:

@@ -110,7 +110,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
     codec, demuxed = about.codec, _demux_all(source, about.codec)
-    if about.container == "mpegts" and breaks_off(source.path, demuxed.track, codec):
+    if about.container == "mpegts" and breaks_off(source.path, demuxed.track):
         demuxed = replace(demuxed, packets=demuxed.packets.rows(slice(-1)), clock=demuxed.clock[:-1])
     found = demuxed.packets
     if not len(found.pts):

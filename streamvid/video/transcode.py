@@ -284,7 +284,8 @@ def _frames_of_clip(clip: StoredClip) -> TimedFrames:
 
 
 def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
-    """The visible frames with their times from the index: exactly one for every visible packet, or an error."""
+    """The visible frames with their times from the index: exactly one for every visible packet, or an error. Of frames
+    with one time, as a copy may have, each is a tick behind the one before."""
     index = clip.index
     order = np.argsort(index.pts, kind="stable")
     display_order = np.empty(len(order), dtype=np.int64)
@@ -292,9 +293,10 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
     visible = (index.flags[order] & HIDDEN) == 0
     # Visible frames may be predicted from hidden ones, except leading pictures whose references are missing.
     needed = visible | ((index.flags[order] & LEADING) == 0)
-    times = index.pts[order]
     expected = 0
     wanted = np.flatnonzero(visible)
+    at = np.arange(len(wanted))
+    times = np.maximum.accumulate(index.pts[order][wanted] - at) + at
     with VideoFile(clip.mp4).open(apply_edits=False) as (container, stream):
         context = stream.codec_context
         frame_numbers = FrameNumbers(clip.stsd if clip.codec == "h264" else b"")
@@ -315,7 +317,7 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
             if frame.is_corrupt or expected == len(wanted) or frame.pts != wanted[expected]:
                 raise ValueError(f"frame {expected} of it is damaged or missing")
             expected += 1
-            yield frame, int(times[frame.pts])
+            yield frame, int(times[expected - 1])
     if expected != len(wanted):
         raise ValueError(f"frame {expected} of it is damaged or missing")
 
@@ -339,8 +341,7 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
 
 def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The frames of a track, without a last one that is cut off."""
-    codec = stream.codec_context.codec.canonical_name
-    cut_off = container.format.name == "mpegts" and breaks_off(source.path, stream.id, codec)
+    cut_off = container.format.name == "mpegts" and breaks_off(source.path, stream.id)
     for packet in whole_packets(container, stream, cut_off=cut_off):
         yield from packet.decode()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from streamvid.inspection.checks import sampled
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
 from streamvid.workers import Workers
+from tests.support import hostile
 from tests.support.packed import VIDEOS, edit_index, edit_parquet, make_videos, pack_recipes, reseal
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -361,6 +364,22 @@ def test_any_number_of_workers_finds_the_same(copy: Path, monkeypatch: pytest.Mo
     _flip_in("mp4")(copy)
     _truncate(copy)
     assert verify(copy, workers=1).problems == verify(copy, workers=3).problems
+
+
+@pytest.mark.parametrize(
+    ("signum", "text"),
+    [
+        (signal.SIGKILL, "the process that checks it was killed (SIGKILL)"),
+        (signal.SIGSEGV, "checking it crashes FFmpeg (SIGSEGV)"),
+    ],
+)
+def test_a_process_that_is_killed_does_not_blame_ffmpeg(
+    signum: int, text: str, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel kills a process where memory runs out."""
+    monkeypatch.setattr(verify_module, "Workers", Workers)
+    monkeypatch.setattr(verify_module, "check_shard", partial(hostile.die_by, signum))
+    assert {problem.what for problem in verify(packed, workers=1).problems} >= {text}
 
 
 def test_what_cannot_be_verified(tmp_path: Path, packed: Path) -> None:

@@ -185,7 +185,8 @@ def test_a_worker_that_is_killed_rejects_nothing(made: Path, tmp_path: Path) -> 
     class Killed(InlineWorkers):
         def submit(self, function: Any, *args: Any, limit_s: float | None = None) -> Any:
             future = super().submit(int)
-            future.result = lambda: (_ for _ in ()).throw(WorkerCrashError("SIGKILL"))  # type: ignore[method-assign]
+            killed = WorkerCrashError("SIGKILL", from_outside=True)
+            future.result = lambda: (_ for _ in ()).throw(killed)  # type: ignore[method-assign]
             return future
 
     # Not the fixture, which would be undone after `user`, and leave its workers behind.

@@ -177,6 +177,23 @@ def test_a_file_that_is_cut_off_is_packed_as_far_as_it_goes(kind: str, tmp_path:
     assert told == ([] if kind == "live mkv" else [(CUT_OFF, cut.name)])
 
 
+@pytest.mark.parametrize("codec", ["h264", "hevc", "mpeg4"])
+def test_a_transport_stream_that_ends_with_a_whole_piece_within_a_frame(codec: Codec, tmp_path: Path) -> None:
+    """As a recorder that was killed leaves it: it writes whole pieces of 188 bytes."""
+    recipe = Recipe(codec=codec, container="ts", frames=13, gop=6, b_frames=0, number=False, style="texture", crf=20)
+    data = write(recipe, tmp_path / "a.ts").read_bytes()
+    last = max(n for n in range(0, len(data), 188) if data[n + 1] == 0x41)  # payload_unit_start of the video
+    ends = [n for n in range(last, len(data) + 188, 188) if n in (last, len(data)) or data[n + 1 : n + 3] == b"\x01\0"]
+    (tmp_path / "in").mkdir()
+    for number, end in enumerate(ends):
+        (tmp_path / f"in/{number}.ts").write_bytes(data[:end])
+    report = packed(tmp_path / "in", tmp_path / "set", decode="all")
+    assert len(ends) > 4
+    assert not report.rejected
+    assert sv.Dataset.open(tmp_path / "set").clips.frames.tolist() == [12] * (len(ends) - 1) + [13]
+    assert [(one.text, one.videos) for one in report.notices] == [(CUT_OFF, len(ends) - 2)]
+
+
 def test_a_track_that_some_files_lack(sources: Path, tmp_path: Path) -> None:
     report = packed(sources, tmp_path / "set", track=1)
     dataset = sv.Dataset.open(tmp_path / "set")

@@ -434,10 +434,12 @@ def test_packets_of_several_pictures_are_not_copied(codec: Codec, tmp_path: Path
         store_clip(joined, tmp_path)
 
 
-@pytest.mark.parametrize("codec", ["vp8", "vp9", "av1"])
+@pytest.mark.parametrize("codec", ["h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"])
 def test_a_size_that_changes_midway(codec: Codec, tmp_path: Path) -> None:
-    """As browsers record a window that is resized. Its later frames would be errors when they are read."""
-    recipe = Recipe(codec=codec, container="mkv", frames=8, gop=4, b_frames=0, width=128, height=96)
+    """As browsers record a window that is resized, and cameras a mode that changes. Its later frames would be errors
+    when they are read."""
+    container: Container = "mkv" if codec in ("vp8", "vp9", "av1", "mjpeg") else "ts"  # with headers in band
+    recipe = Recipe(codec=codec, container=container, frames=8, gop=4, b_frames=0, width=128, height=96)
     parts = [recipe, replace(recipe, width=192, height=128)]
     files = [write(part, tmp_path / f"{number}.mkv") for number, part in enumerate(parts)]
     joined = one_after_the_other(files, tmp_path / "joined.mkv")
@@ -448,6 +450,36 @@ def test_a_size_that_changes_midway(codec: Codec, tmp_path: Path) -> None:
     frames = decode_with_pyav(slice_of(clip, range(16)))
     assert {frame.shape for frame in frames} == {(96, 128, 3)}
     assert [read_frame_number(frame) for frame in frames[:8]] == [*range(8)]
+
+
+@pytest.mark.parametrize("container", ["mkv", "mp4"])
+def test_hevc_whose_parameter_sets_are_in_band_alone(container: str, tmp_path: Path) -> None:
+    """As in fragments of hev1. FFmpeg's muxer would write an hvcC box without a payload, which cannot be opened."""
+    recipe = Recipe(codec="hevc", tag="hev1", frames=8, gop=4, width=128, height=96, params=(("repeat-headers", "1"),))
+    source, bare = write(recipe, tmp_path / "a.mp4"), tmp_path / f"bare.{container}"
+    options = {"movflags": "frag_keyframe+empty_moov"} if container == "mp4" else {}
+    with av.open(str(source)) as file, av.open(str(bare), "w", options=options) as output:
+        stream = file.streams.video[0]
+        track = output.add_stream_from_template(stream, opaque=True)
+        track.codec_context.extradata = (stream.codec_context.extradata or b"")[:22] + b"\0"  # numOfArrays
+        for packet in file.demux(stream):
+            if packet.size:
+                packet.stream = track
+                output.mux(packet)
+    clip = store_clip(bare, tmp_path)
+    np.testing.assert_array_equal(decode_with_pyav(whole(clip)), sequential(source))
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, np.array([6]))), sequential(source)[6:7])
+
+
+def test_av1_that_is_coded_at_another_size_between_key_frames(tmp_path: Path) -> None:
+    """As encoders do for slow links. Only the headers of frames say so, not the sequence header."""
+    resized = (("resize-mode", 1), ("resize-denom", 12))
+    recipe = Recipe(codec="av1", container="mkv", frames=16, gop=8, b_frames=0, width=192, height=128, number=False)
+    source = write(replace(recipe, params=tuple((name, str(n)) for name, n in resized)), tmp_path / "a.mkv")
+    with av.open(str(source)) as container:
+        assert [frame.width for frame in container.decode(video=0)] == [192, *[128] * 7] * 2
+    with pytest.raises(CannotCopyError, match="the size of its pictures changes in packet 1"):
+        store_clip(source, tmp_path)
 
 
 @pytest.mark.parametrize(("codec", "container"), [("vp8", "webm"), ("vp9", "webm"), ("vp9", "mp4")])

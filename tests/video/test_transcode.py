@@ -363,6 +363,24 @@ def test_alpha_is_dropped_and_rgb_becomes_bt601(tmp_path: Path) -> None:
     np.testing.assert_allclose(shown[48, 140], [0, 0, 255], atol=8)
 
 
+def test_frames_at_the_same_time_are_a_tick_apart(tmp_path: Path) -> None:
+    """As a recorder writes them that rounds to its clock. A copy has them as they are."""
+    made, source = write(Recipe(frames=12, b_frames=0, gop=6), tmp_path / "made.mkv"), tmp_path / "a.mkv"
+    with av.open(str(made)) as file, av.open(str(source), "w") as output:
+        track = output.add_stream_from_template(file.streams.video[0], opaque=True)
+        for number, packet in enumerate(one for one in file.demux(video=0) if one.size):
+            packet.pts = packet.dts = 100 * (number // 2)
+            packet.time_base, packet.stream = Fraction(1, 1000), track
+            output.mux(packet)
+    clip = store_clip(source, tmp_path)
+    assert times(clip) == [Fraction(number // 2, 10) for number in range(12)]
+    encoded = converted(clip, tmp_path / "out", TranscodeOptions())
+    assert times(encoded) == [
+        Fraction(number // 2, 10) + number % 2 * Fraction(*clip.time_base) for number in range(12)
+    ]
+    assert numbers(encoded, Recipe(frames=12)) == [*range(12)]
+
+
 def test_times_must_rise(tmp_path: Path) -> None:
     frame = av.VideoFrame(64, 64, "yuv420p")
     with pytest.raises(VideoError, match="do not rise"):
