@@ -70,7 +70,7 @@ class DecodeSession(Protocol):
         Args:
             number: the first job's number, higher than those of previous jobs; the others count up from it.
             jobs: of a configuration that the session `takes`. Unless the session `follows` the first, `flush` was
-                called before. A job with `alone` is passed without others; call `flush` after it.
+                called before. An `exclusive` job is passed without others; call `flush` after it.
 
         Raises:
             VideoError: frames are lost, or differ from the dataset's description of the clip.
@@ -232,7 +232,7 @@ class NvdecWorker:
 
     def _decode(self, jobs: tuple[GopJob, ...]) -> None:
         job = jobs[0]
-        if job.alone or self._in is None or not self._in.follows(job):
+        if job.exclusive or self._in is None or not self._in.follows(job):
             self._flush()
         try:
             session = self._session(job)
@@ -259,7 +259,7 @@ class NvdecWorker:
         except Exception as error:
             self._fail(error)
             return
-        if job.alone:
+        if job.exclusive:
             self._flush()
         packets, seconds = session.spent()
         if packets:
