@@ -167,7 +167,7 @@ class NvdecWorker:
 
     def __contains__(self, key: object) -> bool:
         """Whether an open session takes jobs of a configuration."""
-        return isinstance(key, SessionKey) and any(one.session.takes(key) for one in self._sessions.values())
+        return isinstance(key, SessionKey) and any(opened.session.takes(key) for opened in self._sessions.values())
 
     @property
     def packets(self) -> int:
@@ -197,8 +197,8 @@ class NvdecWorker:
     def abandon(self) -> list[GopJob]:
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = True
-        for one in list(self._sessions.values()):
-            one.session.stop()
+        for opened in list(self._sessions.values()):
+            opened.session.stop()
         return list(dict.fromkeys([*self._jobs.values(), *self.doing]))
 
     def _next(self) -> tuple[GopJob, ...]:

@@ -258,7 +258,7 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
     appended to."""
     added = tuple(record.entry for record in records if record.entry is not None)
     rejected = tuple(one for record in records for one in record.rejected)
-    notices = merged(one for record in records for one in record.notices)
+    notices = merged(notice for record in records for notice in record.notices)
     for one in notices:
         log.warning("%s: %s, the first of them %s", one.text, format_count(one.videos, "video"), one.first)
     base, destination = spec.base, run.destination

@@ -68,7 +68,8 @@ def rewrite_shard(
         for extension, sha256 in entry.checksums.items()
     }  # fmt: skip
     table = read_parquet(os.fspath(old["parquet"]), least=1 << 30)
-    rows: list[Row] = table.select([one for one in table.column_names if not one.startswith(FIELD_PREFIX)]).to_pylist()
+    metadata = [name for name in table.column_names if name.startswith(FIELD_PREFIX)]
+    rows: list[Row] = table.drop_columns(metadata).to_pylist()
     name = f"{number:08d}"
     tar = (work / f"{name}.tar").open("wb", buffering=_COPY_BYTES) if entry.has_tar else None
     with closing(NewShard(name, work, tar)) as new:
@@ -86,10 +87,9 @@ def rewrite_shard(
                 columns, mp4_of, stored = given
                 row, mp4, index = {**row, **columns}, mp4_of(), iter([stored])
             new.add(row, index, mp4, json_member)
-        empty = {n for n, one in clips.items() if one is None}
+        empty = {n for n, clip in clips.items() if clip is None}
         places = pa.array([None if n in empty else n for n in range(len(rows))], pa.int64())
-        fields = table.select([one for one in table.column_names if one.startswith(FIELD_PREFIX)]).take(places)
-        made = new.finish(fields, pa.schema([one for one in table.schema if not one.name.startswith(FIELD_PREFIX)]))
+        made = new.finish(table.select(metadata).take(places), table.drop_columns(metadata).schema.remove_metadata())
     made = replace(made, origin=entry.identity)
     for extension in made.checksums:
         filesystem.move_file(new.path(extension), join(base.path, made.file(extension)))

@@ -156,7 +156,7 @@ class _Sink(FrameSink):
     def targets(self, form: PlaneFormat) -> Targets | None:
         """See `streamvid.decode.base.FrameSink`; for frames that one frame position shows."""
         pictures, (rows, columns) = self._views[0].pictures[self._clip], self._flips[0]
-        shown = np.array([one[0] if len(one) == 1 else -1 for one in self._positions])
+        shown = np.array([position[0] if len(position) == 1 else -1 for position in self._positions])
         offsets = np.where(shown < 0, -1, shown * pictures.strides[0])
         return self._render.targets(form, pictures[0][:, rows, columns], offsets)
 
