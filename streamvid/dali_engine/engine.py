@@ -268,8 +268,8 @@ def chunk_batch(
         ClipError: packets differ from those that were indexed.
         VideoError: packets are invalid, or an image contradicts its row.
     """
-    local = [is_local(dataset.location(one.clip, path_of)) for one in planned]
-    images = are_images(dataset.clips, [one.clip for one in planned])
+    local = [is_local(dataset.location(plan.clip, path_of)) for plan in planned]
+    images = are_images(dataset.clips, [plan.clip for plan in planned])
     slices = None
     if spec.checksum is not None or not all(local) or images.any():
         slices = read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)

@@ -66,7 +66,7 @@ def report_document(
     Args:
         seconds: total duration of the clips in the shards.
     """
-    reasons = Counter(one.reason for one in rejected).most_common()
+    reasons = Counter(video.reason for video in rejected).most_common()
     return {
         "revision": revision,
         "videos": spec.videos,

@@ -78,8 +78,10 @@ class BatchMemory:
 def fits_batch_writer(transform: Transform | Views) -> bool:
     """Whether all views of the transform can do without DALI."""
     return fits_crop_resize(transform) and all(
-        one.dali is None and one.span("rotate") is None and not (one.warps or one.recolours or one.blur or one.erase)
-        for one in by_view(transform).values()
+        view.dali is None
+        and view.span("rotate") is None
+        and not (view.warps or view.recolours or view.blur or view.erase)
+        for view in by_view(transform).values()
     )
 
 
