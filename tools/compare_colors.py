@@ -42,7 +42,7 @@ Levels = npt.NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """What is converted: `smooth` as natural footage, or noise."""
+    """A picture to convert: `smooth` as natural footage, or noise."""
 
     color: Color
     bits: int

@@ -59,7 +59,7 @@ def with_zeroed(dataset: Path, target: Path, *rows: int, source: bool = True) ->
 
 
 def samples(batches: Iterable[Batch]) -> dict[tuple[int, int], dict[str, Any]]:
-    """What of a batch counts, by pass and row. No sample may come twice."""
+    """The valid samples of batches, by pass and row. No sample may come twice."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for batch in batches:
         for n in range(len(batch["clip"])):

@@ -44,7 +44,7 @@ these, `flip` changes a bit of a range, `elsewhere` gives another range and says
 
 @dataclass
 class FaultyS3:
-    """What the server serves. `fault` gives one of `FAULTS`, or None, for each request: method, key, and how many of
+    """The state of the server. `fault` gives one of `FAULTS`, or None, for each request: method, key, and how many of
     its kind came before. `requests` has (method, key, range) of all."""
 
     endpoint: str = ""
@@ -86,7 +86,7 @@ class FaultyS3:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def etag(self, key: str) -> str:
-        """Of an object, in quotes."""
+        """The ETag of an object, in quotes."""
         held = self.held.get(key, {}).get("ETag")
         return held or f'"{hashlib.md5(self.objects[key]).hexdigest()}"'
 

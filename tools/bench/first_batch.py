@@ -74,7 +74,7 @@ class Files(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Of many connections."""
+    """A server with a long queue of connections."""
 
     request_queue_size = 512
 

@@ -1,4 +1,4 @@
-"""What a rank does before its first batch, on a dataset of millions of rows, beside pyarrow reading the same files."""
+"""The work of a rank before its first batch, on a dataset of millions of rows, and pyarrow reading the same files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INDEX_MS: Final = 0.3
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out: seconds by what was done, and the most memory that the process had, in MiB."""
+    """Seconds by task, and the peak of memory of the process, in MiB."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak: dict[str, float] = field(default_factory=dict)

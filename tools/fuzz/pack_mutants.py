@@ -42,7 +42,7 @@ _AT_ONCE = 50
 
 @dataclass
 class Outcome:
-    """What became of the mutants.
+    """The results of packing mutants.
 
     Attributes:
         mutants, accepted: how many there were, and how many were packed.
