@@ -15,7 +15,7 @@ import streamvid as sv
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.packing.options import PackOptions
 from tests.examples.test_dali_proxy import load_example, numbers
-from tests.loader.test_clip_dataset import same
+from tests.support.batches import assert_same
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe, hard_recipes
 
@@ -48,7 +48,7 @@ def test_batches_are_those_of_a_stream_loader(dataset: str, num_workers: int, st
         for _ in range(2):
             for got, expected in zip(proxy, stream, strict=True):
                 assert got["video"].is_cuda
-                same(got, expected)
+                assert_same(got, expected)
 
 
 def test_motion_jpeg_beside_other_codecs_is_decoded_on_the_cpu(dataset: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -81,7 +81,7 @@ def test_a_plain_data_loader_beside_cuda(dataset: str, start: str) -> None:
         next(batches)
         loader = DataLoader(ds, batch_size=4, num_workers=2, multiprocessing_context=start)
         for got, wanted in zip(loader, expected, strict=True):
-            same(got, wanted)
+            assert_same(got, wanted)
 
 
 def test_slices_through_dali_proxy(tmp_path: Path) -> None:
