@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import streamvid as sv
-from streamvid.color.yuv_to_rgb import to_rgb
+from streamvid.color.yuv_to_rgb import RgbConverter
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import encoded_slice
@@ -217,7 +217,7 @@ def _sequential(
                 continue
             for frame in frames:
                 if frame.pts is not None and frame.pts - shift in wanted:
-                    yield frame.pts - shift, to_rgb(frame, full_range=full_range)
+                    yield frame.pts - shift, np.stack(RgbConverter()(frame, full_range=full_range), axis=-1)
 
 
 class _Peak:
