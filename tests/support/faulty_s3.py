@@ -311,7 +311,8 @@ def text_of(crc: int) -> str:
 
 @contextlib.contextmanager
 def faulty_s3() -> Iterator[FaultyS3]:
-    """A server on a free port, with the environment variables that reach it set meanwhile."""
+    """A server on a free port, with the environment variables that reach it set meanwhile. Skips without s3fs."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     site = FaultyS3()
     with serving(_Handler, site=site) as port:
         site.endpoint = f"http://127.0.0.1:{port}"
@@ -325,7 +326,6 @@ def faulty_s3() -> Iterator[FaultyS3]:
 @pytest.fixture(scope="module")
 def served(packed: Path) -> Iterator[FaultyS3]:
     """The module's dataset in a bucket, at s3://bucket/set."""
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     with faulty_s3() as site:
         site.add_folder(packed, "bucket/set")
         yield site
