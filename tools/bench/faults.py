@@ -340,7 +340,7 @@ def _measured(
         if not what.environment:  # of requests that fail again and again, nothing is promised
             checks.append(Check.at_most(f"{name}: worst delay of a batch, s", found.worst, 10 + LEAST_S))
     checks.append(Check.at_most(f"{name}: what is not as it should be", len(problems), 0))
-    notes.extend(f"{name}: {one}" for one in problems[:20])
+    notes.extend(f"{name}: {problem}" for problem in problems[:20])
     cells = ", ".join(f"{column} {cell:.5g}" for column, cell in list(rows[-1].items())[1:])
     print(f"{name}: {'; '.join(problems[:20]) or 'all as it should be'}; {cells}", flush=True)
     return found

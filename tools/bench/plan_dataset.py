@@ -56,7 +56,7 @@ def rows_and_checks(clips: int) -> tuple[list[Row], list[Check]]:
             cold.append(apart(_open, rows, Path(folder) / f"cache{number}")[0])
             warm.append(apart(_make_loader, rows, Path(folder) / f"cache{number}")[0])
             ranks = apart(_open, rows, Path(folder) / f"together{number}", processes=RANKS)
-            together.append(max(ranks, key=lambda one: one.seconds["open"]))
+            together.append(max(ranks, key=lambda rank: rank.seconds["open"]))
         parts = [
             ("pyarrow reads the keys", pyarrow_keys, "read"),
             ("pyarrow reads all columns that are kept", pyarrow_all, "read"),

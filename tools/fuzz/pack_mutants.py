@@ -143,11 +143,11 @@ def _pack(place: Path, found: Outcome) -> None:
     except Exception as error:
         found.findings.append(f"{place}: {type(error).__name__}: {error}")
         return
-    for one in report.rejected:
-        found.reasons[re.sub(r"[0-9]+", "#", one.reason)[:70]] += 1
-        found.crashes += "crashed" in one.reason
-        if "unexpected" in one.reason:
-            found.findings.append(f"{place}/{one.source}: {one.reason}")
+    for video in report.rejected:
+        found.reasons[re.sub(r"[0-9]+", "#", video.reason)[:70]] += 1
+        found.crashes += "crashed" in video.reason
+        if "unexpected" in video.reason:
+            found.findings.append(f"{place}/{video.source}: {video.reason}")
     dataset = sv.Dataset.open(place / "set")
     found.accepted += len(dataset)
     draw = random.Random(len(dataset))
@@ -238,7 +238,7 @@ class _Peak:
                     except OSError:
                         continue
                     self.peak = max(
-                        [self.peak, *(int(one.split()[1]) << 10 for one in lines if one.startswith("VmHWM"))]
+                        [self.peak, *(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))]
                     )
 
     def close(self) -> None:
