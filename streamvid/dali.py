@@ -140,12 +140,12 @@ def pipeline(
         exec_dynamic=exec_dynamic,
     )
     weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
-    sources = [source_in_shard(samples.dataset, one, samples.dataset.shard_path) for one in plans]
+    sources = [source_in_shard(samples.dataset, plan, samples.dataset.shard_path) for plan in plans]
     files = write_indexes(sources, Path(folder), spare=0)
     _check_open_files(len(files.paths))
     order = _reading_order(len(plans), batch_size, padded=pad_last_batch)
-    colors = {row_color(samples.dataset.clips, clip) for clip in {one.clip for one in plans}}
-    images = are_images(samples.dataset.clips, [one.clip for one in plans])
+    colors = {row_color(samples.dataset.clips, clip) for clip in {plan.clip for plan in plans}}
+    images = are_images(samples.dataset.clips, [plan.clip for plan in plans])
     kinds = ClipKinds.of(images.tolist(), colors, samples.transform, on_gpu=device_id is not None)
     feed = _feed(samples, plans, graph_inputs(spec, on_gpu=device_id is not None), order, kinds)
     with made:

@@ -12,7 +12,7 @@ import pytest
 
 import streamvid as sv
 from streamvid.forks import HomeProcess, in_children
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 KINDS = ("stream", "stream, DALI", "engine, DALI", "gpu", "gpu, workers")
@@ -95,14 +95,8 @@ for kind in KINDS:
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """VP9, which DALI decodes on a CPU."""
-    folder = tmp_path_factory.mktemp("forks")
-    (folder / "clips").mkdir()
-    for n in range(12):
-        recipe = Recipe(codec="vp9", width=64, height=64, frames=6, b_frames=0, seed=n)
-        write(recipe, folder / "clips" / f"{n}.mp4")
-    options = sv.PackOptions(compatible_with="any")
-    sv.pack([str(folder / "clips")], str(folder / "packed"), options=options, workers=1, progress=False)
-    return folder / "packed"
+    recipes = {f"{n}": Recipe(codec="vp9", width=64, height=64, frames=6, b_frames=0, seed=n) for n in range(12)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("forks"), options=sv.PackOptions(compatible_with="any"))
 
 
 def test_nothing_that_a_child_does_waits_or_touches_its_parent(dataset: Path) -> None:

@@ -65,7 +65,7 @@ _COLOURS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What decoding a file with FFmpeg gave: frame numbers and seconds in the order of output."""
+    """The result of decoding a file with FFmpeg: frame numbers and seconds in the order of output."""
 
     numbers: list[int]
     seconds: list[float | None]

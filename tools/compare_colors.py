@@ -42,7 +42,7 @@ Levels = npt.NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """What is converted: `smooth` as natural footage, or noise."""
+    """A picture to convert: `smooth` as natural footage, or noise."""
 
     color: Color
     bits: int
@@ -177,7 +177,9 @@ def compare_torchcodec(videos: Sequence[Path], folder: Path) -> None:
     ten = replace(shapes, codec="hevc", pix_fmt="yuv420p10le")
     made += [write(replace(ten, colour=one), folder / f"{one}-limited-10.mp4") for one in colours[1:]]
     pairs = ("from torchcodec", "torchcodec from swscale", "from swscale, exact")
-    print("\n| | " + " | ".join(f"{one}: mean | more than 2 | largest" for one in pairs) + " |\n" + 10 * "| --- " + "|")
+    print(
+        "\n| | " + " | ".join(f"{pair}: mean | more than 2 | largest" for pair in pairs) + " |\n" + 10 * "| --- " + "|"
+    )
     for video in (*made, *videos):
         (folder / video.stem).mkdir()
         clip, frames = store_clip(video, folder / video.stem), [0, 2]

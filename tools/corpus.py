@@ -22,9 +22,9 @@ from tools.recipes import Codec, Container
 CODECS: Final[dict[Codec, Container]] = {
     "h264": "mp4", "hevc": "mp4", "vp9": "webm", "vp8": "webm", "av1": "mp4", "mpeg4": "mp4", "mjpeg": "avi",
 }  # fmt: skip
-"""Of the clips, and the containers that they come in."""
+"""The codecs of the clips, and their containers."""
 FRAMES: Final = 12
-"""Of a clip."""
+"""Frames of a clip."""
 IN_PLACE: Final = ("source", "vanished")
 STAND_INS: Final = ("hangs", "crashes")
 WAYS: Final = {
@@ -164,7 +164,7 @@ CHANGES: Final[Mapping[str, Callable[[Path, sv.Dataset, int, np.random.Generator
     "zeros": _zeros, "bit": _bit, "sector": _sector, "index": _index, "offset": _offset, "description": _description,
     "source": _source, "vanished": _vanished,
 }  # fmt: skip
-"""What each way does to the dataset: its folder, the undamaged one, row, and where."""
+"""Functions that damage a dataset in each way; arguments: its folder, the undamaged one, row, and place."""
 
 
 def _byte(opened: sv.Dataset, row: int, rng: np.random.Generator) -> int:

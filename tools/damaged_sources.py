@@ -95,7 +95,9 @@ def try_level(sources: Path, dataset: Path, level: DecodeLevel) -> Outcome:
         if not all(_loads(windows, At(key, frames=[frame])) for frame in range(frames))
     }
     problems = verify(dataset, decode=True, progress=False).problems
-    return Outcome(len(rows), frozenset(centre), frozenset(whole), frozenset(one.clip for one in problems), seconds)
+    return Outcome(
+        len(rows), frozenset(centre), frozenset(whole), frozenset(problem.clip for problem in problems), seconds
+    )
 
 
 def _loads(dataset: ClipDataset, item: Item) -> bool:

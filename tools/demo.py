@@ -1,4 +1,4 @@
-"""What `make demo` runs: clips, pack, verify, then two ranks that stream the dataset for two epochs.
+"""The demo of `make demo`: makes clips, packs and verifies them, and streams two epochs on two ranks.
 
 `python -m tools.demo [--videos FOLDER] [--out demo-data] [--s3 [URL]]`
 

@@ -24,7 +24,7 @@ from tools.recipes import Recipe
 # Class → the way the texture goes, as (y, x).
 DIRECTIONS = {"down": (1, 0), "left": (0, -1), "right": (0, 1), "up": (-1, 0)}
 HELD_OUT = 5
-"""Of the uniform set, every so many-th clip is held out."""
+"""One in so many clips of the uniform set is held out."""
 
 _NTSC = Fraction(30000, 1001)
 

@@ -29,7 +29,7 @@ MEAN, STD = (0.45, 0.45, 0.45), (0.225, 0.225, 0.225)
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank saw of one epoch.
+    """The part of an epoch that one rank saw.
 
     Attributes:
         clips: row numbers, without those repeated to fill a batch.
@@ -101,7 +101,7 @@ def stream(dataset: sv.Subset, picture: Path, engine: EngineName) -> list[Share]
 
 
 def problems(shares: Sequence[Share], wanted: Sequence[int]) -> list[str]:
-    """What is wrong with an epoch, given what each rank saw of it, and the rows of the clips that it should have."""
+    """The faults of an epoch: clips that no rank saw, or that came too often."""
     seen = Counter(clip for share in shares for clip in share.clips)
     missing = [clip for clip in wanted if clip not in seen]
     repeated = [clip for clip, times in seen.items() if times > 1]

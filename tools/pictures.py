@@ -1,4 +1,4 @@
-"""What synthetic clips show: seeded moving content, and a frame number that survives lossy coding."""
+"""The pictures of synthetic clips: seeded moving content, and a frame number that survives lossy coding."""
 
 from __future__ import annotations
 

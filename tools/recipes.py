@@ -125,7 +125,7 @@ def hard_recipes() -> dict[str, Recipe]:
 
 
 def _h264() -> dict[str, Recipe]:
-    """What an H.264 bitstream can do."""
+    """Recipes for the features of H.264 bitstreams."""
     return {
         "h264": Recipe(),
         "h264_pyramid": Recipe(b_frames=7, gop=40, frames=90),
@@ -154,7 +154,7 @@ def _h264() -> dict[str, Recipe]:
 
 
 def _h264_containers() -> dict[str, Recipe]:
-    """What containers do to H.264."""
+    """Recipes for H.264 in the containers that change it."""
     fragmented = (("movflags", "frag_keyframe+empty_moov"),)
     return {
         "h264_mov": Recipe(container="mov"),

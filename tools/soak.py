@@ -45,7 +45,7 @@ from tools.clips import Recipe, write
 from tools.recipes import Codec
 
 WARM_PARTS: Final = 10
-"""Of a long run, that its descriptors must stand still before the first sample."""
+"""Parts of a long run over which the number of descriptors must not change before the first sample."""
 PARTS: Final = 10
 STUDENT: Final = 2.306
 """The 97.5 % quantile of Student's t for PARTS - 2 degrees of freedom."""
@@ -120,7 +120,7 @@ class _MallInfo(ctypes.Structure):
 
 
 def sample(*, trim: bool = False) -> Sample:
-    """What this process and those below it hold: memory in bytes, Python's blocks, counts; `time` in seconds."""
+    """The resources of this process and its children: memory in bytes, Python's blocks, counts; `time` in seconds."""
     libc = ctypes.CDLL(None)
     if trim:
         libc.malloc_trim(0)

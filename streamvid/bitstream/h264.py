@@ -14,12 +14,12 @@ from typing import Final
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import (
     DpbRequirement,
-    KnownSets,
     NalSyntax,
     OutputOrder,
     ParameterSets,
     ShownArea,
     is_broken,
+    known_sets,
     read_colors,
     read_units,
     split_packet,
@@ -27,7 +27,6 @@ from streamvid.bitstream.nal import (
     stated_size,
 )
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
-from streamvid.bitstream.packets import START_CODE
 from streamvid.mp4.sample_entry import codec_configuration
 
 IDR: Final = 5
@@ -37,7 +36,7 @@ PPS: Final = 8
 _VCL: Final = range(1, 6)
 WITH_SLICE_HEADER: Final = (1, 2, 5)
 """VCL types that begin with a slice header; data partitions B and C (3, 4) do not."""
-SYNTAX: Final = NalSyntax(1, 0, 31, _VCL, (IDR,), SPS, (SPS, PPS))
+SYNTAX: Final = NalSyntax(1, 0, 31, _VCL, (IDR,), SPS, (SPS, PPS), b"avcC", 4)
 
 _WITHOUT_BIT_DEPTH: Final = (66, 77, 88)
 """Baseline, Main and Extended: profiles whose `avcC` does not go on with chroma format and bit depth."""
@@ -59,7 +58,7 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
     Raises:
         ValueError: there is no such box, or it is cut off.
     """
-    box = codec_configuration(stsd, b"avcC")
+    box = codec_configuration(stsd, SYNTAX.configuration)
     try:
         sequence, at = read_units(box, 6, box[5] & 31)
         picture, at = read_units(box, at + 1, box[at])
@@ -67,32 +66,15 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
         raise ValueError("the avcC box is cut off") from error
     # chroma_format comes next, then bit_depth_luma_minus8.
     depth = 8 + (box[at + 1] & 7) if len(box) >= at + 4 and box[1] not in _WITHOUT_BIT_DEPTH else 8
-    return ParameterSets(sequence + picture, _length_size(box), depth)
+    return ParameterSets(sequence + picture, SYNTAX.length_size(box), depth)
 
 
-def known_sets(stsd: bytes) -> tuple[KnownSets, bytes, int]:
-    """The parameter sets that a decoder of a track has before its first packet, also in Annex B, and the number of
-    bytes of the length before each NAL unit.
-
-    Raises:
-        ValueError: the sample description has no `avcC` box.
-    """
-    stated, length_size = b"", _length_size(codec_configuration(stsd, b"avcC"))
-    with suppress(ValueError):  # parameter sets may be in band alone
-        stated = parameter_sets(stsd).annex_b
-    return KnownSets(SYNTAX, stated.split(START_CODE), _set_number), stated, length_size
-
-
-def _set_number(unit: bytes) -> int:
+def set_number(unit: bytes) -> int:
     """seq_parameter_set_id or pic_parameter_set_id."""
     bits = BitReader.of_nal(unit[1:_HEADER_BYTES])
     if unit[0] & 31 == SPS:
         bits.u(24)  # profile_idc, constraint flags, level_idc
     return bits.ue()
-
-
-def _length_size(avcc: bytes) -> int:
-    return (avcc[4] & 3) + 1  # lengthSizeMinusOne
 
 
 @dataclass(frozen=True)
@@ -362,7 +344,7 @@ def classifier(stsd: bytes) -> Classifier:
     Raises:
         ValueError: the sample description has no `avcC` box.
     """
-    known, stated, length_size = known_sets(stsd)
+    known, stated, length_size = known_sets(SYNTAX, stsd, parameter_sets, set_number)
     order = H264Order(stated)
     is_old_444 = False
     size = stated_size(tuple(SYNTAX.sequence_parameter_sets(stated)), 1, shown_area)

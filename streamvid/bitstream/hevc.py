@@ -14,12 +14,12 @@ from typing import Final
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import (
     DpbRequirement,
-    KnownSets,
     NalSyntax,
     OutputOrder,
     ParameterSets,
     ShownArea,
     is_broken,
+    known_sets,
     read_units,
     split_packet,
     stated_colors,
@@ -45,7 +45,7 @@ _PPS: Final = 34
 _ENDS: Final = (36, 37)
 """Types that end a coded video sequence: end of sequence, end of bitstream."""
 _PARAMETER_SETS: Final = (32, _SPS, _PPS)
-SYNTAX: Final = NalSyntax(2, 1, 63, _VCL, _IDR, _SPS, _PARAMETER_SETS)
+SYNTAX: Final = NalSyntax(2, 1, 63, _VCL, _IDR, _SPS, _PARAMETER_SETS, b"hvcC", 21)
 
 _HVCC_HEADER_BYTES: Final = 23
 _HEADER_BYTES: Final = 48
@@ -58,9 +58,9 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
     Raises:
         ValueError: there is no such box, or it is cut off.
     """
-    box = codec_configuration(stsd, b"hvcC")
+    box = codec_configuration(stsd, SYNTAX.configuration)
     sets = b"".join(units for _, units, _ in _arrays(box))
-    return ParameterSets(sets, _length_size(box), 8 + (box[17] & 7))  # bitDepthLumaMinus8
+    return ParameterSets(sets, SYNTAX.length_size(box), 8 + (box[17] & 7))  # bitDepthLumaMinus8
 
 
 def pictures(packet: bytes) -> bytes:
@@ -102,20 +102,7 @@ def _arrays(hvcc: bytes) -> Iterator[tuple[int, bytes, int]]:
         raise ValueError("the hvcC box is cut off") from error
 
 
-def known_sets(stsd: bytes) -> tuple[KnownSets, bytes, int]:
-    """The parameter sets that a decoder of a track has before its first packet, also in Annex B, and the number of
-    bytes of the length before each NAL unit.
-
-    Raises:
-        ValueError: the sample description has no `hvcC` box.
-    """
-    stated, length_size = b"", _length_size(codec_configuration(stsd, b"hvcC"))
-    with suppress(ValueError):  # parameter sets may be in band alone
-        stated = parameter_sets(stsd).annex_b
-    return KnownSets(SYNTAX, stated.split(START_CODE), _set_number), stated, length_size
-
-
-def _set_number(unit: bytes) -> int:
+def set_number(unit: bytes) -> int:
     """vps_video_parameter_set_id, sps_seq_parameter_set_id or pps_pic_parameter_set_id, of the base layer."""
     if len(unit) < 2 or (unit[0] & 1) << 5 | unit[1] >> 3:  # nuh_layer_id
         raise ValueError("a parameter set of another layer")
@@ -126,10 +113,6 @@ def _set_number(unit: bytes) -> int:
         _skip_profile_tier_level(bits)
         return bits.ue()
     return bits.u(4)
-
-
-def _length_size(hvcc: bytes) -> int:
-    return (hvcc[21] & 3) + 1  # lengthSizeMinusOne
 
 
 @dataclass(frozen=True)
@@ -351,7 +334,7 @@ def classifier(stsd: bytes) -> Classifier:
     Raises:
         ValueError: the sample description has no `hvcC` box.
     """
-    known, stated, length_size = known_sets(stsd)
+    known, stated, length_size = known_sets(SYNTAX, stsd, parameter_sets, set_number)
     order = HevcOrder(stated)
     skips_leading = ended = begun = False
     reorders = True  # unless all sets say that they do not; parameter sets may be only in band

@@ -15,6 +15,7 @@ from typing import Final
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.packet_kind import StatedColors
 from streamvid.bitstream.packets import START_CODE
+from streamvid.mp4.sample_entry import codec_configuration
 
 _LEAST_UNIT: Final = 4
 """FFmpeg ignores fewer bytes than this after the last unit of a packet (h2645_parse.c)."""
@@ -35,6 +36,8 @@ class NalSyntax:
         idr: types of slices of IDR pictures.
         sps: type of sequence parameter sets.
         parameter_sets: types of all parameter sets.
+        configuration: name of the box with the decoder configuration, of H.264 and HEVC.
+        length_at: position of lengthSizeMinusOne in that box (ISO/IEC 14496-15, 5.3.3.1 and 8.3.3.1).
     """
 
     header_bytes: int
@@ -44,6 +47,12 @@ class NalSyntax:
     idr: tuple[int, ...]
     sps: int
     parameter_sets: tuple[int, ...]
+    configuration: bytes = b""
+    length_at: int = 0
+
+    def length_size(self, box: bytes) -> int:
+        """Bytes of the length before each NAL unit, by the decoder configuration."""
+        return (box[self.length_at] & 3) + 1
 
     def unit_type(self, first: int) -> int:
         """nal_unit_type, from the first byte of a unit."""
@@ -240,6 +249,24 @@ class KnownSets:
         with suppress(ValueError):
             return (kind, self._number(unit)), unit
         return (kind, unit), unit
+
+
+def known_sets(
+    syntax: NalSyntax, stsd: bytes, parameter_sets: Callable[[bytes], ParameterSets], number: Callable[[bytes], int]
+) -> tuple[KnownSets, bytes, int]:
+    """The parameter sets that a decoder of a track has before its first packet, also in Annex B, and the number of
+    bytes of the length before each NAL unit.
+
+    Args:
+        parameter_sets, number: the codec's functions `parameter_sets` and `set_number`.
+
+    Raises:
+        ValueError: the sample description has no box with the decoder configuration.
+    """
+    stated, length_size = b"", syntax.length_size(codec_configuration(stsd, syntax.configuration))
+    with suppress(ValueError):  # parameter sets may be in band alone
+        stated = parameter_sets(stsd).annex_b
+    return KnownSets(syntax, stated.split(START_CODE), number), stated, length_size
 
 
 class OutputOrder(ABC):

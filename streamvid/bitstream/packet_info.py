@@ -14,7 +14,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream import av1, h264, hevc, image, jpeg, mpeg4, vpx
-from streamvid.bitstream.nal import split_packet
+from streamvid.bitstream.nal import known_sets, split_packet
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 
 _WITH_STATE: Final[dict[str, Callable[[bytes], Classifier]]] = {
@@ -56,7 +56,8 @@ def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:
     if codec not in ("h264", "hevc"):
         return lambda packet: False
     try:
-        known, _, length_size = (h264 if codec == "h264" else hevc).known_sets(stsd)
+        of = h264 if codec == "h264" else hevc
+        known, _, length_size = known_sets(of.SYNTAX, stsd, of.parameter_sets, of.set_number)
     except ValueError:  # without a box, packets are in Annex B, and each run begins with its sets
         return lambda packet: False
 

@@ -32,16 +32,16 @@ def session_fault(codec: str, headers: bytes, width: int, height: int, *, native
     try:
         if codec in NAL_SYNTAX:
             areas = _shown_areas(codec, headers)
-            if any((one.left, one.top, one.width, one.height) != (0, 0, width, height) for one in areas):
+            if any((area.left, area.top, area.width, area.height) != (0, 0, width, height) for area in areas):
                 return _SIZE
-            return _FIELDS if not native and any(one.mixes_fields for one in areas) else ""
+            return _FIELDS if not native and any(area.mixes_fields for area in areas) else ""
         if codec == "mpeg4":
             layers = mpeg4.video_object_layers(headers)
-            if any((one.width, one.height) != (width, height) for one in layers):
+            if any((layer.width, layer.height) != (width, height) for layer in layers):
                 return _SIZE
-            if not all(one.plain for one in layers):
+            if not all(layer.plain for layer in layers):
                 return "decode sessions garble MPEG-4 with sprites, partitioned data and the like"
-            return "decode sessions deinterlace it" if any(one.interlaced for one in layers) else ""
+            return "decode sessions deinterlace it" if any(layer.interlaced for layer in layers) else ""
     except ValueError:
         return "its headers cannot be read"
     return ""

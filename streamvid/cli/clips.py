@@ -34,15 +34,15 @@ def add_parser(commands: Commands) -> None:
     }, description="List the clips of a dataset, a line each, with tabs between the columns.")  # fmt: skip
     what = "write clips as MP4 files, with their metadata as JSON beside them"
     add_command(commands, "extract", _extract, what, chosen | {
-        "folder FOLDER": "for KEY.mp4 and KEY.json; FOLDER/ if it is new and all clips are extracted",
-        "key KEY": "of a clip; default: all clips",
-        "--overwrite": "replace files of these names",
+        "folder FOLDER": "folder for KEY.mp4 and KEY.json; end a new one with / to extract all clips",
+        "key KEY": "key of a clip; default: all clips",
+        "--overwrite": "replace existing files",
         "--workers N": "clips read at the same time; default 8",
     }, {"key": {"nargs": "*", "default": ()}})  # fmt: skip
     add_command(commands, "diff", _diff, "compare two datasets by key; exit code 1 if they differ", {
         "first DATASET": "folder or URL",
-        "second OTHER": "folder or URL; default: the same, other revisions",
-        "--revision N...": "of the first, then of the second; default: the newest",
+        "second OTHER": "folder or URL; default: the same dataset, in another revision",
+        "--revision N...": "revision of the first dataset, then of the second; default: the newest",
         **common("json roots"),
     }, {"second": {"nargs": "?"}})  # fmt: skip
 

@@ -18,15 +18,15 @@ def add_parser(commands: Commands) -> None:
     add_command(commands, "export", _run, "write a transform as a model for Triton's DALI backend", {
         "--triton DIR": "the model repository",
         "--transform TRANSFORM":
-            "as a loader is given it: 'Transform(resize=256, crop=224)'; its randomness is left out",
-        "--frames N": "of a sub-sequence",
+            "transform as in a loader: 'Transform(resize=256, crop=224)'; its randomness is left out",
+        "--frames N": "frames of a sub-sequence",
         "--stride N=1": "every N-th frame of a video; default: all",
-        "--name NAME=streamvid": "of the model; default: %(default)s",
-        "--device DEVICE=cuda": "that decodes, 'cuda' or 'cpu'; default: %(default)s",
-        "--max-batch-size N=16": "videos of a request; default 16",
+        "--name NAME=streamvid": "name of the model; default: %(default)s",
+        "--device DEVICE=cuda": "device that decodes, 'cuda' or 'cpu'; default: %(default)s",
+        "--max-batch-size N=16": "most videos of a request; default 16",
         "--threads N=4": "CPU threads of the server; default 4",
         "--color MATRIX":
-            "of YUV, for all videos: 'bt709', 'bt601', 'bt2020', or 'auto', BT.709; default: the transform's",
+            "YUV matrix of all videos: 'bt709', 'bt601', 'bt2020', or 'auto', BT.709; default: the transform's",
     }, {
         "triton": {**needed, "dest": "directory"}, "transform": needed, "frames": needed,
         "threads": {"dest": "num_threads"},

@@ -38,8 +38,8 @@ def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
     add_command(commands, "info", _info, "show what is in a dataset", common("dataset") | {
         "--sampling SAMPLER": "estimate the cost of a sampling, such as 'Window(16, fps=8)'",
-        "--cost PRICE": "with --sampling or --frames: what an epoch asks of a bucket; with two prices, of a gigabyte "
-        "and of a thousand requests, what that costs",
+        "--cost PRICE": "with --sampling or --frames: requests and bytes of an epoch from a bucket; with the prices of "
+        "a gigabyte and of a thousand requests, what that costs",
         "--frames N": "estimate the cost of sampling windows of N frames",
         "--stride N": "with --frames: take every N-th frame",
         "--fps RATE": "with --frames: take RATE frames per second",
@@ -51,9 +51,9 @@ def add_parser(commands: Commands) -> None:
         "--out FILE=preview.html": "default: %(default)s",
         "--clips N=48": "clips whose frames are shown; default 48",
         "--sampling SAMPLER=Uniform(8)":
-            "which frames, as a loader is given it: 'Window(16, fps=8)'; default: %(default)s",
-        "--transform TRANSFORM": "what is done to them, likewise: 'Transform(resize=256, crop=224)'",
-        "--seed N=0": "of the choice of clips, frames and augmentation",
+            "frames to show, as in a loader: 'Window(16, fps=8)'; default: %(default)s",
+        "--transform TRANSFORM": "transform of the frames, as in a loader: 'Transform(resize=256, crop=224)'",
+        "--seed N=0": "seed of the choice of clips, frames and augmentation; default 0",
     }, description="Write an HTML file that shows a dataset: frames of some clips, histograms, a table to filter."
     )  # fmt: skip
 

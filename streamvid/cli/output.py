@@ -71,15 +71,15 @@ _TYPES: Final[Mapping[str, Callable[[str], object]]] = {
 """Types of values by their names in usage lines; all others are text."""
 _COMMON: Final = {
     "dataset": ("dataset DATASET", "folder or URL"),
-    "where": ("--where CONDITION", "such as 'seconds >= 2 and \"dog\" in caption'"),
-    "keys": ("--keys FILE", "of keys: .csv or .parquet with a column key, else one per line"),
-    "workers": ("--workers N", "processes; default: one per core"),
+    "where": ("--where CONDITION", "condition on columns, such as 'seconds >= 2 and \"dog\" in caption'"),
+    "keys": ("--keys FILE", "file of keys: .csv or .parquet with a column key, otherwise a key per line"),
+    "workers": ("--workers N", "number of processes; default: one per core"),
     "overwrite": ("--overwrite", "replace an existing dataset"),
     "json": ("--json", "print JSON, for scripts"),
-    "revision": ("--revision N", "of the dataset; default: the newest"),
+    "revision": ("--revision N", "revision of the dataset; default: the newest"),
     "roots": (
         "--roots PLACE...",
-        "a folder or URL, other than its own, of which the dataset may read files; repeatable",
+        "another folder or URL from which the dataset may read files; repeatable",
     ),
 }
 """Arguments that several commands have."""

@@ -33,13 +33,13 @@ def add_parser(commands: Commands) -> None:
     rate: Mapping[str, Any] = {"type": parse_rate}
     lengths = {name: {"type": parse_length} for name in ("clip", "shortest_scene")}
     shared: Options = {
-        "--images": "each image is a clip, beside videos and in numbered folders, too",
+        "--images": "make each image a clip, also beside videos and in folders of numbered images",
         "--labels LIST":
             "a .csv, .jsonl or .parquet with columns path and label; or folders: a video's folder is its class",
-        "--metadata LIST...": "a list with a column path and any others; repeatable",
+        "--metadata LIST...": "list with a column path and any other columns; repeatable",
         "--name NAME": "name of the dataset; default: its folder's",
         "--engine local|ray=local": "processes on this machine (local, the default) or tasks on a Ray cluster",
-        "--address HOST:PORT": "of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine",
+        "--address HOST:PORT": "address of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine",
         "--retry-for SECONDS=600": "how long a storage that does not answer is asked again; default 600",
         "--decode none|first|all=first": "frames that must decode for a clip to be accepted: the first 64 and the "
         "middle 64 (first, the default), all, or none",
@@ -74,14 +74,14 @@ def add_parser(commands: Commands) -> None:
         "--track N": "pack this video track of each file, counted from 0; default: the one that FFmpeg takes",
     }, lengths | {"inputs": {"nargs": "+"}, "max_fps": rate, "fps": rate, "for": {"dest": "compatible_with"}}
     )  # fmt: skip
-    add_command(commands, "index", _index, "index videos where they lie, and copy none", {
+    add_command(commands, "index", _index, "index videos in place, without copying them", {
         "places PLACE": "folder, file, 'glob' or list of videos or of tars that hold them, or a LeRobot dataset",
         "destination DATASET": "folder or s3://bucket/prefix for the dataset",
-        "--fast": "take what is known of an MP4 or MOV from its tables, with a few reads",
-        "--camera NAME...": "of a LeRobot dataset; repeatable; default: all",
-        "--roots PLACE...": "a folder or URL to which links and lists may lead, too; repeatable",
-        "--update": "look at what is new or changed in PLACE, and add it",
-        "--copy-others": "pack what cannot be read where it lies",
+        "--fast": "index MP4 and MOV by their tables, with a few reads each",
+        "--camera NAME...": "camera of a LeRobot dataset; repeatable; default: all",
+        "--roots PLACE...": "another folder or URL to which links and lists may lead; repeatable",
+        "--update": "add videos that are new or have changed",
+        "--copy-others": "pack videos that cannot be read in place",
         **shared,
     }, lengths | {"places": {"nargs": "+"}})  # fmt: skip
 

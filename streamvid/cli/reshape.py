@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
-    size = {"--shard-size SIZE=256MiB": "of what is copied; default 256MiB"}
+    size = {"--shard-size SIZE=256MiB": "size of the new shards; default 256MiB"}
     copied = {"--copy": "copy the videos into shards of the new dataset", **size}
     shared = common("workers overwrite roots")
     to = {"destination NEW": "folder or s3://bucket/prefix for the dataset"}
-    what = "make one dataset of several, whose videos stay where they are"
+    what = "make one dataset of several, without copying their videos"
     add_command(commands, "merge", _merge, what, {
         "datasets DATASET": "folder or URL",
         **to,
-        "--prefix": "put the name of its dataset before each key",
+        "--prefix": "put the dataset's name before each key",
         "--name NAME": "name of the dataset; default: its folder's",
         **copied,
         **shared,
     }, {"datasets": {"nargs": "+"}}, needs={"--shard-size": "--copy"})  # fmt: skip
-    what = "make several datasets of one, whose videos stay where they are"
+    what = "make several datasets of one, without copying its videos"
     add_command(commands, "split", _split, what, common("dataset revision") | {
         "one of": {
-            "--shares SHARES": "by chance, such as train=0.9,test=0.1",
-            "--keys FILES...": "by key: a file of keys for each part (.csv or .parquet with a column key, else one per "
-            "line); repeatable",
+            "--shares SHARES": "random parts of these shares, such as train=0.9,test=0.1",
+            "--keys FILES...": "a file of keys for each part: .csv or .parquet with a column key, otherwise a key per "
+            "line; repeatable",
             "--column NAME": "a part for each value of a column",
         },
-        "destination FOLDER": "or s3://bucket/prefix; a part is a dataset FOLDER/NAME",
-        "--seed N=0": "of a split by share; default 0",
+        "destination FOLDER": "folder or s3://bucket/prefix; each part is a dataset FOLDER/NAME",
+        "--seed N=0": "seed of a split by shares; default 0",
         "--group COLUMN=source":
-            "by share: clips with one value of it come into one part; default source, the video; key for none",
+            "with --shares: clips with the same value of this column stay together; default: source; none: key",
         **copied,
         **shared,
     }, {"shares": {"metavar": "NAME=SHARE,…"}, "keys": {"metavar": "NAME=FILE", "default": None}},
     needs={"--shard-size": "--copy", "--seed": "--shares", "--group": "--shares"})  # fmt: skip
-    what = "copy a dataset into shards of another size, or one in place into shards"
+    what = "copy a dataset, also one of videos in place, into shards of another size"
     add_command(commands, "reshard", _reshard, what, common("dataset revision") | to | {
-        "--shuffle": "put the clips into another order, by --seed",
-        "--seed N=0": "of that order; default 0",
-        "--name NAME": "name of the dataset; default: the one that it has",
+        "--shuffle": "put the clips into a random order",
+        "--seed N=0": "seed of that order; default 0",
+        "--name NAME": "name of the new dataset; default: that of the old one",
         **size,
         **shared,
     }, needs={"--seed": "--shuffle"})  # fmt: skip

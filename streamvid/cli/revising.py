@@ -12,22 +12,22 @@ from streamvid.text import format_count, printable
 
 def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
-    what = "let no run be given some clips any more, and remove their bytes on request"
+    what = "never deliver some clips again, and remove their bytes on request"
     add_command(commands, "forget", _forget, what, common("dataset keys roots") | {
-        "--purge": "remove their bytes, too; without --keys those of all that are forgotten; ends older revisions",
-        "--cache-dir FOLDER": "where loaders on this machine keep shards, if not in theirs",
+        "--purge": "also remove their bytes, without --keys those of all forgotten clips; ends older revisions",
+        "--cache-dir FOLDER": "the cache_dir of loaders on this machine; default: the user's cache folder",
     }, needs={"--cache-dir": "--purge"})  # fmt: skip
-    table = {"table TABLE": ".parquet, .csv or .jsonl with a column key, and others"}
+    table = {"table TABLE": ".parquet, .csv or .jsonl with a column key and the new columns"}
     what = "add columns to a dataset, or replace their values, by key"
     add_command(commands, "annotate", _annotate, what, common("dataset roots") | table)
-    what = "put sound clips in the place of bad ones"
+    what = "replace bad clips by sound ones, packed again from their videos"
     add_command(commands, "repair", _repair, what, common("dataset workers roots") | {
-        "sources SOURCE": "folder, file, 'glob' or list of the videos it was packed from",
-        "--quarantine FILE": "of a run, or its folder: which clips are bad",
+        "sources SOURCE": "folder, file, 'glob' or list of the videos that the dataset was packed from",
+        "--quarantine FILE": "quarantine of a run with the bad clips: a file or the folder",
     }, {"sources": {"nargs": "+"}, "quarantine": {"required": True}})  # fmt: skip
-    add_command(commands, "ledger", _ledger, "say in which steps of a run a clip was seen", {
-        "state RUN": "a file with a StreamLoader's state: JSON, or of torch.save",
-        "key KEY": "of the clip",
+    add_command(commands, "ledger", _ledger, "list the steps of a run in which a clip was seen", {
+        "state RUN": "file with a StreamLoader's state: JSON, or written by torch.save",
+        "key KEY": "key of the clip",
         **common("json roots"),
     })  # fmt: skip
 

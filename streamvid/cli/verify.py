@@ -25,15 +25,15 @@ def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
     description = "Check a dataset; exit code 1 if damaged. Packets that `index --fast` did not read get checksums."
     add_command(commands, "verify", _verify, "check a dataset", common("dataset workers roots revision") | {
-        "--decode": "decode every frame as well",
+        "--decode": "also decode every frame",
         "--sample SHARE": "check a random share of the clips, such as 1%%",
-        "--seed N=0": "of the random sample; default 0",
-        "--quarantine FILE": "decode just the clips that a run has noted there",
+        "--seed N=0": "seed of the random sample; default 0",
+        "--quarantine FILE": "check and decode only the clips that a run has put into this quarantine",
     }, {"sample": {"type": parse_share}}, description=description, needs={"--seed": "--sample"})  # fmt: skip
-    what = "look at what a training run needs of this machine"
+    what = "check that this machine has everything that a training run needs"
     add_command(commands, "doctor", _doctor, what, {
-        "dataset DATASET": "folder or URL to read as well",
-        "--cache-dir DIR": "as the loader's; default: the user's cache",
+        "dataset DATASET": "folder or URL of a dataset to read, too",
+        "--cache-dir DIR": "the loader's cache_dir; default: the user's cache folder",
         **common("json roots"),
     }, {"dataset": {"nargs": "?"}}, description=f"{what.capitalize()}; exit code 1 if something is missing."
     )  # fmt: skip

@@ -234,8 +234,8 @@ class PlaneRenderer:
                 scale=tuple(self._scale.tolist()),
             )
         )  # fmt: skip
-        longest = max(_BLOCK * -(-_span(one, len(one.first)) // _BLOCK) for one in self._columns)
-        tallest = max(_span(one, _FEW) for one in self._rows)
+        longest = max(_BLOCK * -(-_span(column, len(column.first)) // _BLOCK) for column in self._columns)
+        tallest = max(_span(row, _FEW) for row in self._rows)
         self._floats = (_ROWS + _FEW + tallest) * longest + (4 * _ROWS + 1) * size[1]
 
     def __call__(self, planes: Sequence[Samples], out: npt.NDArray[Any]) -> None:

@@ -136,8 +136,3 @@ def _graph(frame: VideoFrame, full_range: bool) -> Any:
         last = node
     graph.configure()
     return graph
-
-
-def to_rgb(frame: VideoFrame, *, full_range: bool) -> UInt8:
-    """One frame as uint8 [height, width, 3]; arguments as in `RgbConverter`."""
-    return np.stack(RgbConverter()(frame, full_range=full_range), axis=-1)

@@ -95,8 +95,8 @@ class ClipKinds:
         cls, images: Collection[bool], colors: Iterable[Color], transform: Transform | Views, *, on_gpu: bool
     ) -> ClipKinds:
         """The kinds of clips, from whether each is an image, and from their matrix, range and siting."""
-        factors = [recolouring(one.chosen(_option(transform))) for one in set(colors)]
-        recoloured = any(not np.array_equal(one, np.eye(3)) for one in factors)
+        factors = [recolouring(color.chosen(_option(transform))) for color in set(colors)]
+        recoloured = any(not np.array_equal(factor, np.eye(3)) for factor in factors)
         return cls(not all(images), any(images), recoloured, on_gpu)
 
     @property
@@ -148,7 +148,7 @@ class ChunkPipeline:
         files = write_indexes(sources, Path(folder), spare=DEPTH * len(batches[0].sources))
         on_gpu = device_id is not None
         self._outputs = outputs = GraphOutputs(spec, on_gpu=on_gpu)
-        images = [one is not None for batch in batches for one in batch.pictures]
+        images = [picture is not None for batch in batches for picture in batch.pictures]
         kinds = ClipKinds.of(
             images, (color for batch in batches for color in batch.colors), spec.transform, on_gpu=on_gpu
         )
@@ -202,7 +202,9 @@ class ChunkPipeline:
                 yield self._outputs.finish(tensors, batch.encoded)
 
     def _abandon_failed(self) -> None:
-        abandon_failed(self._pipeline, {one.stsd for batch in self._batches for one in batch.pictures if one})
+        abandon_failed(
+            self._pipeline, {picture.stsd for batch in self._batches for picture in batch.pictures if picture}
+        )
 
     def close(self) -> None:
         """Wait for the pipeline's work in progress, and free it."""

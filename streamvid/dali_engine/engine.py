@@ -99,8 +99,8 @@ class DaliEngine:
         while done < epoch.steps:
             with closing(self._run(replace(epoch, done=done))) as batches:
                 try:
-                    for one in batches:
-                        yield one
+                    for batch in batches:
+                        yield batch
                         done += 1
                     return
                 except (ClipError, FileTooShort, VideoError) as error:
@@ -268,8 +268,8 @@ def chunk_batch(
         ClipError: packets differ from those that were indexed.
         VideoError: packets are invalid, or an image contradicts its row.
     """
-    local = [is_local(dataset.location(one.clip, path_of)) for one in planned]
-    images = are_images(dataset.clips, [one.clip for one in planned])
+    local = [is_local(dataset.location(plan.clip, path_of)) for plan in planned]
+    images = are_images(dataset.clips, [plan.clip for plan in planned])
     slices = None
     if spec.checksum is not None or not all(local) or images.any():
         slices = read_slices(dataset, planned, reader, path_of, checksum=spec.checksum)
@@ -278,17 +278,17 @@ def chunk_batch(
         check_packets(slices)
     samples = pad_to_longest(planned, spec.sampling.pad)
     sources = [
-        source_of(slices[n]) if slices is not None and not local[n] else source_in_shard(dataset, one, path_of)
-        for n, one in enumerate(samples)
+        source_of(slices[n]) if slices is not None and not local[n] else source_in_shard(dataset, sample, path_of)
+        for n, sample in enumerate(samples)
     ]
     pictures = [
         find_picture(slices[n], sources[n].begin) if slices is not None and is_image else None
         for n, is_image in enumerate(images.tolist())
     ]
     encoded = encoded_batch(dataset, samples, [])
-    keys = [dataset.clips.key[one.clip] for one in samples]
-    colors = [row_color(dataset.clips, one.clip) for one in samples]
-    frames = [one.packets.frames for one in samples]
+    keys = [dataset.clips.key[sample.clip] for sample in samples]
+    colors = [row_color(dataset.clips, sample.clip) for sample in samples]
+    frames = [sample.packets.frames for sample in samples]
     return ChunkBatch(sources, frames, colors, pictures, encoded, keys, by_shard)
 
 

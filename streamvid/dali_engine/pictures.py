@@ -77,9 +77,9 @@ def picture_arrays(
     pictures: Sequence[Picture | None], names: Collection[str]
 ) -> Iterator[list[npt.NDArray[np.generic]]]:
     """The inputs of these names, for each sample; a picture of None is a video."""
-    some = [one or Picture(b"", b"", 0, 0) for one in pictures]
+    some = [picture or Picture(b"", b"", 0, 0) for picture in pictures]
     made: dict[str, list[npt.NDArray[np.generic]]] = {
-        "is_image": [np.array(one is not None) for one in pictures],
+        "is_image": [np.array(picture is not None) for picture in pictures],
         "head": [np.frombuffer(one.head, dtype=np.uint8) for one in some],
         "start": [np.array([one.start], dtype=np.int32) for one in some],
         "size": [np.array([one.size], dtype=np.int32) for one in some],

@@ -136,7 +136,7 @@ def write_indexes(sources: Sequence[VideoSource], folder: Path, *, spare: int) -
         index = folder / f"{number}.idx"
         index.write_text("\n".join([f"v1.2 {len(lines)}", *lines]) + "\n", encoding="ascii")
         indexes.append(str(index))
-    most = max(len(one.ranges) for one in sources)
+    most = max(len(source.ranges) for source in sources)
     return ReaderFiles([path for path, _ in runs], indexes, [f"r{n}" for n in range(most)])
 
 
@@ -154,6 +154,6 @@ def _written(sources: Sequence[VideoSource], path: Path) -> list[VideoSource]:
                     file.seek(place)
                     file.write(one.data.data)
     return [
-        one if one.data is None else replace(one, path=str(path), ranges=one.ranges + place)
-        for one, place in zip(sources, places, strict=True)
+        source if source.data is None else replace(source, path=str(path), ranges=source.ranges + place)
+        for source, place in zip(sources, places, strict=True)
     ]

@@ -105,7 +105,7 @@ def read_columns(source: ClipSource, columns: Sequence[MemberColumn], rows: Sequ
     for column in columns:
         values: list[Any] = read[column.name]
         if column.name.lower().endswith("npy"):
-            values = [None if one is None else parse_npy(one) for one in values]
+            values = [None if value is None else parse_npy(value) for value in values]
         for row, one in zip(rows if column.kind else (), values, strict=False):
             if one is None or _kind(one.dtype, one.shape) != column.kind:
                 what = f"its member {column.name!r} is not the array that was indexed"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from streamvid.text import first_line
 LABEL: Final = "label"
 """The column of an overlay that replaces the clips' labels, and is no metadata column."""
 _LAYOUT: Final = b"streamvid overlay 1\n"
+_REMEDY: Final = "copy it again, or open an older revision"
 _ROW_BYTES: Final = 64
 """Of memory that a column's value may take, however well the table is compressed."""
 
@@ -49,9 +49,7 @@ def check_overlays(dataset: str, manifest: Manifest, retry: Retry) -> None:
         if there is None or there.size != overlay.bytes:
             what = "is missing" if there is None else f"has {there.size} bytes, not the {overlay.bytes} of {FILE_NAME}"
             names = ", ".join(name for name, _ in overlay.columns)
-            raise DatasetError(
-                f"{redact(path)}, with the columns {names}, {what}: copy it again, or open an older revision"
-            )
+            raise DatasetError(f"{redact(path)}, with the columns {names}, {what}: {_REMEDY}")
 
 
 def with_overlays(
@@ -126,24 +124,27 @@ class _Columns(Mapping[str, pa.Array | pa.ChunkedArray]):
         return {**self.__dict__, "cache": None}
 
 
-def local_table(dataset: str, overlay: Overlay, folder: Path) -> str:
-    """The path of an overlay on this machine, fetched to the folder if it is remote.
+def local_file(path: str, copy: Path, sha256: str | None) -> Path:
+    """A dataset's file on this machine: the file itself if it is local, otherwise `copy`, to which it is fetched.
+
+    Args:
+        sha256: its checksum in dataset.json; None: not compared.
 
     Raises:
-        DatasetError: the table is missing, or not the one that dataset.json names.
+        DatasetError: it is missing, cannot be read, or has another checksum.
     """
-    path = join(dataset, overlay.file)
-    local = local_path(path) if is_local(path) else os.fspath(folder / overlay.file)
-    if not is_local(path):
-        filesystem.get_file(path, local)
+    if is_local(path):
+        copy = Path(local_path(path))
+    else:
+        filesystem.get_file(path, copy)
     try:
-        found = file_sha256(local)
+        found = file_sha256(copy)
     except OSError as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
-        raise DatasetError(f"{redact(path)} {what}: copy it again, or open an older revision") from error
-    if found != overlay.sha256:
-        raise DatasetError(f"{redact(path)} is not the table that {FILE_NAME} names, by its SHA-256: copy it again")
-    return local
+        raise DatasetError(f"{redact(path)} {what}: {_REMEDY}") from error
+    if sha256 not in (None, found):
+        raise DatasetError(f"{redact(path)} is damaged: its SHA-256 is not the one in {FILE_NAME}; {_REMEDY}")
+    return copy
 
 
 def cache_key(overlay: Overlay, name: str) -> str:

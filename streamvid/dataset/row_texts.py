@@ -277,7 +277,7 @@ class TableTexts:
         files = {s: ShardFiles(self.dataset, self.shards[s], None) for s in shards}
         beginnings: dict[int, bytes] = {}
         if files and in_s3(self.dataset):
-            wanted = [(one.path("parquet"), 0, PART_BYTES) for one in files.values()]
+            wanted = [(file.path("parquet"), 0, PART_BYTES) for file in files.values()]
             # If a file is missing, all are read one by one below.
             try:
                 found = reader.remote.read(wanted, retry=reader.retry, turn=reader.turn.number)

@@ -208,7 +208,7 @@ def read_table(
 def _columns(entry: ShardEntry, *, texts: bool) -> pa.Schema:
     """The columns of shards like this one that are in one of the files of a consolidated table."""
     columns = [*SCHEMA, *(() if entry.has_tar else PLACE_SCHEMA)]
-    return pa.schema([one for one in columns if one.name != "sha256" and is_text(one.name) == texts])
+    return pa.schema([column for column in columns if column.name != "sha256" and is_text(column.name) == texts])
 
 
 def is_text(column: str) -> bool:

@@ -262,7 +262,7 @@ def _make_room(folder: Path, size: int) -> None:
             with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()
                 entries.append((stat.st_mtime, stat.st_size, path))
-    total = sum(one[1] for one in entries)
+    total = sum(entry[1] for entry in entries)
     for _, own, path in sorted(entries):
         if total + size <= LIMIT_BYTES:
             break

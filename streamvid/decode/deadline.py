@@ -64,14 +64,14 @@ class Pace:
 
     def add_all(self, slices: Sequence[EncodedSlice], seconds: float) -> None:
         """Record that a batch was decoded in `seconds`, divided among its slices in proportion to packets × pixels."""
-        pixels = [len(one.sizes) * one.width * one.height for one in slices]
+        pixels = [len(encoded.sizes) * encoded.width * encoded.height for encoded in slices]
         for one, share in zip(slices, pixels, strict=True):
             self.add(one, len(one.sizes), seconds * share / sum(pixels))
 
     def deadline_of_all(self, slices: Sequence[EncodedSlice]) -> float:
         """Most seconds for decoding a batch."""
         with self._lock:
-            return max(self.least_s, sum(len(one.sizes) * self._each(one) for one in slices))
+            return max(self.least_s, sum(len(encoded.sizes) * self._each(encoded) for encoded in slices))
 
     def _each(self, encoded: EncodedSlice) -> float:
         measured = self._measured.get(_kind(encoded), ())

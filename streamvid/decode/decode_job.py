@@ -199,19 +199,19 @@ class GopJob:
         return set(self.display_order[self.rows == NOT_SHOWN].tolist())
 
     @property
-    def exact(self) -> bool:
-        """Whether the job is fed packet by packet, and frames are matched by their timestamps alone."""
+    def packet_by_packet(self) -> bool:
+        """Whether the decoder gets one packet per call, and frames are matched by their timestamps alone."""
         return self.timed and (self.retry_of is not None or not self.in_order)
 
     @property
-    def alone(self) -> bool:
+    def exclusive(self) -> bool:
         """Whether no other job may be in the decoder."""
-        return self.exact or not self.timed or self.retry_of is not None
+        return self.packet_by_packet or not self.timed or self.retry_of is not None
 
     @property
-    def drains(self) -> bool:
-        """Whether the decoder is drained before the job."""
-        return self.alone or not self.starts_with_idr
+    def needs_drain(self) -> bool:
+        """Whether the decoder has to be drained before the job."""
+        return self.exclusive or not self.starts_with_idr
 
     def as_video_error(self, error: Exception | str) -> VideoError:
         """Turn an error into one that names the clip and the remedy; a VideoError is returned unchanged."""

@@ -38,7 +38,7 @@ class FrameMatcher:
         self._expected: deque[tuple[int, Destination | None, int | None]] = deque()
         # Keyed by timestamp, if packets are fed one by one.
         self._by_timestamp: dict[int, Destination] = {}
-        self._exact = False
+        self._packet_by_packet = False
         self._last_job = 0
         self.confirmed = 0
         """The number below which all jobs have received all their frames."""
@@ -49,7 +49,7 @@ class FrameMatcher:
         display_order: Sequence[int],
         dst_rows: Mapping[int, int],
         *,
-        exact: bool,
+        packet_by_packet: bool,
         per_call: int = PACKETS_PER_CALL,
         hidden: Collection[int] = (),
         timed: bool = True,
@@ -60,9 +60,9 @@ class FrameMatcher:
             job: its number, higher than those before.
             display_order: for each packet, in decode order, its rank in presentation order.
             dst_rows: rank of each wanted frame → its row.
-            exact: feed every packet in a call of its own, so that each frame has its timestamp and order does not
-                matter. The decoder must be empty.
-            per_call: packets per call if not `exact`.
+            packet_by_packet: feed one packet per call, so that each frame has its timestamp and order does not matter.
+                The decoder must be empty.
+            per_call: packets per call if not `packet_by_packet`.
             hidden: ranks of the packets that give no frame.
             timed: frames have the timestamps of their packets. If not, frames are matched by order and number alone:
                 the decoder must be empty before the job, and be drained after it.
@@ -70,9 +70,9 @@ class FrameMatcher:
         Returns:
             the calls to make: first packet, end (exclusive), timestamp.
         """
-        self._exact, self._last_job = exact, job
-        step = 1 if exact else per_call
-        if exact:
+        self._packet_by_packet, self._last_job = packet_by_packet, job
+        step = 1 if packet_by_packet else per_call
+        if packet_by_packet:
             self._by_timestamp = {timestamp(job, rank): (job, row) for rank, row in dst_rows.items()}
         else:
             known = {rank: timestamp(job, rank) for rank in display_order[::step]} if timed else {}
@@ -95,7 +95,7 @@ class FrameMatcher:
         Raises:
             VideoError: the frame is not the expected one.
         """
-        if self._exact:
+        if self._packet_by_packet:
             return self._by_timestamp.pop(get_timestamp(), None)
         if not self._expected:
             raise VideoError("more frames come out of the decoder than packets were given to it")
@@ -110,9 +110,9 @@ class FrameMatcher:
         """End the jobs so far: the decoder was flushed and is empty.
 
         Returns:
-            the number of missing frames (after `exact`, of missing wanted frames). If 0, all jobs are confirmed.
+            the number of missing frames (if `packet_by_packet`, of missing wanted ones). If 0, all jobs are confirmed.
         """
-        missing = len(self._by_timestamp) if self._exact else len(self._expected)
+        missing = len(self._by_timestamp) if self._packet_by_packet else len(self._expected)
         self.reset()
         if not missing:
             self.confirmed = self._last_job + 1

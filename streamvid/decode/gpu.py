@@ -328,7 +328,7 @@ class GpuDecoder:
             return []
         import torch
 
-        copies = [torch.from_numpy(one).to(f"cuda:{self._device_id}") for one in frames]
+        copies = [torch.from_numpy(frame).to(f"cuda:{self._device_id}") for frame in frames]
         torch.cuda.synchronize(self._device_id)
         return copies
 

@@ -115,12 +115,14 @@ class DecodeQueue:
         Returns:
             the job; None if there is none after `wait_s`, or if the queue is closed and empty.
         """
-        may_wait, until = True, None if wait_s is None else monotonic() + wait_s
+        overdue, until = False, None if wait_s is None else monotonic() + wait_s
         with self._changed:
             while True:
-                thrifty, job = may_wait and not self._closed, None
-                if helps := not spare or self._closed or self._spares_help():
-                    job = self._retries.popleft() if self._retries else self._choose(current, opened, thrifty=thrifty)
+                job, may_take = None, not spare or self._closed or self._spares_help()
+                if may_take and self._retries:
+                    job = self._retries.popleft()
+                elif may_take:
+                    job = self._choose(current, opened, open_anyway=overdue or self._closed)
                 if job is not None:
                     if job.key not in opened:
                         self._holders[job.key] += 1
@@ -130,9 +132,9 @@ class DecodeQueue:
                 if left <= 0 or (self._closed and not self._batches):
                     return None
                 # Engines with sessions for the queued jobs may stay busy: after the delay, open a session here.
-                changed, delays = self._for_spares if spare else self._changed, bool(self._batches) and helps
-                wait = min(left, _OPEN_DELAY if delays else math.inf)
-                may_wait = changed.wait(None if wait == math.inf else wait) or wait < _OPEN_DELAY
+                changed = self._for_spares if spare else self._changed
+                wait = min(left, _OPEN_DELAY if self._batches and may_take else math.inf)
+                overdue = not changed.wait(None if wait == math.inf else wait) and wait >= _OPEN_DELAY
 
     def take_more(self, job: GopJob) -> list[GopJob]:
         """More jobs for the decoder call that decodes `job`, of the same batch and configuration. All of these have at
@@ -141,8 +143,8 @@ class DecodeQueue:
         with self._changed:
             found: list[GopJob] = []
             packets, key = len(job.packets), job.key
-            batch = next((one for one in self._batches if key in one and one[key][0].group is job.group), {})
-            while not job.alone and key in batch and not batch[key][0].alone:
+            batch = next((jobs for jobs in self._batches if key in jobs and jobs[key][0].group is job.group), {})
+            while not job.exclusive and key in batch and not batch[key][0].exclusive:
                 packets += len(batch[key][0].packets)
                 if packets > _TOGETHER or self._packets < self._engines * packets:
                     break
@@ -212,9 +214,10 @@ class DecodeQueue:
 
     def _spares_help(self) -> bool:
         """Whether sessions have to be drained between queued jobs."""
-        return any(len(batch) > 1 or any(jobs[0].drains for jobs in batch.values()) for batch in self._batches)
+        return any(len(batch) > 1 or any(jobs[0].needs_drain for jobs in batch.values()) for batch in self._batches)
 
-    def _choose(self, current: SessionKey | None, opened: Container[SessionKey], *, thrifty: bool) -> GopJob | None:
+    def _choose(self, current: SessionKey | None, opened: Container[SessionKey], *, open_anyway: bool) -> GopJob | None:
+        """The job to take; None if engines that have sessions should take what is left, unless `open_anyway`."""
         for batch in self._batches:
             if current in batch:
                 return self._pop(batch, current)
@@ -225,7 +228,7 @@ class DecodeQueue:
                     return self._pop(batch, key)
             for key in keys:
                 holders = self._holders[key]
-                if not thrifty or not holders or self._seen[key] >= SESSION_OPEN_PACKETS * (holders + 1):
+                if open_anyway or not holders or self._seen[key] >= SESSION_OPEN_PACKETS * (holders + 1):
                     return self._pop(batch, key)
         return None
 

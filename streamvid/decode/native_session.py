@@ -187,7 +187,7 @@ class NativeSession:
         """A job for the native module."""
         # Drained first if the decoder is to be reconfigured or opened anew with more surfaces. So is it before a CRA
         # picture, at which NVDEC does not reset: it would decode the leading pictures, wrongly.
-        alone = job.alone or job.key != self._now or job.dpb_frames > self._dpb_frames or not job.starts_with_idr
+        alone = job.exclusive or job.key != self._now or job.dpb_frames > self._dpb_frames or not job.starts_with_idr
         self._now, self._dpb_frames = job.key, max(job.dpb_frames, self._dpb_frames)
         packets, key, ranks = job.packets, job.key, job.display_order.tolist()
         # Only their order matters, as there are gaps where packets were dropped.
@@ -196,7 +196,7 @@ class NativeSession:
         # `bytes`, whose address ctypes gets in a tenth of the time that an array's takes.
         table = struct.pack(f"{3 * len(ranks)}q", *packets.sizes.tolist(), *job.rows.tolist(), *ranks)
         return NativeJob(
-            number, key.width, key.height, job.target.window, len(ranks), alone, job.exact, not job.timed,
+            number, key.width, key.height, job.target.window, len(ranks), alone, job.packet_by_packet, not job.timed,
             packets.length_size, len(packets.header), packets.header, packets.data.ctypes.data, table,
         )  # fmt: skip
 

@@ -235,7 +235,7 @@ class NvdecSessionPool:
         import torch
 
         with self._turn(), torch.cuda.stream(self.stream):
-            frames, targets = full_size(slices, [surface_form(one) for one in slices], color, self.stream)
+            frames, targets = full_size(slices, [surface_form(encoded) for encoded in slices], color, self.stream)
         written = self.write(slices, targets)
 
         def result() -> list[torch.Tensor]:

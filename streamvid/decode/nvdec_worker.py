@@ -70,7 +70,7 @@ class DecodeSession(Protocol):
         Args:
             number: the first job's number, higher than those of previous jobs; the others count up from it.
             jobs: of a configuration that the session `takes`. Unless the session `follows` the first, `flush` was
-                called before. A job with `alone` is passed without others; call `flush` after it.
+                called before. An `exclusive` job is passed without others; call `flush` after it.
 
         Raises:
             VideoError: frames are lost, or differ from the dataset's description of the clip.
@@ -167,7 +167,7 @@ class NvdecWorker:
 
     def __contains__(self, key: object) -> bool:
         """Whether an open session takes jobs of a configuration."""
-        return isinstance(key, SessionKey) and any(one.session.takes(key) for one in self._sessions.values())
+        return isinstance(key, SessionKey) and any(opened.session.takes(key) for opened in self._sessions.values())
 
     @property
     def packets(self) -> int:
@@ -197,8 +197,8 @@ class NvdecWorker:
     def abandon(self) -> list[GopJob]:
         """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = True
-        for one in list(self._sessions.values()):
-            one.session.stop()
+        for opened in list(self._sessions.values()):
+            opened.session.stop()
         return list(dict.fromkeys([*self._jobs.values(), *self.doing]))
 
     def _next(self) -> tuple[GopJob, ...]:
@@ -232,7 +232,7 @@ class NvdecWorker:
 
     def _decode(self, jobs: tuple[GopJob, ...]) -> None:
         job = jobs[0]
-        if job.alone or self._in is None or not self._in.follows(job):
+        if job.exclusive or self._in is None or not self._in.follows(job):
             self._flush()
         try:
             session = self._session(job)
@@ -259,7 +259,7 @@ class NvdecWorker:
         except Exception as error:
             self._fail(error)
             return
-        if job.alone:
+        if job.exclusive:
             self._flush()
         packets, seconds = session.spent()
         if packets:

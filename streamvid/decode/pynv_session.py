@@ -129,7 +129,7 @@ class PynvSession:
             number,
             job.display_order.tolist(),
             job.dst_rows,
-            exact=job.exact,
+            packet_by_packet=job.packet_by_packet,
             per_call=per_call,
             hidden=job.hidden,
             timed=job.timed,

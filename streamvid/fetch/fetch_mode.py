@@ -143,7 +143,7 @@ def cost_of_shards(
     held = np.bincount(dataset.clips.shard[rows_of(sample_ids)], minlength=len(dataset.shards)) / len(sample_ids)
     needed = 1 - (1 - held) ** samples if samples < len(sample_ids) else (held > 0).astype(np.float64)
     needed[np.array([there(s) for s in range(len(dataset.shards))])] = 0
-    files = np.array([(one.bytes, one.packets_bytes) for one in dataset.shards], dtype=np.float64)
+    files = np.array([(shard.bytes, shard.packets_bytes) for shard in dataset.shards], dtype=np.float64)
     requests = (np.ceil(files / PART_BYTES) + 1).sum(axis=1)  # for each file, a request for its size, too
     return FetchCost(float(needed @ files.sum(axis=1)), float(needed @ requests))
 

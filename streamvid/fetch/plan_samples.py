@@ -145,10 +145,10 @@ def make_samples(
     else:
         paths = clip_paths(dataset, rows, path_of)
         local = {path for path in set(paths) if is_local(path)}
-        near = iter(byte_ranges_of_each([one for one, path in zip(packets, paths, strict=True) if path in local]))
+        near = iter(byte_ranges_of_each([packet for packet, path in zip(packets, paths, strict=True) if path in local]))
         # Reading up to this many bytes between two ranges costs less than another request.
         gap = (reader or dataset.reader).remote.link.gap
-        others = [one for one, path in zip(packets, paths, strict=True) if path not in local]
+        others = [packet for packet, path in zip(packets, paths, strict=True) if path not in local]
         away = iter(byte_ranges_of_each(others, gap=gap, waste=WASTE))
         spans = [next(near if path in local else away) for path in paths]
     valid, absent, members = step.valid.tolist(), step.stands_for.tolist(), [spec.members] * len(rows)
@@ -166,8 +166,8 @@ def clip_paths(dataset: ClipSource, rows: Sequence[int], path_of: ShardPaths | N
 def shown_frames(selections: Sequence[Selection]) -> list[Int64]:
     """For each selection, its distinct frames, ascending. If all positions are black, one frame is decoded
     nevertheless, for the size of the black frames."""
-    frames = np.concatenate([np.empty(0, dtype=np.int64), *(one.frames for one in selections)])
-    clip = np.repeat(np.arange(len(selections)), [len(one.frames) for one in selections])
+    frames = np.concatenate([np.empty(0, dtype=np.int64), *(selection.frames for selection in selections)])
+    clip = np.repeat(np.arange(len(selections)), [len(selection.frames) for selection in selections])
     falls = frames < 0
     falls[1:] |= (frames[1:] <= frames[:-1]) & (clip[1:] == clip[:-1])
     others = set(clip[falls].tolist())

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, UNFINISHED_FILE, Manifest
-from streamvid.dataset.overlays import local_table
+from streamvid.dataset.overlays import local_file
 from streamvid.dataset.revisions import kept_manifests
 from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.tables import usable
@@ -107,7 +107,7 @@ def _check_others(path: str, manifest: Manifest) -> Iterator[str]:
             yield str(error)
         for overlay in manifest.overlays:
             try:
-                local_table(path, overlay, Path(folder))
+                local_file(join(path, overlay.file), Path(folder) / overlay.sha256, overlay.sha256)
             except StreamvidError as error:
                 yield str(error)
 

@@ -149,8 +149,10 @@ def _videos(one: Dataset, two: Dataset, pairs: tuple[Int64, Int64]) -> tuple[Boo
         some = others[first : first + _AT_ONCE]
         verdicts = _by_packets(one, two, pairs[0][some], pairs[1][some])
         told = differ[first : first + _AT_ONCE].tolist()
-        differs[some] = [one is False or (one is None and was) for one, was in zip(verdicts, told, strict=True)]
-        unknown[some] = [one is None and not was for one, was in zip(verdicts, told, strict=True)]
+        differs[some] = [
+            verdict is False or (verdict is None and was) for verdict, was in zip(verdicts, told, strict=True)
+        ]
+        unknown[some] = [verdict is None and not was for verdict, was in zip(verdicts, told, strict=True)]
     return differs, unknown
 
 

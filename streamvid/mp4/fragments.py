@@ -87,7 +87,7 @@ def read_fragment(moof: bytes, at: int, defaults: Defaults, clock: int) -> Sampl
             continue
         boxes = list(iter_boxes(moof, start, end))
         _require((boxes[-1][2] if boxes else start) == end and boxes[0][0] == b"tfhd", "a fragment's broken box")
-        _require({one[0] for one in boxes} <= _TRAF, "a fragment that is encrypted, or with more in it")
+        _require({box[0] for box in boxes} <= _TRAF, "a fragment that is encrypted, or with more in it")
         (head, own) = boxes[0][1], struct.unpack_from(">I", moof, boxes[0][1] + 4)[0] == defaults.track
         if own:
             _require(not found, "several parts of a track in a fragment")

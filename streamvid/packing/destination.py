@@ -353,7 +353,7 @@ def _write_rejected(destination: str, rejected: Sequence[Rejected]) -> None:
     if not rejected:
         filesystem.remove_file(path)
         return
-    columns = {"source": [one.source for one in rejected], "reason": [one.reason for one in rejected]}
+    columns = {"source": [video.source for video in rejected], "reason": [video.reason for video in rejected]}
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer, compression="zstd")
     filesystem.write_bytes(path, buffer.getvalue())

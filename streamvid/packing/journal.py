@@ -68,9 +68,9 @@ class Notice:
 def merged(notices: Iterable[Notice]) -> tuple[Notice, ...]:
     """Merge notices with equal texts, in the order of first occurrence."""
     found: dict[str, Notice] = {}
-    for one in notices:
-        before = found.get(one.text)
-        found[one.text] = one if before is None else replace(before, videos=before.videos + one.videos)
+    for notice in notices:
+        before = found.get(notice.text)
+        found[notice.text] = notice if before is None else replace(before, videos=before.videos + notice.videos)
     return tuple(found.values())
 
 

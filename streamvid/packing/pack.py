@@ -257,15 +257,15 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
     """Publish the dataset of these shards. Without any clip, raise InputError, or keep the dataset that was to be
     appended to."""
     added = tuple(record.entry for record in records if record.entry is not None)
-    rejected = tuple(one for record in records for one in record.rejected)
-    notices = merged(one for record in records for one in record.notices)
+    rejected = tuple(video for record in records for video in record.rejected)
+    notices = merged(notice for record in records for notice in record.notices)
     for one in notices:
         log.warning("%s: %s, the first of them %s", one.text, format_count(one.videos, "video"), one.first)
     base, destination = spec.base, run.destination
     listed: Sequence[Rejected] = rejected
     if base is not None:  # its rejected.parquet keeps rejected videos that were not tried again
         tried = {source.name for source in spec.sources}
-        listed = [*(one for one in base.rejected if one.source not in tried), *rejected]
+        listed = [*(video for video in base.rejected if video.source not in tried), *rejected]
     fingerprint = spec.job.fingerprint
     if not added:
         asked(destination, partial(abandon, destination, fingerprint, listed), spec.job.retry)

@@ -66,7 +66,7 @@ def report_document(
     Args:
         seconds: total duration of the clips in the shards.
     """
-    reasons = Counter(one.reason for one in rejected).most_common()
+    reasons = Counter(video.reason for video in rejected).most_common()
     return {
         "revision": revision,
         "videos": spec.videos,
@@ -80,7 +80,7 @@ def report_document(
         "rejected": len(rejected),
         "reasons": [{"reason": reason, "videos": count} for reason, count in reasons[:_REASONS]],
         "other_reasons": sum(count for _, count in reasons[_REASONS:]),
-        "notices": [{"notice": one.text, "videos": one.videos, "first": one.first} for one in notices],
+        "notices": [{"notice": notice.text, "videos": notice.videos, "first": notice.first} for notice in notices],
         # Without the folder, because the same list in another folder makes the same dataset.
         "lists": [
             {

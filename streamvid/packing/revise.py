@@ -70,10 +70,10 @@ def remove_leftovers(base: Base) -> None:
 
 def named_files(manifests: Sequence[Manifest]) -> set[str]:
     """The names of all shards and tables' files in the manifests."""
-    named = {overlay.file for one in manifests for overlay in one.overlays}
-    named |= {one.forgotten.file for one in manifests if one.forgotten is not None}
-    named |= {file for one in manifests for table in one.tables for file in table.files}
-    return named | {entry.name for one in manifests for entry in one.shards}
+    named = {overlay.file for manifest in manifests for overlay in manifest.overlays}
+    named |= {manifest.forgotten.file for manifest in manifests if manifest.forgotten is not None}
+    named |= {file for manifest in manifests for table in manifest.tables for file in table.files}
+    return named | {entry.name for manifest in manifests for entry in manifest.shards}
 
 
 def forgotten_clips(base: Base) -> pa.Table:

@@ -123,7 +123,7 @@ def _leg(start: Any, *numbers: Any) -> Leg:
     partitions, ranks, batch, bucket, steps, revisions, shards, epochs = numbers
     epoch, first, size, history = start
     counts = (partitions, ranks, batch, bucket, steps, shards, epochs, epoch, first, size, *revisions)
-    if not all(is_integer(one) and 0 <= one < 1 << 62 for one in counts) or min(counts[:3]) < 1:
+    if not all(is_integer(count) and 0 <= count < 1 << 62 for count in counts) or min(counts[:3]) < 1:
         raise ValueError
     position = Position(epoch, first, size, topology_runs(history))
     return Leg(position, Topology(partitions, ranks, batch, bucket), steps, tuple(revisions), shards, epochs)

@@ -241,7 +241,9 @@ def _common(name: str, own: pa.DataType, given: pa.DataType, shown: str) -> pa.D
 def _write(columns: dict[str, pa.Array], revision: int, rows: int, work: Path) -> tuple[Overlay, Path]:
     path = work / "columns.parquet"
     table = pa.table(columns)
-    floats = [name for name, one in columns.items() if pa.types.is_floating(one.type) or pa.types.is_nested(one.type)]
+    floats = [
+        name for name, column in columns.items() if pa.types.is_floating(column.type) or pa.types.is_nested(column.type)
+    ]
     coded = [name for name in table.column_names if name not in floats]
     pq.write_table(table, path, compression="zstd", use_dictionary=coded, row_group_size=_GROUP_ROWS)
     sha256 = file_sha256(path)
@@ -254,5 +256,5 @@ def _write(columns: dict[str, pa.Array], revision: int, rows: int, work: Path) -
 
 def _superseded(overlays: Sequence[Overlay], names: set[str]) -> list[Overlay]:
     """The overlays without columns of these names; overlays without any column left are dropped."""
-    left = [replace(one, columns=tuple(item for item in one.columns if item[0] not in names)) for one in overlays]
+    left = [replace(old, columns=tuple(item for item in old.columns if item[0] not in names)) for old in overlays]
     return [one for one in left if one.columns]

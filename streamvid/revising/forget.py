@@ -121,7 +121,7 @@ def _tombstones(dataset: Dataset, rows: Int64) -> pa.Table:
     now = datetime.now(UTC)
     none = [None] * len(rows)
     columns = [shards, places, none, [now] * len(rows), none, [digest(dataset.key(r)) for r in rows.tolist()]]
-    return pa.table([pa.array(one, field.type) for one, field in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+    return pa.table(dict(zip(SCHEMA.names, columns, strict=True)), schema=SCHEMA)
 
 
 def _purge(base: Base, dataset: Dataset, table: pa.Table, rows: Int64, new: int, caches: Caches) -> ForgetReport:

@@ -18,7 +18,7 @@ from streamvid.checksum import file_sha256
 from streamvid.dataset import consolidated, row_texts
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, Overlay
-from streamvid.dataset.overlays import LABEL, cache_key, local_table
+from streamvid.dataset.overlays import LABEL, cache_key, local_file
 from streamvid.dataset.revisions import Base, change, kept_manifests, kept_revisions, table_files, table_name
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.tables import usable
@@ -108,7 +108,8 @@ def _without(base: Base, rows: Int64, work: Path) -> tuple[tuple[Overlay, ...], 
             overlays.append(overlay)  # a purged clip keeps its class number: see `streamvid.revising.rewrite`
             continue
         path, done = work / "overlay.parquet", 0
-        with pq.ParquetFile(local_table(base.path, overlay, work)) as parquet:
+        old = local_file(join(base.path, overlay.file), work / "old-overlay.parquet", overlay.sha256)
+        with pq.ParquetFile(old) as parquet:
             schema = parquet.schema_arrow.empty_table().select(names).schema
             with pq.ParquetWriter(path, schema, compression="zstd") as writer:
                 for group in range(parquet.num_row_groups):

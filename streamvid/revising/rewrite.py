@@ -11,9 +11,9 @@ from typing import Final
 
 import pyarrow as pa
 
-from streamvid.checksum import file_sha256
 from streamvid.dataset.forgotten import purged_name
 from streamvid.dataset.manifest import ShardEntry
+from streamvid.dataset.overlays import local_file
 from streamvid.dataset.revisions import Base
 from streamvid.dataset.roots import Bounds, resolve_roots
 from streamvid.dataset.schema import BLOCK, FIELD_PREFIX
@@ -23,7 +23,7 @@ from streamvid.packing.clip_rows import Row
 from streamvid.packing.shard_writer import NewShard, member_bytes
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
-from streamvid.storage.url import is_local, join, local_path, redact
+from streamvid.storage.url import join
 
 _COPY_BYTES: Final = 1 << 20
 _KEPT: Final = (
@@ -61,11 +61,15 @@ def rewrite_shard(
         DatasetError: the shard is damaged, or the new one cannot be written or does not pass the check.
     """
     old = {
-        extension: _local(base.path, entry, extension, work, checked=not damaged or extension == "parquet")
-        for extension in entry.checksums
-    }
+        extension: local_file(
+            join(base.path, entry.file(extension)), work / f"old-{entry.name}.{extension}",
+            None if damaged and extension != "parquet" else sha256,
+        )
+        for extension, sha256 in entry.checksums.items()
+    }  # fmt: skip
     table = read_parquet(os.fspath(old["parquet"]), least=1 << 30)
-    rows: list[Row] = table.select([one for one in table.column_names if not one.startswith(FIELD_PREFIX)]).to_pylist()
+    metadata = [name for name in table.column_names if name.startswith(FIELD_PREFIX)]
+    rows: list[Row] = table.drop_columns(metadata).to_pylist()
     name = f"{number:08d}"
     tar = (work / f"{name}.tar").open("wb", buffering=_COPY_BYTES) if entry.has_tar else None
     with closing(NewShard(name, work, tar)) as new:
@@ -83,10 +87,9 @@ def rewrite_shard(
                 columns, mp4_of, stored = given
                 row, mp4, index = {**row, **columns}, mp4_of(), iter([stored])
             new.add(row, index, mp4, json_member)
-        empty = {n for n, one in clips.items() if one is None}
+        empty = {n for n, clip in clips.items() if clip is None}
         places = pa.array([None if n in empty else n for n in range(len(rows))], pa.int64())
-        fields = table.select([one for one in table.column_names if one.startswith(FIELD_PREFIX)]).take(places)
-        made = new.finish(fields, pa.schema([one for one in table.schema if not one.name.startswith(FIELD_PREFIX)]))
+        made = new.finish(table.select(metadata).take(places), table.drop_columns(metadata).schema.remove_metadata())
     made = replace(made, origin=entry.identity)
     for extension in made.checksums:
         filesystem.move_file(new.path(extension), join(base.path, made.file(extension)))
@@ -103,21 +106,6 @@ def _emptied(row: Row, *, has_tar: bool) -> Row:
     zeros = ("mp4_offset", "mp4_size", "json_offset", "json_size", "index_size", "index_blocks", "index_crc32c")
     empty |= dict.fromkeys(zeros, 0)
     return empty if has_tar else empty | {"root": 0, "file": "purged", "file_size": 0}
-
-
-def _local(dataset: str, entry: ShardEntry, extension: str, work: Path, *, checked: bool) -> Path:
-    """A local copy of a shard's file, compared with its checksum if `checked`."""
-    path = join(dataset, entry.file(extension))
-    local = Path(local_path(path)) if is_local(path) else work / f"old-{entry.name}.{extension}"
-    if not is_local(path):
-        filesystem.get_file(path, local)
-    try:
-        found = file_sha256(local)
-    except OSError as error:
-        raise DatasetError(f"{redact(path)} cannot be read ({error.strerror}): run streamvid verify") from error
-    if checked and found != entry.checksums[extension]:
-        raise DatasetError(f"{redact(path)} is damaged: its SHA-256 is not the one in dataset.json; restore it first")
-    return local
 
 
 def _range(path: Path, start: int, size: int) -> Iterator[bytes]:

@@ -36,7 +36,7 @@ def apply_transform(
     transform: Transform | Views, frames: Any, *, seed: int = 0, epoch: int = 0, clip: int = 0
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """See `Transform.apply`."""
-    if any(one.dali is not None for one in by_view(transform).values()):
+    if any(view.dali is not None for view in by_view(transform).values()):
         raise InputError("Transform(dali) is a part of a graph, which a loader builds: apply the transform without it")
     pixels, one_image = _checked(frames)
     on_gpu = not isinstance(pixels, np.ndarray)

@@ -78,8 +78,10 @@ class BatchMemory:
 def fits_batch_writer(transform: Transform | Views) -> bool:
     """Whether all views of the transform can do without DALI."""
     return fits_crop_resize(transform) and all(
-        one.dali is None and one.span("rotate") is None and not (one.warps or one.recolours or one.blur or one.erase)
-        for one in by_view(transform).values()
+        view.dali is None
+        and view.span("rotate") is None
+        and not (view.warps or view.recolours or view.blur or view.erase)
+        for view in by_view(transform).values()
     )
 
 
@@ -156,7 +158,7 @@ class _Sink(FrameSink):
     def targets(self, form: PlaneFormat) -> Targets | None:
         """See `streamvid.decode.base.FrameSink`; for frames that one frame position shows."""
         pictures, (rows, columns) = self._views[0].pictures[self._clip], self._flips[0]
-        shown = np.array([one[0] if len(one) == 1 else -1 for one in self._positions])
+        shown = np.array([position[0] if len(position) == 1 else -1 for position in self._positions])
         offsets = np.where(shown < 0, -1, shown * pictures.strides[0])
         return self._render.targets(form, pictures[0][:, rows, columns], offsets)
 

@@ -126,7 +126,7 @@ class RenderedFrames(FrameSink):
     def __init__(
         self, transforms: Sequence[Transform], boxes: Sequence[CropBox], encoded: EncodedSlice, scratch: Scratch
     ) -> None:
-        levels = [Transform(dtype="uint8", color=one.color, resize_in=one.resize_in) for one in transforms]
+        levels = [Transform(dtype="uint8", color=view.color, resize_in=view.resize_in) for view in transforms]
         self._render = FrameRenderer(levels, boxes, encoded, scratch)
         shapes = [(len(encoded.frames), *box.size, 3) for box in boxes]
         self.frames: list[UInt8] = [np.empty(shape, dtype=np.uint8) for shape in shapes]

@@ -67,14 +67,17 @@ def build_graph(
     if shown is not None and frames[0].device == "gpu":
         shown = shown.gpu()
     views = []
-    for (view, one), made in zip(names.items(), frames, strict=True):
+    for (view, transform), made in zip(names.items(), frames, strict=True):
         own = {name.partition(".")[2]: node for name, node in params.items() if name.startswith(f"{view}.")}
         if not crop_resized:
-            made = crop_resize(one, made, own)
-        made = _augment(one, _rotate(made, own), own)
-        # Up to here, each decoded frame is processed once, even if several frame positions show it.
-        made = finish(one, fn.sequence_rearrange(made, new_order=params["gather"]), own, partial(_black_out, shown))
-        views.append(fn.transpose(made, perm=[1, 0, 2, 3], output_layout="CFHW") if one.layout == "CTHW" else made)
+            made = crop_resize(transform, made, own)
+        # Each decoded frame is processed once, even if several frame positions show it.
+        made = _augment(transform, _rotate(made, own), own)
+        made = fn.sequence_rearrange(made, new_order=params["gather"])
+        made = finish(transform, made, own, partial(_black_out, shown))
+        if transform.layout == "CTHW":
+            made = fn.transpose(made, perm=[1, 0, 2, 3], output_layout="CFHW")
+        views.append(made)
     return views
 
 

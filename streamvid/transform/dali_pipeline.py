@@ -67,8 +67,8 @@ class GraphOutputs:
         self.views = by_view(spec.transform)
         self._converted = [
             view
-            for view, one in self.views.items()
-            if one.dtype == "bfloat16" or (one.dtype == "float16" and not on_gpu)
+            for view, transform in self.views.items()
+            if transform.dtype == "bfloat16" or (transform.dtype == "float16" and not on_gpu)
         ]
         drawn = {**self.views, **{view: replace(self.views[view], dtype="float32") for view in self._converted}}
         share = spec.transform.share if isinstance(spec.transform, Views) else ()
@@ -89,16 +89,16 @@ class GraphOutputs:
         for view in self._converted:
             tensors[view] = tensors[view].to(getattr(torch, self.views[view].dtype))
         frames = tensors["mask"].shape[1]
-        for view, one in self.views.items():
-            if one.dali is None:
+        for view, transform in self.views.items():
+            if transform.dali is None:
                 continue
-            video, axes = tensors[view], one.layout.index
+            video, axes = tensors[view], transform.layout.index
             if video.ndim != 5 or (video.shape[1 + axes("T")], video.shape[1 + axes("C")]) != (frames, 3):
                 raise InputError(
                     f"Transform(dali) must leave one image of three channels for each of {frames} frames, "
                     f"but batch[{view!r}] has the shape {tuple(video.shape)}"
                 )
-            if str(video.dtype) != f"torch.{one.dtype}":
+            if str(video.dtype) != f"torch.{transform.dtype}":
                 raise InputError(f"Transform(dali) must return uint8, but batch[{view!r}] comes out as {video.dtype}")
         return tensors
 

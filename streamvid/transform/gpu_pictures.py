@@ -34,15 +34,15 @@ _COLOURS: Final = ("brightness", "contrast", "saturation", "hue")
 
 def fits_surfaces(transform: Transform | Views) -> bool:
     """Whether the kernel can crop, resize and convert for all views in the transform's order."""
-    return fits_crop_resize(transform) and not any(one.converts_first for one in by_view(transform).values())
+    return fits_crop_resize(transform) and not any(view.converts_first for view in by_view(transform).values())
 
 
 def fits_one_pass(transform: Transform | Views) -> bool:
     """Whether the kernel can do the whole transform: no affine map such as rotation, no blurring, no erasing and no
     `Transform(dali)`."""
     return fits_surfaces(transform) and all(
-        one.dali is None and one.span("rotate") is None and not (one.warps or one.blur or one.erase)
-        for one in by_view(transform).values()
+        view.dali is None and view.span("rotate") is None and not (view.warps or view.blur or view.erase)
+        for view in by_view(transform).values()
     )
 
 
@@ -172,7 +172,7 @@ class _View:
             self._whole = self.tensor.permute(0, *(1 + axis for axis in order))
             self._blacken()
         else:
-            shapes = [(len(one.frames), *box.size, 3) for one, box in zip(batch.slices, boxes, strict=True)]
+            shapes = [(len(encoded.frames), *box.size, 3) for encoded, box in zip(batch.slices, boxes, strict=True)]
             self.tensor = torch.empty(sum(map(prod, shapes)), dtype=torch.uint8, device=stream.device)
             parts = torch.split(self.tensor, [prod(shape) for shape in shapes])
             self.frames = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]

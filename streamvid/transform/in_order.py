@@ -93,7 +93,7 @@ def decoded_in_order(
 
 def _pixels(batch: EncodedBatch) -> int:
     """Pixels of a batch's wanted frames, before cropping."""
-    return sum(len(one.frames) * one.height * one.width for one in batch.slices)
+    return sum(len(encoded.frames) * encoded.height * encoded.width for encoded in batch.slices)
 
 
 def _begin(batch: EncodedBatch, submit: Callable[[EncodedBatch], Pending[T]]) -> Pending[T]:

@@ -174,9 +174,9 @@ def check_batch_memory(transform: Transform | Views, clips: ClipTable, rows: Int
 
     sizes = upright_sizes(clips, rows[:1])
     plane = 0  # bytes of a channel of a frame in all views
-    for one in by_view(transform).values():
-        height, width = output_size(one, *sizes, lambda _: clips.key[int(rows[0])])
-        plane += getattr(torch, one.dtype).itemsize * height * width
+    for view in by_view(transform).values():
+        height, width = output_size(view, *sizes, lambda _: clips.key[int(rows[0])])
+        plane += getattr(torch, view.dtype).itemsize * height * width
     needed, has = 3 * frames * plane, usable_memory()
     if needed > has:
         raise InputError(

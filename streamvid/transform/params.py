@@ -136,7 +136,8 @@ def param_names(spec: ClipTransform) -> tuple[str, ...]:
     uses = {"gather": True, "shown": spec.has_black_frames, "mirrored": spec.mirrors, "angle": spec.rotates}
     shared = (name for name, used in uses.items() if used)
     own = {
-        view: needed(one, follows=view in followers(spec.transform)) for view, one in by_view(spec.transform).items()
+        view: needed(transform, follows=view in followers(spec.transform))
+        for view, transform in by_view(spec.transform).items()
     }
     return (*shared, *(f"{view}.{name}" for view, names in own.items() for name in names))
 

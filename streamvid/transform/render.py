@@ -172,8 +172,8 @@ class GpuRenderer:
         self._transform, self._decoder, self._on_cpu, self._scratch = transform, decoder, on_cpu, Scratch()
         self._stream = decoder.sessions.stream
         self._color = next(iter(by_view(transform).values())).color
-        for one in by_view(transform).values():
-            decoder.sessions.compile(Kernel(one.dtype, wide=False, recolours=one.recolours))
+        for view in by_view(transform).values():
+            decoder.sessions.compile(Kernel(view.dtype, wide=False, recolours=view.recolours))
 
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
         """See `Renderer`."""

@@ -104,20 +104,20 @@ def _check_crops(transforms: Mapping[str, View]) -> None:
     leader = largest(transforms)
     of = transforms[leader]
     high, wide = pair(of.crop or 0)
-    for view, one in transforms.items():
-        height, width = pair(one.crop or 0)
+    for view, transform in transforms.items():
+        height, width = pair(transform.crop or 0)
         if abs(height * wide - width * high) >= max(high, wide):
             raise InputError(
                 f"views that share 'crop' must have the same proportions, to a pixel: {leader!r} has {high}x{wide} "
                 f"(height x width), and {view!r} {height}x{width}"
             )
-        own = (one.random_resized_crop, one.ratio if one.random_resized_crop else None)
+        own = (transform.random_resized_crop, transform.ratio if transform.random_resized_crop else None)
         if own[0] and own != (of.random_resized_crop, of.ratio):
             raise InputError(
                 f"views that share 'crop' must have the same random_resized_crop and ratio: {view!r} has {own[0]} and "
                 f"{own[1]}, and {leader!r} {of.random_resized_crop} and {of.ratio}"
             )
-        if of.random_resized_crop and (one.resize is not None or one.random_short_side is not None):
+        if of.random_resized_crop and (transform.resize is not None or transform.random_short_side is not None):
             raise InputError(
                 f"the view {view!r} shares the random_resized_crop of {leader!r}: leave out its resize and "
                 "random_short_side"

@@ -339,7 +339,7 @@ class Views(Eager):
                 )
             if not isinstance(transform, Transform):
                 raise InputError(f"the view {name!r} must be a Transform; it is {shown(transform)}")
-        if len({(one.color, one.resize_in) for one in views.values()}) > 1:
+        if len({(view.color, view.resize_in) for view in views.values()}) > 1:
             raise InputError("Views share their decoded frames: give all of them the same color and resize_in")
         object.__setattr__(self, "transforms", views)
         object.__setattr__(self, "share", checked_share(views, share))

@@ -263,10 +263,12 @@ def _config(
 ) -> str:
     """The model configuration, in protobuf's text format."""
     each = []
-    for view, one in views.items():
-        sides = dict(zip("HW", fixed_size(one) or (-1, -1), strict=True)) | {"T": frames, "C": 3}
-        dims = ", ".join(str(sides[axis]) for axis in one.layout)
-        each.append(f'  {{\n    name: "{view}"\n    data_type: {_TRITON_TYPES[one.dtype]}\n    dims: [ {dims} ]\n  }}')
+    for view, transform in views.items():
+        sides = dict(zip("HW", fixed_size(transform) or (-1, -1), strict=True)) | {"T": frames, "C": 3}
+        dims = ", ".join(str(sides[axis]) for axis in transform.layout)
+        each.append(
+            f'  {{\n    name: "{view}"\n    data_type: {_TRITON_TYPES[transform.dtype]}\n    dims: [ {dims} ]\n  }}'
+        )
     outputs = ",\n".join(each)
     parameters = {"num_threads": str(num_threads), "split_along_outer_axis": ":".join(views)}
     listed = ",\n".join(

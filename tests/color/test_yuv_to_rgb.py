@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.color.yuv_to_rgb import RgbConverter, to_rgb
+from streamvid.color.yuv_to_rgb import RgbConverter
+from tests.support.reference import to_rgb
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -34,6 +33,7 @@ from streamvid.mp4.boxes import ROTATIONS
 from streamvid.sampling.base import FrameSampler
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 from tests.support.bad_clips import decode_here
+from tests.support.batches import assert_same
 from tests.support.packed import pack_with_columns, replace_packets
 from tests.support.profile import by_profile
 from tests.support.shown import Packed, shown
@@ -99,19 +99,6 @@ def loader(dataset: Any, engine: EngineName, **options: Any) -> sv.StreamLoader:
 def batches(dataset: Any, engine: EngineName, epochs: int = 1, **options: Any) -> list[dict[str, Any]]:
     with loader(dataset, engine, **options) as one:
         return [batch for _ in range(epochs) for batch in one]
-
-
-def assert_same(one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]]) -> None:
-    """Everything in the batches is equal: keys, in their order, dtypes, shapes and values."""
-    assert len(one) == len(two)
-    for a, b in zip(one, two, strict=True):
-        assert list(a) == list(b)
-        for name, value in a.items():
-            if isinstance(value, torch.Tensor):
-                assert (value.dtype, value.shape, value.device) == (b[name].dtype, b[name].shape, b[name].device), name
-                assert torch.equal(value, b[name]), name
-            else:
-                assert value == b[name], name
 
 
 def streamvid_threads() -> list[str]:

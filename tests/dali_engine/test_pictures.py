@@ -21,8 +21,9 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video import image_decoder
 from tests.dali_engine import test_engine
-from tests.dali_engine.test_engine import VP9, WINDOW, assert_same
+from tests.dali_engine.test_engine import VP9, WINDOW
 from tests.dali_engine.test_support import A_GPU
+from tests.support.batches import assert_same
 from tests.support.clips import write
 from tests.support.images import encode, exif, picture, taken
 

@@ -278,7 +278,6 @@ def test_a_loader_reads_the_revision_that_it_is_told(folder: Path) -> None:
 
 def test_a_revision_in_a_bucket_writes_etags_down(folder: Path) -> None:
     """Of a dataset that was packed on a disk and copied there: strong ones, which may go into a header."""
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     with faulty_s3() as site:
         site.lists_etags = True
         url = site.add_folder(folder, "bucket/ds")

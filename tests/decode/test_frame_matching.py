@@ -45,19 +45,19 @@ orders = st.lists(
 
 
 @given(orders, st.sampled_from(MILLISECONDS[:3]), st.booleans(), st.integers(0, 2**21))
-def test_all_frames_are_matched(ranks: list[list[int]], step: int, exact: bool, first: int) -> None:
+def test_all_frames_are_matched(ranks: list[list[int]], step: int, packet_by_packet: bool, first: int) -> None:
     matcher = FrameMatcher()
     for number, mine in enumerate(ranks, first):
-        sent = matcher.expect(number, mine, rows_of(mine), exact=exact)
+        sent = matcher.expect(number, mine, rows_of(mine), packet_by_packet=packet_by_packet)
         assert [n for a, b, _ in sent for n in range(a, b)] == list(range(len(mine)))
-        assert all(b - a <= (1 if exact else PACKETS_PER_CALL) for a, b, _ in sent)
+        assert all(b - a <= (1 if packet_by_packet else PACKETS_PER_CALL) for a, b, _ in sent)
         frames = handed_out(sent, number, mine, step)
-        found = take(matcher, frames[::-1] if exact else frames)
+        found = take(matcher, frames[::-1] if packet_by_packet else frames)
         found.pop(None, None)
         assert found == {(number, 100 + rank): (number, rank) for rank in mine if rank % 2 == 0}
         # Until a frame of the next job comes, there may be one too many.
         assert matcher.confirmed <= number
-        if exact:
+        if packet_by_packet:
             assert matcher.drain() == 0
     assert matcher.drain() == 0
     assert matcher.confirmed == first + len(ranks)
@@ -67,7 +67,9 @@ def test_all_frames_are_matched(ranks: list[list[int]], step: int, exact: bool, 
 def test_no_job_is_confirmed_whose_frames_are_wrong(ranks: list[list[int]], step: int, data: st.DataObject) -> None:
     """Frames are dropped or repeated anywhere."""
     matcher = FrameMatcher()
-    sent = {number: matcher.expect(number, mine, rows_of(mine), exact=False) for number, mine in enumerate(ranks)}
+    sent = {
+        number: matcher.expect(number, mine, rows_of(mine), packet_by_packet=False) for number, mine in enumerate(ranks)
+    }
     frames = [frame for number, mine in enumerate(ranks) for frame in handed_out(sent[number], number, mine, step)]
     places = data.draw(st.sets(st.integers(0, len(frames) - 1), min_size=1, max_size=2))
     lost = data.draw(st.booleans())
@@ -89,9 +91,9 @@ def test_no_job_is_confirmed_whose_frames_are_wrong(ranks: list[list[int]], step
 
 def test_after_a_reset_nothing_is_expected() -> None:
     matcher = FrameMatcher()
-    matcher.expect(1, [0, 1, 2], {0: 5}, exact=False)
+    matcher.expect(1, [0, 1, 2], {0: 5}, packet_by_packet=False)
     matcher.reset()
-    matcher.expect(2, [0], {0: 7}, exact=False)
+    matcher.expect(2, [0], {0: 7}, packet_by_packet=False)
     assert matcher.match(lambda: timestamp(2, 0)) == (2, 7)
     assert matcher.drain() == 0
     with pytest.raises(VideoError, match="more frames"):
@@ -100,7 +102,7 @@ def test_after_a_reset_nothing_is_expected() -> None:
 
 def test_unwanted_frames_may_be_missing_where_packets_are_fed_one_by_one() -> None:
     matcher = FrameMatcher()
-    matcher.expect(1, [0, 2, 1], {1: 4, 2: 5}, exact=True)
+    matcher.expect(1, [0, 2, 1], {1: 4, 2: 5}, packet_by_packet=True)
     assert take(matcher, [(timestamp(1, 2), (1, 2))]) == {(1, 5): (1, 2)}
     assert matcher.drain() == 1
     assert matcher.confirmed == 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from typing import Any
 
 import av
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -31,11 +32,13 @@ from streamvid.decode.nvdec_library import Caps, NvdecLibrary
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import StoredClip
 from tests.support import mpeg4
 from tests.support.clips import write
 from tests.support.fake_gpu import Decoder, Surface, put_in_place
 from tests.support.nvdec_driver import stand_in
 from tests.support.reference import slice_of, whole
+from tests.support.sessions import agree
 from tests.support.sps import rewrite, with_reorder
 from tools.clips import Recipe
 
@@ -69,7 +72,7 @@ Clips = dict[str, tuple[Any, Any]]
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory: pytest.TempPathFactory) -> Clips:
-    """Stored clips, and the luma of their frames."""
+    """Stored clips and their frames, whose colours all are luma: see `tests.support.fake_gpu`."""
     made = {}
     for name, recipe in {
         "h264": Recipe(width=960, height=540, frames=40, gop=10, b_frames=2),
@@ -79,33 +82,23 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Clips:
     }.items():
         folder = tmp_path_factory.mktemp(name)
         clip = store_clip(write(recipe, folder / "source.mp4"), folder)
-        with av.open(str(clip.mp4)) as container:
-            frames = [frame.to_ndarray()[: clip.height] for frame in container.decode(video=0)]
-        made[name] = clip, np.stack(frames)
+        made[name] = clip, grey(clip)
     return made
 
 
-def agree(pool: NvdecSessionPool, clips: Clips, *, rounds: int) -> None:
-    """Random frames of clips in random order, several batches at a time."""
-    rng = np.random.default_rng(rounds)
-    begun = []
-    with closing(pool):
-        for _ in range(rounds):
-            names = rng.permutation(list(clips) * 3)
-            wanted = [np.sort(rng.choice(len(clips[n][1]), 5, replace=False)) for n in names]
-            slices = [slice_of(clips[n][0], frames) for n, frames in zip(names, wanted, strict=True)]
-            begun.append((names, wanted, pool.submit(slices)))
-        for names, wanted, pending in begun:
-            for name, frames, got in zip(names, wanted, pending.result(), strict=True):
-                for channel in range(3):
-                    np.testing.assert_array_equal(got[..., channel].numpy(), clips[name][1][frames])
+def grey(clip: StoredClip) -> npt.NDArray[np.uint8]:
+    """The luma of its frames in three channels, uint8 [frames, height, width, 3]."""
+    with av.open(str(clip.mp4)) as container:
+        luma = np.stack([frame.to_ndarray()[: clip.height] for frame in container.decode(video=0)])
+    return np.repeat(luma[..., None], 3, axis=-1)
 
 
 @pytest.mark.parametrize(("engines", "cpu_workers"), [(1, 0), (3, 0), (0, 2), (1, 2)])
 def test_frames_are_those_of_the_sequential_decode(
     clips: Clips, opened: list[Any], library: NvdecLibrary | None, engines: int, cpu_workers: int
 ) -> None:
-    agree(NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers, library=library), clips, rounds=2)
+    pool = NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers, library=library)
+    agree(pool, clips.values(), rounds=2)
     assert bool(opened) == (bool(engines) and library is None)
     assert {(one["codec"], one["maxwidth"], one["maxheight"]) for one in opened} <= {
         ("h264", 960, 540), ("hevc", 320, 180),
@@ -121,7 +114,7 @@ def test_all_streams_go_before_the_models(clips: Clips, opened: list[Any], monke
             made.append(priority)
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    agree(NvdecSessionPool(device_id=0, engines=3, cpu_workers=4), clips, rounds=1)
+    agree(NvdecSessionPool(device_id=0, engines=3, cpu_workers=4), clips.values(), rounds=1)
     assert len(made) == 5
     assert max(made) < 0
 
@@ -132,7 +125,7 @@ def test_cores_tell_the_queue_how_slow_they_are(
     told = []
     monkeypatch.setattr(nvdec.DecodeQueue, "core_took", lambda queue, key, slower: told.append((key.codec, slower)))
     pool = NvdecSessionPool(device_id=0, engines=1, cpu_workers=2)
-    agree(pool, {name: clips[name] for name in ("h264", "long")}, rounds=6)
+    agree(pool, [clips["h264"], clips["long"]], rounds=6)
     assert {codec for codec, _ in told} == {"h264"}
     assert min(slower for _, slower in told) > 0
 
@@ -243,7 +236,7 @@ def test_an_engine_that_has_room_for_one_session_closes_it_for_another(
     for name in ("h264", "hevc", "h264"):
         clip, frames = clips[name]
         (got,) = pool.submit([slice_of(clip, [3, 17])]).result()
-        np.testing.assert_array_equal(got[..., 0].numpy(), frames[[3, 17]])
+        np.testing.assert_array_equal(got.numpy(), frames[[3, 17]])
     pool.close()
     if library is None:
         assert [one["codec"] for one in opened] == ["h264", "hevc", "h264"]
@@ -262,13 +255,12 @@ def test_the_native_module_takes_clips_of_all_sizes_by_few_sessions(tmp_path: Pa
         clip = store_clip(
             write(Recipe(width=width, height=height, frames=24, gop=8, b_frames=2), folder / "a.mp4"), folder
         )
-        with av.open(str(clip.mp4)) as container:
-            made[str(n)] = clip, np.stack([frame.to_ndarray()[:height] for frame in container.decode(video=0)])
+        made[str(n)] = clip, grey(clip)
     driver = stand_in()
     driver.decode_by_ffmpeg()
     before = driver.decoders_opened()
     # Both engines and their spares know the largest size from the first batch on.
-    agree(NvdecSessionPool(device_id=0, engines=2, library=driver.library), made, rounds=3)
+    agree(NvdecSessionPool(device_id=0, engines=2, library=driver.library), made.values(), rounds=3)
     assert driver.decoders_opened() <= before + 4
     assert driver.open_objects() == 0
     driver.reset()
@@ -289,7 +281,7 @@ def test_a_driver_that_fails_once_costs_no_frame(clips: Clips, spoiled: str, at:
 
     driver = stand_in()
     driver.decode_by_ffmpeg(spoil)
-    agree(NvdecSessionPool(device_id=0, engines=1, library=driver.library), clips, rounds=2)
+    agree(NvdecSessionPool(device_id=0, engines=1, library=driver.library), clips.values(), rounds=2)
     assert next(calls) > at
     assert driver.open_objects() == 0
     driver.reset()
@@ -321,8 +313,8 @@ def test_a_driver_that_hangs_costs_its_batches_and_its_session_is_closed_when_it
     wakes.set()
     stuck.join(60)
     assert not stuck.is_alive()
-    np.testing.assert_array_equal(got[..., 0].numpy(), frames)
-    agree(pool, clips, rounds=1)
+    np.testing.assert_array_equal(got.numpy(), frames)
+    agree(pool, clips.values(), rounds=1)
     assert driver.open_objects() == 0
     driver.reset()
 
@@ -342,7 +334,7 @@ def test_a_decoder_that_fails_at_times_costs_no_frame(
         return frames[:-1] if spoiled == "lost" else [*frames, frames[-1]]
 
     monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda worker, key: Decoder(key.codec, spoil))
-    agree(NvdecSessionPool(device_id=0, engines=1), clips, rounds=2)
+    agree(NvdecSessionPool(device_id=0, engines=1), clips.values(), rounds=2)
     assert next(calls) > 5
 
 
@@ -353,8 +345,7 @@ def test_frames_that_come_in_another_order_than_the_bitstream_says_are_matched_b
     recipe = Recipe(width=320, height=180, frames=24, gop=8, b_frames=3)
     source = rewrite(write(recipe, tmp_path / "a.mp4"), tmp_path / "b.mp4", with_reorder(0))
     clip = store_clip(source, tmp_path)
-    with av.open(str(clip.mp4)) as container:
-        frames = np.stack([frame.to_ndarray()[: clip.height] for frame in container.decode(video=0)])
+    frames = grey(clip)
 
     def late(frames: list[Any]) -> list[Any]:
         return [*frames[:1], *frames[:0:-1]]
@@ -364,7 +355,7 @@ def test_frames_that_come_in_another_order_than_the_bitstream_says_are_matched_b
     pool = NvdecSessionPool(device_id=0, engines=1, library=library)
     for wanted in (np.arange(24), np.array([1, 2, 19])):
         (got,) = pool.submit([slice_of(clip, wanted)]).result()
-        np.testing.assert_array_equal(got[..., 0].numpy(), frames[wanted])
+        np.testing.assert_array_equal(got.numpy(), frames[wanted])
     pool.close()
 
 
@@ -381,7 +372,7 @@ def test_a_slice_that_cannot_be_decoded_costs_its_batch_alone(
         with pytest.raises(VideoError, match=part.name):
             pool.submit([part]).result()
         (got,) = pool.submit([good]).result()
-        np.testing.assert_array_equal(got[..., 0].numpy(), frames)
+        np.testing.assert_array_equal(got.numpy(), frames)
     pool.close()
 
 
@@ -420,8 +411,8 @@ def test_an_engine_that_hangs_costs_its_batches_and_is_replaced(
     stuck.join(60)
     assert not stuck.is_alive()
     for one in got:  # nor has what woke up late written to them
-        np.testing.assert_array_equal(one[..., 0].numpy(), frames)
-    agree(pool, clips, rounds=1)
+        np.testing.assert_array_equal(one.numpy(), frames)
+    agree(pool, clips.values(), rounds=1)
 
 
 @pytest.mark.usefixtures("opened")
@@ -447,7 +438,7 @@ def test_a_stuck_engine_holds_up_neither_the_others_nor_closing(clips: Clips, mo
     clip, frames = clips["h264"]
     for _ in range(3):
         (got,) = pool.submit([whole(clip)]).result()
-        np.testing.assert_array_equal(got[..., 0].numpy(), frames)
+        np.testing.assert_array_equal(got.numpy(), frames)
     pool.close()
     with pytest.raises(VideoError, match="has not answered"):
         bad.result()
@@ -487,7 +478,7 @@ def test_an_engine_that_cannot_begin_leaves_no_batch_waiting(clips: Clips, monke
     while got is None:
         with suppress(VideoError):
             (got,) = pool.submit([whole(clip)]).result()
-    np.testing.assert_array_equal(got[..., 0].numpy(), frames)
+    np.testing.assert_array_equal(got.numpy(), frames)
     pool.close()
 
 
@@ -508,7 +499,7 @@ def test_engines_begin_before_all_slices_are_split(
     clip, frames = clips["hevc"]
     made = pool.submit([slice_of(clip, [n % 30]) for n in range(40)]).result()
     for n, got in enumerate(made):
-        np.testing.assert_array_equal(got[0, ..., 0].numpy(), frames[n % 30])
+        np.testing.assert_array_equal(got[0].numpy(), frames[n % 30])
     assert len(parts) > 1
     assert sum(parts) == 40
     pool.close()
@@ -533,7 +524,7 @@ def test_a_damaged_slice_is_told_when_nothing_of_its_batch_is_under_way(
         pool.submit([good] * 40 + [replace(good, data=~good.data)])
     assert [group._pending for group in groups] == [0]
     (got,) = pool.submit([good]).result()
-    np.testing.assert_array_equal(got[0, ..., 0].numpy(), frames[7])
+    np.testing.assert_array_equal(got[0].numpy(), frames[7])
     pool.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ import streamvid as sv
 from streamvid.fetch.encoded_batch import bytes_of
 from streamvid.fetch.plan_samples import Checksum
 from streamvid.video.packet_selection import select_packets
-from tests.support.faulty_s3 import faulty_s3
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.packed import edit_index, pack_recipes
 from tools.clips import Recipe
 
@@ -182,23 +182,15 @@ def check(batches: Iterable[Any], expected: dict[str, torch.Tensor]) -> None:
         assert torch.equal(batch["video"], expected[batch["key"][0]])
 
 
-@pytest.fixture(scope="module")
-def bucket(packed: Path) -> Iterator[Any]:
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
-    with faulty_s3() as site:
-        site.add_folder(packed, "bucket/set")
-        yield site
-
-
-def test_a_flipped_bit_of_every_range_of_a_bucket_is_noticed(packed: Path, bucket: Any, tmp_path: Path) -> None:
+def test_a_flipped_bit_of_every_range_of_a_bucket_is_noticed(packed: Path, s3: FaultyS3, tmp_path: Path) -> None:
     """Of slices and of indexes; a range may have bytes between its packets, which are not wanted."""
     expected = {name: sv.ClipDataset(packed).get(name, frames=FRAMES)["video"] for name in ("avc", "hevc", "vp9")}
-    bucket.fault = lambda method, key, before: "flip" if key.endswith((".tar", ".packets")) else None
+    s3.fault = lambda method, key, before: "flip" if key.endswith((".tar", ".packets")) else None
     indexes, noticed = sv.ClipDataset("s3://bucket/set"), 0
     for key in list(expected) * 3:
         with pytest.raises(sv.ClipError, match=f"'{key}'.* its frame index is damaged"):
             indexes.get(key, frames=FRAMES)
-    bucket.fault = lambda method, key, before: "flip" if key.endswith(".tar") else None
+    s3.fault = lambda method, key, before: "flip" if key.endswith(".tar") else None
     for key, video in [*expected.items()] * 15:
         try:
             assert torch.equal(indexes.get(key, frames=FRAMES)["video"], video)

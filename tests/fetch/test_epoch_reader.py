@@ -143,7 +143,6 @@ class NotedTurn(Turn):
 def test_who_computes_lets_others_go_on_after_each_clip_and_while_it_waits(
     packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     turn = NotedTurn()
     read = RemoteRanges.read
 
@@ -174,7 +173,6 @@ def test_a_stalled_request_is_asked_again_and_holds_up_nobody_behind_it(
 ) -> None:
     """The first range of packets stalls for good: it comes by a second request, and meanwhile others are read, and
     their frame indexes by fewer requests than there are clips."""
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     monkeypatch.setattr(link, "_UNKNOWN_LATE", 5.0)  # sooner than a request is given up
     monkeypatch.setattr(epoch_reader, "_CHUNK_CLIPS", 8)
     with faulty_s3() as s3:
@@ -203,7 +201,6 @@ def test_a_stalled_request_is_asked_again_and_holds_up_nobody_behind_it(
 
 def test_a_step_waits_for_its_own_packets_alone(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for those of later steps that were planned with it."""
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     monkeypatch.setattr(epoch_reader, "_PART_CLIPS", BATCH)
     last, free = 16, threading.Event()  # of a chunk of more than one step
     fetch = RangeReader.fetch_joined

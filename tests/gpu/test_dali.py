@@ -11,8 +11,7 @@ import torch
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import hard_recipes
 
 # Of a width that no other test has: DALI's decoder cache, and the guard before it, outlive a test.
@@ -24,12 +23,8 @@ COLUMNS = ("mask", "pts", "label", "clip", "valid", "epoch")
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("plain")
-    (folder / "videos").mkdir()
-    for n in range(7):
-        write(replace(BASE, seed=n), folder / "videos" / f"{n}.mp4")
-    pack([folder / "videos"], folder / "set", shard_size=100_000, options=PackOptions("any"), progress=False)
-    return folder / "set"
+    recipes = {f"{n}": replace(BASE, seed=n) for n in range(7)}
+    return pack_recipes(recipes, tmp_path_factory.mktemp("plain"), shard_size=100_000, options=PackOptions("any"))
 
 
 def of_loader(packed: Path, transform: sv.Transform) -> list[Any]:

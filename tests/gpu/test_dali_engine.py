@@ -18,9 +18,8 @@ from streamvid.errors import InputError
 from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from tests.support.clips import write
 from tests.support.images import taken
-from tests.support.packed import packing_inline
+from tests.support.packed import pack_recipes, packing_inline
 from tools.clips import Recipe, hard_recipes, read_frame_number
 
 HARD = hard_recipes()
@@ -34,17 +33,7 @@ RECIPES = {name: replace(HARD[name], width=336) for name in NAMES}
 
 
 def packed(recipes: dict[str, Recipe], folder: Path) -> str:
-    (folder / "videos").mkdir()
-    for name, recipe in recipes.items():
-        write(recipe, folder / "videos" / f"{name}.{recipe.container}")
-    pack(
-        [str(folder / "videos")],
-        str(folder / "dataset"),
-        options=PackOptions("any"),
-        shard_size=200_000,
-        progress=False,
-    )
-    return str(folder / "dataset")
+    return str(pack_recipes(recipes, folder, options=PackOptions("any"), shard_size=200_000))
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,8 @@ from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.deadline import Pace
 from streamvid.decode.nvdec_library import native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
-from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, same, samples, with_zeroed
+from tests.support.bad_clips import Batch, assert_good_ones, make_dataset, samples, with_zeroed
+from tests.support.batches import same
 from tests.support.dali_route import leave_to_dali
 
 if torch.cuda.is_available():  # without a driver its import raises RuntimeError

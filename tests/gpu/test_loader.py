@@ -16,10 +16,9 @@ import streamvid as sv
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.nvdec_library import native_library
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tests.support.reference import whole
 from tests.support.stock_dali import stock_frames
 from tools.clips import Recipe, hard_recipes, read_frame_number
@@ -42,11 +41,7 @@ class Demo:
 
 
 def packed(names: Sequence[str], folder: Path) -> str:
-    (folder / "videos").mkdir()
-    for name in names:
-        write(HARD[name], folder / "videos" / f"{name}.{HARD[name].container}")
-    pack([str(folder / "videos")], str(folder / "dataset"), options=PackOptions("any"), progress=False)
-    return str(folder / "dataset")
+    return str(pack_recipes({name: HARD[name] for name in names}, folder, options=PackOptions("any")))
 
 
 def stored(sources: Iterable[Path], folder: Path) -> list[StoredClip]:
@@ -87,20 +82,19 @@ def test_heights_that_dali_mixes_up(codec: str, tmp_path: Path) -> None:
 
     What goes to decode sessions is not concerned: test_sessions.py has their test.
     """
-    (tmp_path / "videos").mkdir()
-    sources = {}
-    for n, height in enumerate((192, 180, 180, 192, 180, 184, 192)):
-        container = "webm" if codec == "vp8" else "mp4"
-        recipe = Recipe(codec=codec, container=container, height=height, frames=20, seed=n)  # type: ignore[arg-type]
-        sources[f"{n}-{height}"] = write(recipe, tmp_path / "videos" / f"{n}-{height}.{container}")
-    pack([str(tmp_path / "videos")], str(tmp_path / "dataset"), options=PackOptions("any"), progress=False)
+    container = "webm" if codec == "vp8" else "mp4"
+    recipes = {
+        f"{n}-{height}": Recipe(codec=codec, container=container, height=height, frames=20, seed=n)  # type: ignore[arg-type]
+        for n, height in enumerate((192, 180, 180, 192, 180, 184, 192))
+    }
+    dataset = pack_recipes(recipes, tmp_path, options=PackOptions("any"))
     script = f"""
 import numpy as np
 import streamvid as sv
 from streamvid.decode import gpu
 gpu.open_session_pool = lambda *given, **options: None
 crop = sv.Transform(crop=(176, 320), random_crop=False, layout="THWC", dtype="uint8", color="bt601")
-dataset = {str(tmp_path / "dataset")!r}
+dataset = {str(dataset)!r}
 loader = sv.StreamLoader(dataset, batch_size=3, sampling=sv.Frames([0, 7, 19]), transform=crop, device="cuda")
 for epoch in range(4):
     for batch in loader:
@@ -110,8 +104,8 @@ for epoch in range(4):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "3 of 7 clips are decoded by" in done.stderr
-    clips = stored(sources.values(), tmp_path)
-    for key, clip, frames in zip(sources, clips, stock_frames(clips), strict=True):
+    clips = stored((tmp_path / "videos" / f"{name}.{container}" for name in recipes), tmp_path)
+    for key, clip, frames in zip(recipes, clips, stock_frames(clips), strict=True):
         height = int(key.split("-")[1])
         top = (height - 176) // 2
         on_gpu = frames[[0, 7, 19], top : top + 176]

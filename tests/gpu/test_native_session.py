@@ -103,8 +103,9 @@ class Lane:
         job: Any = SimpleNamespace(
             encoded=SimpleNamespace(name=f"clip-{number}"), packets=Packets.of([bytes(one) for one in packets]),
             display_order=(order := np.array([int(packet.pts or 0) for packet in packets])), starts_with_idr=True,
-            alone=False, exact=False, timed=True, rows=np.where(order < FRAMES, order, -1).astype(np.int32),
-            dpb_frames=0, key=key, target=SimpleNamespace(window=Window(0, key.height, 0, key.width)),
+            exclusive=False, packet_by_packet=False, timed=True,
+            rows=np.where(order < FRAMES, order, -1).astype(np.int32), dpb_frames=0, key=key,
+            target=SimpleNamespace(window=Window(0, key.height, 0, key.width)),
         )  # fmt: skip
         with torch.cuda.device(0):
             self.session.decode(number, [job])

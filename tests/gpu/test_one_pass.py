@@ -15,11 +15,10 @@ import streamvid as sv
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from streamvid.transform.render import CpuRenderer
 from streamvid.transform.spec import Transform
-from tests.support.clips import write
 from tests.support.dali_route import leave_to_dali
+from tests.support.packed import pack_recipes
 from tests.transform.test_gpu_pictures import MEAN, STD, TRANSFORMS, assert_same, batch, opened, rendered
 from tools.clips import Recipe
 
@@ -62,16 +61,14 @@ def test_colours_change_alike_whoever_decodes(batch: EncodedBatch, monkeypatch: 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dataset")
-    (folder / "videos").mkdir()
-    for n in range(8):
-        recipe = Recipe(
+    recipes = {
+        f"{n}": Recipe(
             codec="hevc" if n % 3 == 2 else "h264", width=640 + 64 * (n % 2), height=360, frames=60, gop=15, b_frames=2,
             seed=n, style="texture",
-        )  # fmt: skip
-        write(recipe, folder / "videos" / f"{n}.mp4")
-    pack([folder / "videos"], folder / "set", workers=2, progress=False)
-    return folder / "set"
+        )
+        for n in range(8)
+    }  # fmt: skip
+    return pack_recipes(recipes, tmp_path_factory.mktemp("dataset"))
 
 
 TRAIN = Transform(random_short_side=(256, 320), crop=224, horizontal_flip=0.5, mean=MEAN, std=STD, dtype="float16")
@@ -151,11 +148,10 @@ def test_a_session_that_fails_beside_others_costs_no_frame(dataset: Path, monkey
 def test_what_dali_decodes_gets_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Corrected, and in the other order."""
     leave_to_dali(monkeypatch, "mpeg4")
-    (tmp_path / "videos").mkdir()
-    for n in range(3):
-        recipe = Recipe(codec="mpeg4" if n < 2 else "h264", width=320, height=240, frames=20, seed=n)
-        write(recipe, tmp_path / "videos" / f"{n}.mp4")
-    pack([tmp_path / "videos"], tmp_path / "set", options=PackOptions("any"), workers=1, progress=False)
+    recipes = {
+        f"{n}": Recipe(codec="mpeg4" if n < 2 else "h264", width=320, height=240, frames=20, seed=n) for n in range(3)
+    }
+    pack_recipes(recipes, tmp_path, options=PackOptions("any"))
     transform = Transform(random_short_side=(128, 160), crop=112, horizontal_flip=0.5, dtype="uint8")
     made = []
     for device in ("cuda", "cpu"):

@@ -3,6 +3,7 @@ DALI Proxy: a GpuDataLoader's frames."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ from torch.utils.data import DataLoader, default_collate
 import streamvid as sv
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
 from tests.examples.test_dali_proxy import load_example, numbers
-from tests.loader.test_clip_dataset import same
-from tests.support.clips import write
+from tests.support.batches import assert_same
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe, hard_recipes
 
 HARD = hard_recipes()
@@ -29,12 +29,9 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder = tmp_path_factory.mktemp("proxy")
-    (folder / "videos").mkdir()
-    for name in NAMES:
-        write(HARD[name], folder / "videos" / f"{name}.{HARD[name].container}")
-    pack([str(folder / "videos")], str(folder / "set"), shard_size=200_000, options=PackOptions("any"), progress=False)
-    return str(folder / "set")
+    recipes = {name: HARD[name] for name in NAMES}
+    options: dict[str, Any] = {"shard_size": 200_000, "options": PackOptions("any")}
+    return str(pack_recipes(recipes, tmp_path_factory.mktemp("proxy"), **options))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +48,7 @@ def test_batches_are_those_of_a_stream_loader(dataset: str, num_workers: int, st
         for _ in range(2):
             for got, expected in zip(proxy, stream, strict=True):
                 assert got["video"].is_cuda
-                same(got, expected)
+                assert_same(got, expected)
 
 
 def test_motion_jpeg_beside_other_codecs_is_decoded_on_the_cpu(dataset: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,15 +81,13 @@ def test_a_plain_data_loader_beside_cuda(dataset: str, start: str) -> None:
         next(batches)
         loader = DataLoader(ds, batch_size=4, num_workers=2, multiprocessing_context=start)
         for got, wanted in zip(loader, expected, strict=True):
-            same(got, wanted)
+            assert_same(got, wanted)
 
 
 def test_slices_through_dali_proxy(tmp_path: Path) -> None:
     """`examples/dali_proxy.py`, with numbers, keys and frames of a sampler's own, on clips of two codecs."""
-    (tmp_path / "videos").mkdir()
-    for n, codec in enumerate(("h264", "hevc", "h264")):
-        write(Recipe(codec=codec, width=320, height=192, frames=40, gop=12, seed=n), tmp_path / "videos" / f"{n}.mp4")
-    pack([tmp_path / "videos"], tmp_path / "set", workers=1, progress=False)
+    base = Recipe(width=320, height=192, frames=40, gop=12)
+    pack_recipes({"0": base, "1": replace(base, codec="hevc", seed=1), "2": replace(base, seed=2)}, tmp_path)
     clips = sv.ClipDataset(
         tmp_path / "set", sampling=sv.Window(6, stride=4), seed=2,
         transform=sv.Transform(resize=(96, 96), dtype="float32", layout="CFHW"),

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from streamvid.packing.pack import pack
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 CLIPS = 22
@@ -72,12 +71,11 @@ def run(ranks: int, dataset: Path, folder: Path, state: str, steps: int) -> list
 def test_ranks_on_gpus_of_their_own(first: int, second: int, tmp_path: Path) -> None:
     if torch.cuda.device_count() < max(first, second):
         pytest.skip(f"needs {max(first, second)} GPUs")
-    (tmp_path / "videos").mkdir()
-    for n in range(CLIPS):
-        codec = "hevc" if n % 3 == 0 else "h264"
-        write(Recipe(codec=codec, height=192, frames=12 + n, seed=n), tmp_path / "videos" / f"{n:02}.mp4")  # type: ignore[arg-type]
-    dataset = tmp_path / "dataset"
-    pack([str(tmp_path / "videos")], str(dataset), progress=False)
+    recipes = {
+        f"{n:02}": Recipe(codec="hevc" if n % 3 == 0 else "h264", height=192, frames=12 + n, seed=n)
+        for n in range(CLIPS)
+    }
+    dataset = pack_recipes(recipes, tmp_path)
     seen = run(first, dataset, tmp_path / "one", "-", 3)
     seen += run(second, dataset, tmp_path / "two", str(tmp_path / "one" / "state.json"), 10**6)
     assert Counter(seen) == Counter({(epoch, clip): 1 for epoch in range(2) for clip in range(CLIPS)})

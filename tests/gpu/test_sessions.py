@@ -32,6 +32,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
 from tests.support.reference import sequential, slice_of, to_arrays, whole
+from tests.support.sessions import agree
 from tests.support.sps import Rewrite, rewrite, with_reorder, without_vui
 from tests.support.stock_dali import stock_frames
 from tools.clips import Recipe
@@ -103,23 +104,6 @@ def workers(request: pytest.FixtureRequest, library: NvdecLibrary | None) -> Nvd
     return NvdecSessionPool(device_id=0, engines=engines, cpu_workers=cpu_workers, library=library)
 
 
-def agree(sessions: NvdecSessionPool, made: list[Stocked], *, each: int, rounds: int, seed: int) -> None:
-    """Random frames of clips in random order, several batches at a time, are those of stock DALI."""
-    clips, references = [clip for clip, _ in made], [reference for _, reference in made]
-    rng = np.random.default_rng(seed)
-    begun = []
-    for _ in range(rounds):
-        order = rng.permutation(np.repeat(np.arange(len(clips)), each))
-        wanted = [np.sort(rng.choice(len(references[n]), 5, replace=False)) for n in order]
-        begun.append(
-            (order, wanted, sessions.submit([slice_of(clips[n], f) for n, f in zip(order, wanted, strict=True)]))
-        )
-    for order, wanted, pending in begun:
-        for n, frames, pictures in zip(order, wanted, pending.result(), strict=True):
-            np.testing.assert_array_equal(pictures.cpu().numpy(), references[n][frames])
-    sessions.close()
-
-
 def test_whoever_decodes_the_pixels_are_the_same(make: Make, workers: NvdecSessionPool) -> None:
     recipes = [
         Recipe(frames=40, gop=10, b_frames=3, crf=28),
@@ -174,15 +158,7 @@ def test_sizes_that_dali_mixes_up_come_out_right(codec: str, tmp_path: Path, ses
         stored(Recipe(codec=codec, width=w, height=h, frames=12, gop=6, seed=n, crf=20), tmp_path / f"{w}x{h}")  # type: ignore[arg-type]
         for n, (w, h) in enumerate(SIZES)
     ]
-    references = stock_frames(clips)
-    rng = np.random.default_rng(7)
-    for _ in range(6):
-        order = rng.permutation(np.repeat(np.arange(len(clips)), 3))
-        wanted = [np.sort(rng.choice(12, 4, replace=False)) for _ in order]
-        got = sessions.submit([slice_of(clips[n], frames) for n, frames in zip(order, wanted, strict=True)]).result()
-        for n, frames, pictures in zip(order, wanted, got, strict=True):
-            np.testing.assert_array_equal(pictures.cpu().numpy(), references[n][frames])
-    sessions.close()
+    agree(sessions, zip(clips, stock_frames(clips), strict=True), rounds=6, seed=7, frames=4)
 
 
 def of_cores(clips: Sequence[StoredClip]) -> list[npt.NDArray[np.uint8]]:
@@ -207,19 +183,8 @@ def test_clips_of_132_sizes_in_random_batches_come_out_whole(tmp_path: Path, lib
         for n, (w, h) in enumerate(sizes)
     ]
     clips = many(recipes, tmp_path)
-    expected = of_cores(clips)
-    sessions, rng = NvdecSessionPool(device_id=0, engines=3, library=library), np.random.default_rng(4)
-    begun = []
-    for _ in range(8):
-        order = rng.integers(0, len(clips), 66).tolist()
-        wanted = [np.sort(rng.choice(9, 3, replace=False)) for _ in order]
-        begun.append(
-            (order, wanted, sessions.submit([slice_of(clips[n], f) for n, f in zip(order, wanted, strict=True)]))
-        )
-    for order, wanted, pending in begun:
-        for n, frames, pictures in zip(order, wanted, pending.result(), strict=True):
-            np.testing.assert_array_equal(pictures.cpu().numpy(), expected[n][frames], err_msg=str(sizes[n]))
-    sessions.close()
+    sessions = NvdecSessionPool(device_id=0, engines=3, library=library)
+    agree(sessions, zip(clips, of_cores(clips), strict=True), each=1, rounds=4, seed=4, frames=3)
 
 
 def test_frames_are_right_while_the_gpu_is_busy(tmp_path: Path, library: NvdecLibrary | None) -> None:
@@ -269,17 +234,9 @@ def test_parameter_sets_may_differ_from_slice_to_slice(tmp_path: Path, library: 
     ]
     clips = [stored(replace(recipe, seed=n), tmp_path / str(n)) for n, recipe in enumerate(recipes)]
     assert len({clip.stsd for clip in clips}) == len(clips)
-    references = stock_frames(clips)
     # A single engine: all go through the same sessions.
     sessions = NvdecSessionPool(device_id=0, engines=1, library=library)
-    rng = np.random.default_rng(3)
-    for _ in range(5):
-        order = rng.permutation(np.repeat(np.arange(len(clips)), 2))
-        wanted = [np.sort(rng.choice(40, 5, replace=False)) for _ in order]
-        got = sessions.submit([slice_of(clips[n], frames) for n, frames in zip(order, wanted, strict=True)]).result()
-        for n, frames, pictures in zip(order, wanted, got, strict=True):
-            np.testing.assert_array_equal(pictures.cpu().numpy(), references[n][frames])
-    sessions.close()
+    agree(sessions, zip(clips, stock_frames(clips), strict=True), each=2, rounds=5, seed=3)
 
 
 def test_batches_come_in_order_and_overlap(tmp_path: Path, sessions: NvdecSessionPool) -> None:

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.packing.pack import pack
 from streamvid.transform.spec import DRAWS, Transform, Views
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tests.support.views import Array, Clip, clip, draws, torch_batches, video
 from tests.transform.test_params import EVERYTHING, RAW
 from tools.clips import Recipe
@@ -150,10 +149,8 @@ def test_pairs_are_each_transform_alone_with_the_shared_draws() -> None:
 
 
 def test_pairs_in_the_loader(tmp_path: Path) -> None:
-    (tmp_path / "videos").mkdir()
-    for n, frames in enumerate((40, 30, 25, 12)):
-        write(Recipe(width=256, height=192, frames=frames, seed=n), tmp_path / "videos" / f"{n}.mp4")
-    pack([tmp_path / "videos"], tmp_path / "set", workers=1, progress=False)
+    lengths = enumerate((40, 30, 25, 12))
+    pack_recipes({f"{n}": Recipe(width=256, height=192, frames=frames, seed=n) for n, frames in lengths}, tmp_path)
     low, high = (Transform(crop=side, horizontal_flip=0.5, dtype="float16") for side in (40, 160))
     made = []
     for transform, device in ((Views(low=low, high=high, share=("crop", "flip")), "cuda"), (high, "cuda")):
@@ -171,10 +168,8 @@ def test_pairs_in_the_loader(tmp_path: Path) -> None:
 
 
 def test_everything_in_the_loader_twice(tmp_path: Path) -> None:
-    (tmp_path / "videos").mkdir()
-    for n, frames in enumerate((40, 3, 30, 25, 12)):
-        write(Recipe(width=256, height=192, frames=frames, seed=n), tmp_path / "videos" / f"{n}.mp4")
-    pack([tmp_path / "videos"], tmp_path / "set", workers=1, progress=False)
+    lengths = enumerate((40, 3, 30, 25, 12))
+    pack_recipes({f"{n}": Recipe(width=256, height=192, frames=frames, seed=n) for n, frames in lengths}, tmp_path)
     transform = {
         "a": Transform(**EVERYTHING, mean=MEAN, std=STD, dtype="float16"),
         "b": Transform(random_short_side=(120, 180), crop=112, interpolation="bicubic", rotate=10, horizontal_flip=0.5),

@@ -14,8 +14,7 @@ import pytest
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
-from streamvid.packing.pack import pack
-from tests.support.clips import write
+from tests.support.packed import pack_recipes
 from tools.clips import hard_recipes
 
 # Of a width that no other test has: DALI's decoder cache, and the guard before it, outlive a test.
@@ -31,10 +30,7 @@ TRANSFORMS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("triton")
-    (made / "videos").mkdir()
-    for name, recipe in CLIPS.items():
-        write(recipe, made / "videos" / f"{name}.mp4")
-    pack([made / "videos"], made / "set", options=PackOptions("any"), progress=False)
+    pack_recipes(CLIPS, made, options=PackOptions("any"))
     return made
 
 

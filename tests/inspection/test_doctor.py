@@ -13,7 +13,7 @@ from streamvid.decode.nvdec_library import Caps
 from streamvid.errors import InputError
 from streamvid.inspection import doctor
 from streamvid.inspection.doctor import TESTED, TESTED_PYTHONS, Finding, examine
-from tests.support.clips import write
+from tests.support.packed import make_videos, pack_recipes
 from tools.clips import Recipe
 
 Usage = namedtuple("Usage", "total used free")
@@ -112,23 +112,21 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_dataset_is_read(tmp_path: Path) -> None:
-    (tmp_path / "videos").mkdir()
-    write(Recipe(frames=5), tmp_path / "videos" / "a.mp4")
-    sv.pack([tmp_path / "videos"], tmp_path / "dataset", progress=False, workers=1)
-    found = list(examine(str(tmp_path / "dataset")))
+    dataset = pack_recipes({"a": Recipe(frames=5)}, tmp_path)
+    found = list(examine(str(dataset)))
     assert "1 clips" in finding("dataset", found).found
     assert "a second" in finding("its shards", found).found
-    (tmp_path / "dataset" / "dataset.json").write_text("{")
-    damaged = finding("dataset", list(examine(str(tmp_path / "dataset"))))
+    (dataset / "dataset.json").write_text("{")
+    damaged = finding("dataset", list(examine(str(dataset))))
     assert damaged.state == "problem"
     assert "dataset.json" in damaged.remedy
 
 
 def test_a_dataset_in_place_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its shards have no tars."""
-    (tmp_path / "videos").mkdir()
-    write(Recipe(frames=5), tmp_path / "videos" / "a.mp4")
-    sv.index([tmp_path / "videos"], tmp_path / "indexed", progress=False, workers=1)
+    sv.index(
+        [make_videos(tmp_path / "videos", {"a": Recipe(frames=5)})], tmp_path / "indexed", progress=False, workers=1
+    )
     found = list(examine(str(tmp_path / "indexed")))
     assert "a second" in finding("its files", found).found
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another user"))

@@ -38,7 +38,8 @@ from streamvid.packing.options import PackOptions
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.shard_cache import ShardCache
 from tests.support import hostile
-from tests.support.bad_clips import Batch, assert_good_ones, decode_here, make_dataset, same, samples, with_zeroed
+from tests.support.bad_clips import Batch, assert_good_ones, decode_here, make_dataset, samples, with_zeroed
+from tests.support.batches import same
 from tests.support.clips import write
 from tests.support.packed import edit_parquet, pack_recipes, replace_packets, reseal
 from tools.clips import Recipe

@@ -26,6 +26,7 @@ import streamvid as sv
 from streamvid.fetch.encoded_batch import row_color
 from streamvid.packing.options import PackOptions
 from streamvid.storage import range_reader
+from tests.support.batches import assert_same
 from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.packed import edit_index, edit_parquet, pack_recipes, pack_with_columns, replace_packets, reseal
@@ -70,16 +71,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(opened.shards) >= 4
     assert set(opened.clips.codec.names) == {"h264", "hevc", "vp9", "vp8", "mjpeg"}
     return folder / "set"
-
-
-def same(one: dict[str, Any], two: dict[str, Any]) -> None:
-    assert list(one) == list(two)
-    for name, value in one.items():
-        if isinstance(value, torch.Tensor):
-            assert value.dtype == two[name].dtype, name
-            assert torch.equal(value, two[name]), name
-        else:
-            assert value == two[name], name
 
 
 def open_tars() -> int:
@@ -178,7 +169,7 @@ def test_frames_and_seconds_agree(opened: sv.ClipDataset, data: st.DataObject) -
     got = opened.get(row, seconds=instants)
     numbers = [int(np.flatnonzero(pts < at / tick + 1 - 1e-6)[-1]) for at in instants]
     assert numbers[len(instants) - len(on_frames) :] == [n for n, _ in on_frames]
-    same(got, opened.get(row, frames=numbers))
+    assert_same(got, opened.get(row, frames=numbers))
     np.testing.assert_array_equal(got["pts"].numpy(), pts[numbers] * tick)
 
 
@@ -195,7 +186,7 @@ def test_samples_are_those_of_a_stream_loader(dataset: Path, transform: sv.Trans
         for epoch in range(2):
             ds.set_epoch(epoch)
             for number, batch in enumerate(loader):
-                same(default_collate([ds[i] for i in range(4 * number, min(4 * number + 4, len(ds)))]), batch)
+                assert_same(default_collate([ds[i] for i in range(4 * number, min(4 * number + 4, len(ds)))]), batch)
 
 
 def test_turned_clips_and_views_as_from_a_stream_loader(dataset: Path) -> None:
@@ -207,7 +198,7 @@ def test_turned_clips_and_views_as_from_a_stream_loader(dataset: Path) -> None:
     ds = sv.ClipDataset(dataset, **options)
     with sv.StreamLoader(dataset, batch_size=len(ds), shuffle=False, device="cpu", **options) as loader:
         (batch,) = loader
-    same(default_collate([ds[i] for i in range(len(ds))]), batch)
+    assert_same(default_collate([ds[i] for i in range(len(ds))]), batch)
 
 
 def test_items(dataset: Path) -> None:
@@ -215,9 +206,9 @@ def test_items(dataset: Path) -> None:
     keys = [ds[i]["key"] for i in range(len(ds))]
     assert sorted(keys) == sorted(RECIPES)
     for row, key in enumerate(keys):
-        same(ds[key], ds[row])
-        same(ds[row - len(ds)], ds[row])
-        same(ds[sv.At(key, frames=[0])], ds[torch.tensor(row)])  # type: ignore[index]
+        assert_same(ds[key], ds[row])
+        assert_same(ds[row - len(ds)], ds[row])
+        assert_same(ds[sv.At(key, frames=[0])], ds[torch.tensor(row)])  # type: ignore[index]
     for wrong in (len(ds), -len(ds) - 1):
         with pytest.raises(IndexError):
             ds[wrong]
@@ -259,7 +250,7 @@ def test_several_samples_of_a_clip_and_short_clips(dataset: Path) -> None:
     assert len(ds) > len(RECIPES)
     with sv.StreamLoader(dataset, batch_size=1, shuffle=False, device="cpu", **options) as loader:
         for n, batch in enumerate(loader):
-            same(default_collate([ds[n]]), batch)
+            assert_same(default_collate([ds[n]]), batch)
         assert n == len(ds) - 1
     assert "five" not in {ds[n]["key"] for n in range(len(ds))}
     with pytest.raises(sv.InputError, match="'five' is too short"):
@@ -272,7 +263,7 @@ def test_epochs_draw_anew_and_again(dataset: Path) -> None:
     for epoch in (0, 1, 0):
         ds.set_epoch(epoch)
         epochs.append(ds["b_frames"])
-    same(epochs[0], epochs[2])
+    assert_same(epochs[0], epochs[2])
     assert not torch.equal(epochs[0]["video"], epochs[1]["video"])
     # Other frames of the same clip are cropped elsewhere.
     crops = {ds.get("b_frames", frames=[n, 0])["video"][:, 1].numpy().tobytes() for n in range(5)}
@@ -292,7 +283,7 @@ def test_workers_of_any_kind(dataset: Path, start: str, workers: int) -> None:
     for epoch in (0, 1):
         ds.set_epoch(epoch)  # reaches workers that are running
         for got, wanted in zip(batches, expected[epoch], strict=True):
-            same(got, wanted)
+            assert_same(got, wanted)
 
 
 def test_samplers_that_name_frames(dataset: Path) -> None:
@@ -305,7 +296,7 @@ def test_samplers_that_name_frames(dataset: Path) -> None:
     batches = list(DataLoader(ds, batch_size=2, sampler=items, num_workers=1))
     assert [key for batch in batches for key in batch["key"]] == [ds[item]["key"] for item in items]
     for n, batch in enumerate(batches):
-        same(batch, default_collate([ds[items[2 * n]], ds[items[2 * n + 1]]]))
+        assert_same(batch, default_collate([ds[items[2 * n]], ds[items[2 * n + 1]]]))
 
 
 def test_distributed_and_random_samplers(dataset: Path) -> None:
@@ -324,7 +315,7 @@ def test_a_pickled_dataset_is_small_and_the_same(dataset: Path) -> None:
     expected = ds["vp9"]  # with a pipeline, open files and an index that stay behind
     data = pickle.dumps(ds)
     assert len(data) < 3000
-    same(pickle.loads(data)["vp9"], expected)
+    assert_same(pickle.loads(data)["vp9"], expected)
 
 
 def test_a_pickled_dataset_is_not_another_one_that_was_packed_in_its_place(dataset: Path, tmp_path: Path) -> None:
@@ -447,7 +438,7 @@ def test_only_what_is_needed_is_read_from_an_object_store(dataset: Path, countin
     CountingFiles.asked.clear()
     row, frames = local.dataset.row("trimmed"), [2, 14, 24]
     clips = local.dataset.clips
-    same(remote.get("trimmed", frames=frames), local.get("trimmed", frames=frames))
+    assert_same(remote.get("trimmed", frames=frames), local.get("trimmed", frames=frames))
     (index_path, start, end), *ranges = CountingFiles.asked
     assert index_path.endswith(".packets")
     assert (start, end) == (clips.index_offset[row], clips.index_offset[row] + clips.index_size[row])
@@ -489,7 +480,7 @@ def test_a_storage_that_recovers_is_tried_again(counting: str, monkeypatch: pyte
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(CountingFiles, "cat_file", flaky)
-    same(ds.get(0, frames=[0]), expected)
+    assert_same(ds.get(0, frames=[0]), expected)
     failures[:] = [ConnectionError("gone")] * 1000
     with pytest.raises(sv.DatasetError, match="cannot be reached"):
         ds.get(0, frames=[0])
@@ -587,4 +578,4 @@ def test_a_dataset_that_was_opened_already(dataset: Path) -> None:
     opened = sv.Dataset.open(dataset)
     ds = sv.ClipDataset(opened)
     assert ds.dataset is opened
-    same(ds.get("one", frames=[0]), sv.ClipDataset(str(dataset)).get("one", frames=[0]))
+    assert_same(ds.get("one", frames=[0]), sv.ClipDataset(str(dataset)).get("one", frames=[0]))

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import streamvid as sv
 from streamvid.packing.pack import pack
-from tests.loader.test_clip_dataset import same
+from tests.support.batches import assert_same
 from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
@@ -34,7 +34,7 @@ def test_a_bucket_gives_the_same_samples_as_a_disk(datasets: tuple[str, str]) ->
     local, remote = (sv.ClipDataset(where, **OPTIONS) for where in datasets)
     assert len(local) == len(remote) == 8
     for item in (0, 7, "03", sv.At("05", seconds=[1.0, 0.2]), sv.At(2, frames=[39, 0])):
-        same(remote[item], local[item])
+        assert_same(remote[item], local[item])
 
 
 @pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])
@@ -45,13 +45,13 @@ def test_workers_read_from_a_bucket(datasets: tuple[str, str], start: str, worke
     for got, wanted in zip(
         DataLoader(remote, batch_size=4, num_workers=workers, multiprocessing_context=start), expected, strict=True
     ):
-        same(got, wanted)
-    same(remote[1], local[1])  # and still serve the parent
+        assert_same(got, wanted)
+    assert_same(remote[1], local[1])  # and still serve the parent
     with sv.GpuDataLoader(
         remote, batch_size=4, num_workers=workers, multiprocessing_context=start, device="cpu"
     ) as proxy:
         for got, wanted in zip(proxy, expected, strict=True):
-            same(got, wanted)
+            assert_same(got, wanted)
 
 
 def test_a_shard_that_is_gone_is_named(datasets: tuple[str, str], s3_bucket: str) -> None:
@@ -82,4 +82,4 @@ def test_few_frames_of_a_long_video_are_few_bytes(tmp_path: Path) -> None:
     read = sum(int(last) - int(first) + 1 for first, last in asked)
     assert len(asked) <= 16
     assert needed <= read <= 1.4 * needed
-    same(got, sv.ClipDataset(tmp_path / "set").get("long", frames=frames))
+    assert_same(got, sv.ClipDataset(tmp_path / "set").get("long", frames=frames))

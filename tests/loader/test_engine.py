@@ -173,7 +173,6 @@ def test_two_iterations_at_a_time_share_a_decoder_on_a_cpu(folder: Path) -> None
 @pytest.fixture
 def remote(folder: Path, tmp_path: Path) -> Iterator[tuple[FaultyS3, dict[str, Any]]]:
     """A bucket with the dataset, and the options of a loader that reads it by range."""
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     with faulty_s3() as s3:
         s3.add_folder(folder, "bucket/set")
         yield s3, {"fetch": "ranges", "cache_dir": tmp_path, "cache_bytes": 100_000}

@@ -27,7 +27,8 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, de
 import streamvid as sv
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.loader.shm_transfer import pack, unpack
-from tests.loader.test_clip_dataset import damage, same
+from tests.loader.test_clip_dataset import damage
+from tests.support.batches import assert_same
 from tests.support.clock import soon
 from tests.support.packed import pack_with_columns, replace_packets
 from tests.support.processes import alive, command_line, processes_below
@@ -101,7 +102,7 @@ def test_batches_are_those_of_a_stream_loader(dataset: Path, num_workers: int, s
         assert len(proxy) == len(stream) == 3
         for _ in range(2):
             for got, expected in zip(proxy, stream, strict=True):
-                same(got, expected)
+                assert_same(got, expected)
         now, then = proxy.stats(), stream.stats()
         assert (now.batches, now.clips, now.frames) == (then.batches, then.clips, then.frames)
         assert now.bytes_read == then.bytes_read
@@ -189,9 +190,9 @@ def test_epochs(dataset: Path) -> None:
         fifth = next(iter(proxy))
         assert fifth["epoch"].tolist() == [5] * len(ds)
         proxy.set_epoch(0)
-        same(next(iter(proxy)), first[0])
+        assert_same(next(iter(proxy)), first[0])
     ds.set_epoch(5)
-    same(default_collate([ds[row] for row in fifth["clip"].tolist()]), fifth)
+    assert_same(default_collate([ds[row] for row in fifth["clip"].tolist()]), fifth)
 
 
 @pytest.mark.parametrize(

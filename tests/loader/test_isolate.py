@@ -24,7 +24,8 @@ from streamvid.decode import cpu
 from streamvid.decode.deadline import Pace
 from streamvid.transform import render
 from tests.decode.test_isolated import STARTED
-from tests.support.bad_clips import make_dataset, same, samples
+from tests.support.bad_clips import make_dataset, samples
+from tests.support.batches import same
 from tests.support.clock import soon
 from tests.support.packed import packing_inline
 from tests.support.processes import alive, bytes_written, command_line, processes_below

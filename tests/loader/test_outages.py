@@ -15,6 +15,7 @@ import torch
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
+from tests.support.batches import assert_same
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.packed import pack_recipes
@@ -39,25 +40,20 @@ def batches(path: str | Path, **options: Any) -> list[dict[str, Any]]:
         return list(loader)
 
 
-def same(got: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
-    assert [batch["key"] for batch in got] == [batch["key"] for batch in expected]
-    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))
-
-
 def test_an_outage_with_a_warm_cache_is_waited_out_and_nothing_cached_is_asked_for(
     s3: FaultyS3, packed: Path, tmp_path: Path
 ) -> None:
     expected = batches("s3://bucket/set", cache_dir=tmp_path)
     s3.requests.clear()
     s3.fault = lambda method, key, before: "503" if before < 8 else None
-    same(batches("s3://bucket/set", cache_dir=tmp_path, retry_for=Clock().retry()), expected)
+    assert_same(batches("s3://bucket/set", cache_dir=tmp_path, retry_for=Clock().retry()), expected)
     assert {key for _, key, _ in s3.requests} == {"bucket/set/dataset.json"}
 
 
 def test_half_of_all_requests_fail_at_the_opening_and_later(s3: FaultyS3, packed: Path, tmp_path: Path) -> None:
     dice = random.Random(1)
     s3.fault = lambda *_: dice.choice(FAULTS) if dice.random() < 0.5 else None
-    same(batches("s3://bucket/set", cache_dir=tmp_path, retry_for=Clock().retry()), batches(packed))
+    assert_same(batches("s3://bucket/set", cache_dir=tmp_path, retry_for=Clock().retry()), batches(packed))
     clips = sv.ClipDataset("s3://bucket/set", retry_for=Clock().retry())
     local = sv.ClipDataset(packed)
     for n in range(4):
@@ -100,7 +96,7 @@ def test_a_run_goes_on_without_a_cache_whose_disk_is_full(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
-    same(batches("s3://bucket/set", cache_dir=tmp_path), batches(packed))
+    assert_same(batches("s3://bucket/set", cache_dir=tmp_path), batches(packed))
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 1, said
     assert f"The cache folder {tmp_path} cannot be used: No space left on device; free some space there" in said[0]
@@ -125,7 +121,7 @@ def test_a_web_server_that_knows_no_ranges(
         options: dict[str, Any] = {"cache_dir": tmp_path / "cache", "quarantine": tmp_path / "quarantine"}
         if fault == "a full disk":
             monkeypatch.setattr(os, "pwrite", full)
-            same(batches(site.url, **options), expected)
+            assert_same(batches(site.url, **options), expected)
         else:
             opened = sv.Dataset.open(packed)
             name = f"/{Path(opened.shard_path(2)).relative_to(packed)}"

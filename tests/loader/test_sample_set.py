@@ -13,6 +13,7 @@ import torch
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
+from tests.support.batches import assert_same
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
@@ -31,13 +32,6 @@ def batches(loader: Any) -> list[dict[str, Any]]:
         return [dict(batch) for batch in loader]
 
 
-def same(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    return one.keys() == two.keys() and all(
-        torch.equal(value, two[name]) if isinstance(value, torch.Tensor) else value == two[name]
-        for name, value in one.items()
-    )
-
-
 def test_both_loaders_take_one_dataset(dataset: Path) -> None:
     options: dict[str, Any] = {"sampling": SAMPLING, "transform": TRANSFORM, "columns": ["frames"], "seed": 4}
     clips = sv.ClipDataset(dataset, **options)
@@ -47,8 +41,8 @@ def test_both_loaders_take_one_dataset(dataset: Path) -> None:
     mapped = batches(sv.GpuDataLoader(clips, batch_size=2, device="cpu"))
     assert len(streamed) == len(alone) == len(mapped) == 3
     for one, two, three in zip(streamed, alone, mapped, strict=True):
-        assert same(one, two)
-        assert same(one, three)
+        assert_same(one, two)
+        assert_same(one, three)
 
 
 def test_a_dataset_of_windows_and_a_subset(dataset: Path) -> None:

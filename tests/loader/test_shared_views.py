@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, default_collate
 import streamvid as sv
 from streamvid.errors import InputError
 from streamvid.packing.options import PackOptions
-from tests.loader.test_clip_dataset import same
 from tests.support.bad_clips import with_zeroed
+from tests.support.batches import assert_same
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
@@ -52,7 +52,7 @@ def test_what_is_shared_is_drawn_as_for_the_transform_alone(dataset: Path) -> No
         low = got.pop("low")
         assert low.shape == (len(low), 3, 3, 12, 16)
         assert low.dtype == torch.float32
-        same(got, wanted)
+        assert_same(got, wanted)
 
 
 def test_the_low_view_is_the_high_one_shrunk(dataset: Path) -> None:
@@ -75,7 +75,7 @@ def test_both_ends_of_an_epoch_are_the_same_pairs(dataset: Path) -> None:
         loader.load_state_dict(state)
         rest = [dict(batch) for batch in loader]
     for one, two in zip(rest, whole[1:], strict=True):
-        same(one, two)
+        assert_same(one, two)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -83,10 +83,10 @@ def test_all_loaders_give_the_same_pairs(dataset: Path, workers: int) -> None:
     wanted = stream(dataset, shuffle=False)
     ds = sv.ClipDataset(dataset, transform=PAIR, **OPTIONS)
     for got, one in zip(DataLoader(ds, batch_size=4, num_workers=workers), wanted, strict=True):
-        same(got, one)
+        assert_same(got, one)
     with sv.GpuDataLoader(ds, batch_size=4, num_workers=workers, device="cpu", num_threads=2) as loader:
         for one, two in zip(loader, wanted, strict=True):
-            same(dict(one), two)
+            assert_same(dict(one), two)
 
 
 def test_one_dali_pipeline_gives_the_same_pairs(dataset: Path) -> None:
@@ -98,7 +98,7 @@ def test_one_dali_pipeline_gives_the_same_pairs(dataset: Path) -> None:
             ours, theirs = got.pop(name), wanted.pop(name)
             assert scale * (ours - theirs).abs().mean() < 5
             assert scale * (ours - theirs.flip(-1)).abs().mean() > 10
-        same(got, wanted)
+        assert_same(got, wanted)
 
 
 def test_a_bad_clip_is_masked_in_all_views(dataset: Path, tmp_path: Path) -> None:

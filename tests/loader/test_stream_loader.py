@@ -33,6 +33,8 @@ from streamvid.sampling.explicit import Frames
 from streamvid.sampling.spread import All, Uniform
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
+from tests.support import shown
+from tests.support.batches import same
 from tests.support.packed import pack_recipes, replace_packets
 from tests.support.sampling import padded
 from tests.support.views import upright
@@ -62,11 +64,9 @@ WINDOW = Window(6, fps=15)
 
 
 @dataclass(frozen=True)
-class Packed:
-    """The dataset, and what is known of each of its rows."""
+class Packed(shown.Packed):
+    """The dataset, and the recipe and label of each of its rows."""
 
-    path: Path
-    recipes: list[Recipe]
     labels: list[int]
 
     def seconds(self, row: int) -> list[float]:
@@ -102,21 +102,6 @@ def loader(packed: Packed | Path, **options: Any) -> StreamLoader:
     return StreamLoader(path, **{"batch_size": 4, "sampling": WINDOW, "num_threads": 2, "device": "cpu", **options})
 
 
-def assert_same(one: dict[str, Any], two: dict[str, Any]) -> None:
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        assert torch.equal(value, two[name]) if isinstance(value, torch.Tensor) else value == two[name], name
-
-
-def same(one: list[dict[str, Any]], two: list[dict[str, Any]]) -> bool:
-    try:
-        for a, b in zip(one, two, strict=True):
-            assert_same(a, b)
-    except (AssertionError, ValueError, RuntimeError):
-        return False
-    return True
-
-
 def clips_of(batches: list[dict[str, Any]]) -> list[int]:
     return [clip for batch in batches for clip in batch["clip"][batch["valid"]].tolist()]
 
@@ -135,17 +120,8 @@ def test_labels_that_are_missing_are_left_out_of_a_loss(packed: Packed) -> None:
 def check_frames(packed: Packed, batch: dict[str, Any]) -> None:
     """Every slot shows the frame that its pts, clip and key say. The batch is uint8 FHWC, untransformed."""
     for i, row in enumerate(batch["clip"].tolist()):
-        recipe, seconds = packed.recipes[row], packed.seconds(row)
         assert batch["label"][i] == packed.labels[row]
-        for slot, at in enumerate(batch["pts"][i].tolist()):
-            picture = batch["video"][i, slot].numpy()
-            if at == -1:
-                assert not batch["mask"][i, slot]
-                assert not picture.any()
-                continue
-            frame = int(np.argmin([abs(at - s) for s in seconds]))
-            assert abs(at - seconds[frame]) < 0.0011
-            assert read_frame_number(picture) == recipe.shown()[frame], (batch["key"][i], slot)
+        shown.shown(packed, batch, i)
 
 
 @pytest.mark.parametrize(

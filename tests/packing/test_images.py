@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.packing.images import check_rate, find_sequence, sequence_video
@@ -25,7 +24,7 @@ from streamvid.packing.process_source import process_source
 from streamvid.storage.retry import Retry
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
-from tests.support.reference import whole
+from tests.support.reference import to_rgb, whole
 from tools.clips import Recipe, paint, read_frame_number
 
 pytestmark = pytest.mark.usefixtures("inline_workers")

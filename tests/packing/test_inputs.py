@@ -92,7 +92,6 @@ def test_secrets_of_urls_are_in_no_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["what?", "take[1]", "a::b", "100%25 #"])
 def test_remote_folders_of_odd_names(folder: str) -> None:
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     with faulty_s3() as site:
         site.objects = {f"bucket/{folder}/x::y.mp4": b"", "bucket/other/z.mp4": b""}
         assert names(f"s3://bucket/{folder}") == ["x::y.mp4"]

@@ -27,7 +27,6 @@ DATA = bytes(range(256)) * 40
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[FaultyS3]:
-    pytest.importorskip("aiohttp", reason="no aiohttp to test with: pip install aiohttp")
     with faulty_s3() as site:
         yield site
 

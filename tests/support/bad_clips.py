@@ -7,13 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import streamvid as sv
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.packing.options import PackOptions
 from streamvid.video.packet_selection import EncodedSlice
+from tests.support.batches import same
 from tests.support.packed import pack_recipes, replace_packets, reseal
 from tools.clips import Recipe
 
@@ -59,7 +58,7 @@ def with_zeroed(dataset: Path, target: Path, *rows: int, source: bool = True) ->
 
 
 def samples(batches: Iterable[Batch]) -> dict[tuple[int, int], dict[str, Any]]:
-    """What of a batch counts, by pass and row. No sample may come twice."""
+    """The valid samples of batches, by pass and row. No sample may come twice."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for batch in batches:
         for n in range(len(batch["clip"])):
@@ -68,14 +67,6 @@ def samples(batches: Iterable[Batch]) -> dict[tuple[int, int], dict[str, Any]]:
                 assert place not in found, place
                 found[place] = {name: value[n] for name, value in batch.items()}
     return found
-
-
-def same(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
-    """Whether two samples or batches are equal, bit for bit."""
-    return one.keys() == two.keys() and all(
-        torch.equal(value, two[name]) if isinstance(value, torch.Tensor) else value == two[name]
-        for name, value in one.items()
-    )
 
 
 def assert_good_ones(

@@ -96,7 +96,7 @@ def _bits(data: bytes) -> str:
 
 
 def _bytes(bits: str) -> bytes:
-    """Of bits that end with a stop bit."""
+    """Bits that end with a stop bit, as bytes."""
     bits = bits[: bits.rindex("1") + 1]
     bits += "0" * (-len(bits) % 8)
     return int(bits, 2).to_bytes(len(bits) // 8, "big")

@@ -97,7 +97,7 @@ class Tab:
             self.send("Input.dispatchKeyEvent", event | ({"text": text} if text and kind == "keyDown" else {}))
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """What is seen, as PNG."""
+        """Write the visible page as PNG."""
         picture = self.send("Page.captureScreenshot", {"captureBeyondViewport": whole})["data"]
         path.write_bytes(base64.b64decode(picture))
 

@@ -30,7 +30,7 @@ _SITINGS = {
 
 
 class Case(NamedTuple):
-    """Of a clip."""
+    """The format and the tags of a clip."""
 
     matrix: Any
     full: bool
@@ -116,7 +116,7 @@ def _samples(plane: Any, bits: int) -> Any:
 
 
 def check(clips: ColoredClips, name: str, *, device: str) -> None:
-    """Of each case, 99.9 % of values are within a level of the reference."""
+    """Assert that 99.9 % of the values of each case are within a level of the reference."""
     options, box = TRANSFORMS[name]
     transform = sv.Transform(**options, layout="TCHW", dtype="uint8")
     seen = set()

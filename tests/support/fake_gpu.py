@@ -22,7 +22,7 @@ from streamvid.video.codec_context import MAX_REORDER, in_band_description, open
 from tests.support.surfaces import launch
 
 Spoil = Callable[[list["Surface"]], list["Surface"]]
-"""What becomes of the frames of one call."""
+"""Changes the frames of one call."""
 
 
 class Surface:
@@ -50,7 +50,7 @@ class Surface:
         return self.samples.ctypes.data
 
     def reuse(self) -> None:
-        """What a decoder does with its surfaces."""
+        """Overwrite the surface, as a decoder does when it uses it again."""
         self.samples[:] = 77
 
 
@@ -71,7 +71,7 @@ class Decoder:
         self._context = open_context(in_band_description(self._codec, width=64, height=64), MAX_REORDER)
 
     def frames(self, data: bytes, pts: int) -> list[av.VideoFrame]:
-        """Those that come out for a packet, or at the end."""
+        """The frames that FFmpeg outputs for a packet, or, without data, at the end."""
         if not data:
             frames = self._context.decode(None)
             self._start()
@@ -129,7 +129,7 @@ class Event:
 
 
 def launch_in_order(*given: Any) -> None:
-    """What was queued before is done before."""
+    """In the place of a launch: earlier work has ended."""
     for wait in BEFORE_LAUNCHES:
         wait()
     launch(*given)

@@ -44,7 +44,7 @@ these, `flip` changes a bit of a range, `elsewhere` gives another range and says
 
 @dataclass
 class FaultyS3:
-    """What the server serves. `fault` gives one of `FAULTS`, or None, for each request: method, key, and how many of
+    """The state of the server. `fault` gives one of `FAULTS`, or None, for each request: method, key, and how many of
     its kind came before. `requests` has (method, key, range) of all."""
 
     endpoint: str = ""
@@ -86,7 +86,7 @@ class FaultyS3:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def etag(self, key: str) -> str:
-        """Of an object, in quotes."""
+        """The ETag of an object, in quotes."""
         held = self.held.get(key, {}).get("ETag")
         return held or f'"{hashlib.md5(self.objects[key]).hexdigest()}"'
 
@@ -311,7 +311,8 @@ def text_of(crc: int) -> str:
 
 @contextlib.contextmanager
 def faulty_s3() -> Iterator[FaultyS3]:
-    """A server on a free port, with the environment variables that reach it set meanwhile."""
+    """A server on a free port, with the environment variables that reach it set meanwhile. Skips without s3fs."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     site = FaultyS3()
     with serving(_Handler, site=site) as port:
         site.endpoint = f"http://127.0.0.1:{port}"
@@ -325,7 +326,6 @@ def faulty_s3() -> Iterator[FaultyS3]:
 @pytest.fixture(scope="module")
 def served(packed: Path) -> Iterator[FaultyS3]:
     """The module's dataset in a bucket, at s3://bucket/set."""
-    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     with faulty_s3() as site:
         site.add_folder(packed, "bucket/set")
         yield site

@@ -1,4 +1,4 @@
-"""What a test puts in the place of `streamvid.packing.run_local.process_source`, in the worker processes."""
+"""Replacements of `streamvid.packing.run_local.process_source` in worker processes, which crash, hang or fail."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.support.fake_gpu import BEFORE_LAUNCHES, Decoder, Surface
 SOURCES = Path(streamvid.__file__).parent / "native"
 STAND_IN = Path(__file__).parents[1] / "native" / "driver.c"
 Spoil = Callable[[list[av.VideoFrame]], list[av.VideoFrame]]
-"""What becomes of the frames of one packet."""
+"""Changes the frames of one packet."""
 _HOOK = ctypes.CFUNCTYPE(ctypes.c_int, *(ctypes.c_void_p,) * 2, *(ctypes.c_int64,) * 3)
 
 

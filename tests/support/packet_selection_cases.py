@@ -25,7 +25,7 @@ Choose = Callable[[Sequence[Any]], Any]
 """Takes one of several: `numpy.random.Generator.choice`, or hypothesis."""
 
 CODECS: Final = ("h264", "h264", "h264", "hevc", "hevc", "hevc", "vp9", "vp9", "av1", "av1", "mpeg4", "vp8", "mjpeg")
-"""Those with more structure come more often."""
+"""Codecs with more structure are drawn more often."""
 _LAYERS: Final = (
     "ts_number_layers=2:ts_target_bitrate=100,200:ts_rate_decimator=2,1:ts_periodicity=2:ts_layer_id=0,1:"
     "ts_layering_mode=2",
@@ -174,7 +174,7 @@ def cases(
 
 
 def plainly(index: FrameIndex, frames: Sequence[int]) -> dict[str, list[int]]:
-    """What `select_packets` gives, packet by packet: the columns of a `PacketSelection`."""
+    """The result of `select_packets`, computed packet by packet: the columns of a `PacketSelection`."""
     flags, pts, every = index.flags.tolist(), index.pts.tolist(), range(len(index))
     visible = sorted((n for n in every if not flags[n] & HIDDEN), key=lambda n: pts[n])
     wanted = [visible[frame] for frame in frames]

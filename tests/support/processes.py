@@ -17,7 +17,7 @@ def processes_below(pid: int) -> list[int]:
 
 
 def command_line(pid: int) -> bytes:
-    """Of a process, its arguments with a zero byte behind each; empty if it has ended."""
+    """The arguments of a process, each followed by a zero byte; empty if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""

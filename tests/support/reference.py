@@ -10,13 +10,19 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from streamvid.arrays import UInt8
 from streamvid.color.full_size import FullSizeConverter
 from streamvid.color.picture import picture_of
 from streamvid.color.tags import Color
-from streamvid.color.yuv_to_rgb import to_rgb
+from streamvid.color.yuv_to_rgb import RgbConverter
 from streamvid.video.frame_index import DISPOSABLE, LEADING, FrameIndex
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.stored_clip import StoredClip
+
+
+def to_rgb(frame: av.VideoFrame, *, full_range: bool) -> UInt8:
+    """One frame as uint8 [height, width, 3]; arguments as in `RgbConverter`."""
+    return np.stack(RgbConverter()(frame, full_range=full_range), axis=-1)
 
 
 def sequential(

@@ -1,4 +1,4 @@
-"""What the command says and leaves when it is asked for what it cannot do."""
+"""Checks of refusals: the message and exit code of the command, and that it leaves no files."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class S3Server:
     secret: str = "svsecret"  # of a server that listens on 127.0.0.1 alone
 
     def environment(self) -> dict[str, str]:
-        """What makes s3fs, DALI and the AWS tools, here and in child processes, talk to this server and no other."""
+        """Environment variables by which s3fs, DALI and AWS tools, also in child processes, use only this server."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": self.key,

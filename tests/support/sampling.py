@@ -33,7 +33,7 @@ MOST = 12
 
 @dataclass(frozen=True)
 class Slot:
-    """What the reference says of one slot."""
+    """One frame position in the reference."""
 
     frame: int
     real: bool

@@ -44,7 +44,7 @@ def _to_vui_flag(bits: str) -> _Positions:
 
 
 def without_vui(bits: str) -> str:
-    """As Apple's and many hardware encoders write it: no word on how far pictures are reordered."""
+    """Without VUI, as Apple's and many hardware encoders write it: it does not say how far pictures are reordered."""
     return bits[: _to_vui_flag(bits).position] + "01"
 
 

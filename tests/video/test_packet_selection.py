@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import streamvid as sv
 from streamvid.color.tags import RGB
-from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.mp4.boxes import full_box
@@ -37,7 +36,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
 from tests.support.packet_selection_cases import cases, make, plainly, random_recipe
-from tests.support.reference import sequential, slice_of
+from tests.support.reference import sequential, slice_of, to_rgb
 from tools.clips import Recipe, read_frame_number
 
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.mp4.boxes import ROTATIONS, find_box
@@ -25,7 +24,7 @@ from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.transcode import TranscodeOptions, transcode
 from streamvid.video.trim import trim_clip
 from tests.support.clips import write
-from tests.support.reference import whole
+from tests.support.reference import to_rgb, whole
 from tools.clips import Recipe
 
 Frames = list[npt.NDArray[np.uint8]]

@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.sample_entry import codec_configuration
@@ -31,7 +30,7 @@ from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
 from tests.support.clips import without_packets, write
 from tests.support.field_pictures import Picture, write_fields
-from tests.support.reference import slice_of, whole
+from tests.support.reference import slice_of, to_rgb, whole
 from tools.clips import Recipe, flip_bytes, hard_recipes, read_frame_number
 
 HARD = hard_recipes()

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from streamvid.color.yuv_to_rgb import to_rgb
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.video import probe
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
@@ -26,7 +25,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.trim import cut_packets, non_displayed_bytes, trim_clip
 from tests.support.clips import write
-from tests.support.reference import sequential, slice_of
+from tests.support.reference import sequential, slice_of, to_rgb
 from tools.clips import Recipe, hard_recipes
 
 HARD = hard_recipes()

@@ -91,7 +91,7 @@ def merged(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def machines(found: Sequence[Mapping[str, Any]]) -> str:
-    """What the runs were on, a line for each."""
+    """The machines of the runs, a line each."""
     lines = []
     for one in found:
         about, taken = one["machine"], sum(program["seconds"] for program in one["programs"].values())

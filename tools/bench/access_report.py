@@ -1,4 +1,4 @@
-"""What `tools.bench.random_access` measured, as a table and checks."""
+"""The results of `tools.bench.random_access`, as a table and checks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def speeds(found: Mapping[tuple[str, int], Timing]) -> list[str]:
 
 
 def failures(found: Mapping[tuple[str, int], Timing]) -> list[str]:
-    """What does not run, and why, a sentence for each way."""
+    """The ways that do not run, and why, a sentence each."""
     lines = []
     for name in dict.fromkeys(name for name, _ in found):
         wrong = {length: timing.error for (of, length), timing in found.items() if of == name and timing.error}

@@ -1,4 +1,4 @@
-"""What `streamvid annotate` takes, against pyarrow's own join and write of the same rows.
+"""The time of `streamvid annotate`, against pyarrow's own join and write of the same rows.
 
     python -m tools.bench.annotate [--quick] [--json FILE]
 

@@ -23,7 +23,7 @@ SIDE: Final = 224
 BATCH: Final = 64
 """Clips that DALI takes at once."""
 ENGINES: Final = 7
-"""Of an H200's NVDEC."""
+"""NVDEC engines of an H200."""
 CORES: Final = len(os.sched_getaffinity(0))
 
 
@@ -134,7 +134,7 @@ def torchcodec(video: Path, *, mappings: bool = False) -> Way:
 
 
 def _mappings(video: Path) -> list[dict[str, Any]]:
-    """What `ffprobe -show_frames` would print, as torchcodec wants it: in presentation order, with key frames."""
+    """The output of `ffprobe -show_frames`, as torchcodec takes it: in presentation order, with key frames."""
     import av
 
     with closing(av.open(str(video))) as container:

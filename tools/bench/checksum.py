@@ -1,4 +1,4 @@
-"""What checking a slice costs, against decoding it: `checksum="crc32c"` of the loaders.
+"""The cost of checking a slice, against decoding it: `checksum="crc32c"` of the loaders.
 
     python -m tools.bench.checksum [--quick] [--json FILE] [--device cuda]
 
@@ -120,7 +120,7 @@ def measure_loaders(name: str, recipe: Recipe, folder: Path, device: str, *, cli
 
 
 def _damaged_packet(spent: list[float], packets: PacketSelection, data: UInt8) -> int | None:
-    """As the product's; notes the processor time that it took."""
+    """The product's function, whose processor time is noted."""
     began = time.thread_time()
     try:
         return damaged_packet(packets, data)

@@ -135,7 +135,7 @@ OTHERS: Final = {"DataLoader, torchcodec": by_torchcodec, "DataLoader, PyAV": by
 
 
 def windows_of(loader: sv.StreamLoader, videos: Path) -> tuple[list[Window], dict[str, torch.Tensor]]:
-    """What an epoch shows, and the tensors of its first batch by file."""
+    """The windows of an epoch, and the tensors of its first batch by file."""
     windows, first = list[Window](), dict[str, torch.Tensor]()
     for batch in loader:
         for key, seconds, video in zip(batch["key"], batch["pts"], batch["video"], strict=True):

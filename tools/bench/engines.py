@@ -1,4 +1,4 @@
-"""What NVDEC's engines do alone: the limit that decoding is held against, and the floor of a training step."""
+"""The speed of NVDEC's engines alone: the limit of decoding, and the floor of a training step."""
 
 from __future__ import annotations
 

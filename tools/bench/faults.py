@@ -50,7 +50,7 @@ from tools.bench.report import Check, Report, Row, arguments, finish
 
 FAILURES: Final = ("500", "503", "empty 503", "429", "timeout", "reset", "cut", "short")
 SHARES: Final = (0.05, 0.2, 0.5)
-"""Of a bucket's requests, that fail."""
+"""Shares of a bucket's requests that fail."""
 BATCH: Final = 4
 TOLERANCE: Final = 6
 """Levels of 255 by which a pixel may differ from run to run on a GPU, where an engine or a core may have decoded it."""
@@ -91,7 +91,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Clip:
-    """What came of a clip: SHA-256 of its frames, and a few of their pixels."""
+    """A delivered clip: SHA-256 of its frames, and a few of their pixels."""
 
     digest: str
     pixels: bytes
@@ -106,7 +106,7 @@ class Clip:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run delivered.
+    """The clips that a run delivered.
 
     Attributes:
         clips: by row; in the order in which they came, so that one may be there twice.
@@ -122,7 +122,7 @@ class Outcome:
     first: float
 
     def problems(self, whole: Outcome, bad: Mapping[int, str], device: str) -> list[str]:
-        """What should not be, given what came of the undamaged dataset, and which rows of the damaged one are bad."""
+        """The faults of the run, given the outcome of the undamaged dataset, and the bad rows of the damaged one."""
         came, told, expected = Counter(row for row, _ in self.clips), Counter(self.reported), dict(whole.clips)
         found = [f"clip {row} came {times} times" for row, times in came.items() if times > 1]
         found += [f"clip {row} did not come" for row in expected if row not in bad and not came[row]]
@@ -314,7 +314,7 @@ def measure(folder: Path, clips: int, options: argparse.Namespace) -> Report:
 def _measured(
     name: str, what: Run, report: Report, whole: Outcome | None, clean: Outcome | None, bad: Mapping[int, str]
 ) -> Outcome | None:
-    """What came of a run, which is added to the report; None if it failed.
+    """The outcome of a run, which is added to the report; None if it failed.
 
     Args:
         whole: what came of the undamaged dataset; default: this run.
@@ -340,7 +340,7 @@ def _measured(
         if not what.environment:  # of requests that fail again and again, nothing is promised
             checks.append(Check.at_most(f"{name}: worst delay of a batch, s", found.worst, 10 + LEAST_S))
     checks.append(Check.at_most(f"{name}: what is not as it should be", len(problems), 0))
-    notes.extend(f"{name}: {one}" for one in problems[:20])
+    notes.extend(f"{name}: {problem}" for problem in problems[:20])
     cells = ", ".join(f"{column} {cell:.5g}" for column, cell in list(rows[-1].items())[1:])
     print(f"{name}: {'; '.join(problems[:20]) or 'all as it should be'}; {cells}", flush=True)
     return found

@@ -74,7 +74,7 @@ class Files(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Of many connections."""
+    """A server with a long queue of connections."""
 
     request_queue_size = 512
 
@@ -151,7 +151,7 @@ def main() -> int:
             (found,) = apart(first_batch, os.fspath(folder / "cache"))
             requests = {name.removeprefix("rows/"): count for name, count in asked.items()}
             files = [name for name in requests if name.endswith((".json", ".parquet"))]
-            (bare,) = apart(fetch_tables, [f"{one}:{(rows / one).stat().st_size}" for one in files])
+            (bare,) = apart(fetch_tables, [f"{file}:{(rows / file).stat().st_size}" for file in files])
     row = {
         "clips": clips, "shards": len(manifest.shards), "tables": len(manifest.tables), "MB": bare["bytes"] / 1e6,
         "fetch s": bare["seconds"], "open s": found["open"], "first batch s": found["seconds"],

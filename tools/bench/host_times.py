@@ -1,4 +1,4 @@
-"""What a process computes meanwhile, by the names of its threads."""
+"""The processor time of a process over some work, by the names of its threads."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def by_dali(folder: Path, device: str, threads: int) -> Iterator[Any]:
         encoded, label = fn.readers.file(file_root=str(folder), random_shuffle=True, name="Reader")
         images = fn.decoders.image(encoded, device="cpu" if device == "cpu" else "mixed", output_type=types.RGB)
         images = fn.random_resized_crop(images, size=(SIDE, SIDE), random_area=AREA)
-        mean, std = ([255 * one for one in values] for values in (MEAN, STD))
+        mean, std = ([255 * value for value in values] for values in (MEAN, STD))
         made = fn.crop_mirror_normalize(images, mirror=fn.random.coin_flip(), mean=mean, std=std, dtype=types.FLOAT)
         return made, label
 

@@ -97,7 +97,7 @@ def counted() -> Iterator[list[int]]:
 
 
 def bytes_below(folder: Path) -> int:
-    """What the files in a folder take."""
+    """Bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -106,7 +106,7 @@ Speed = tuple[float, float]
 
 
 def ours(dataset: Path) -> Speed:
-    """Of a StreamLoader, after a first batch."""
+    """The speed of a StreamLoader after the first batch."""
     clips, begin, used = 0, 0.0, 0.0
     with sv.StreamLoader(str(dataset), **OPTIONS) as loader:
         for _ in range(2):
@@ -117,7 +117,7 @@ def ours(dataset: Path) -> Speed:
 
 
 def by_webdataset(folder: Path) -> Speed:
-    """Of webdataset with PyAV: the first frames of each clip."""
+    """The speed of webdataset with PyAV, for the first frames of each clip."""
     clips, begin, used = 0, time.perf_counter(), time.process_time()
     for sample in webdataset.WebDataset([str(path) for path in sorted(folder.iterdir())], shardshuffle=False):
         with av.open(io.BytesIO(sample["mp4"]), "r") as container:

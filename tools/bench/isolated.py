@@ -89,13 +89,13 @@ def run_isolated(module: str, arguments: Sequence[str], *, seconds: float) -> It
 
 
 def apart(function: Callable[..., T], *arguments: Any, processes: int = 1) -> list[T]:
-    """What a function returns in new processes, at the same time in so many."""
+    """The results of a function in new processes, which run at the same time."""
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         return [one.result() for one in [pool.submit(function, *arguments) for _ in range(processes)]]
 
 
 def _last_lines(errors: IO[bytes]) -> list[str]:
-    """What a part has said at last."""
+    """The last lines that a part has printed."""
     errors.seek(max(0, errors.seek(0, os.SEEK_END) - _SAID))
     return errors.read().decode(errors="replace").strip().splitlines()
 

@@ -51,7 +51,7 @@ RATE: Final = 100.0
 LATENCY: Final = 50.0
 """The condition of most checks: MB/s of a connection, and ms."""
 HOARDERS: Final = ("litdata", "mosaicml")
-"""Those that have fetched most of their clips before the first batch: what comes after it says nothing of the link."""
+"""Ways that fetch most clips before the first batch, so that their speed after it says nothing about the link."""
 STALLS: Final = (0.0, 0.01)
 """Shares of requests that stall where a loop takes its time for a step."""
 PACE: Final = 0.8
@@ -98,7 +98,7 @@ def pace_of(condition: Condition, found: Found) -> float:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], limit: float) -> str:
-    """What a child says last, or an error's last line after "!"."""
+    """The last line that a child prints, or "!" and the last line of its error."""
     more = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), **environment}
     try:
         done = subprocess.run(
@@ -142,7 +142,7 @@ def row_of(condition: Condition, way: str, found: Mapping[str, float] | str) -> 
 
 
 def checks_of(found: Found) -> list[Check]:
-    """What the issue promises, as far as it was measured."""
+    """Checks of the promises of the issue, as far as they were measured."""
 
     def figure(workload: str, way: str, name: str, latency: float = LATENCY) -> float | None:
         one = found.get((Condition(workload, latency, RATE, False), way))

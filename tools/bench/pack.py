@@ -47,7 +47,7 @@ OVER_FFMPEG: Final = 5.0
 OF_COPYING: Final = 0.5
 """Bar of issue 3: part of the rate at which the same bytes are read and written, from clips of 1 MB up."""
 OVER_ONE_CLIP: Final = 2.0
-"""What ten clips of a long video may take, in times of what one takes. Ten passes would take ten."""
+"""The bar for cutting ten clips of a long video, relative to the time of one. Ten passes would take ten times."""
 
 _BASE: Final = Recipe(fps=Fraction(25), gop=50, b_frames=2, style="texture")
 _SMALL: Final = replace(_BASE, width=320, height=180, frames=75, crf=23)
@@ -113,7 +113,7 @@ def pack_all(options: PackOptions) -> Callable[[Path, Path], None]:
 
 
 def ffmpeg_and_shard_writer(source: Path, target: Path) -> None:
-    """What people do: a process for each clip, then a tar of the results."""
+    """The usual way: an FFmpeg process for each clip, then a tar of the results."""
     from webdataset.writer import ShardWriter
 
     made = target / "made"

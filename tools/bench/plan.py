@@ -48,7 +48,7 @@ GROWTH: Final = 1.5
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured.
+    """A measured plan.
 
     Attributes:
         shuffle, local: as in `Plan`.
@@ -73,7 +73,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Cost:
-    """What came out, seconds and MiB.
+    """The results, in seconds and MiB.
 
     Attributes:
         order: an epoch's order, until its first step could be taken.

@@ -1,4 +1,4 @@
-"""What a job of thousands of ranks asks of a bucket, by simulation from the plan, as no such bucket is at hand.
+"""The requests of a job of thousands of ranks to a bucket, simulated from the plan, as no such bucket is at hand.
 
     python -m tools.bench.plan_at_scale [--quick] [--json FILE]
 
@@ -40,7 +40,7 @@ CLIPS_A_SECOND: Final = 30
 
 
 def node(clips: int, scale: int, *, local: bool, shuffle: Any) -> dict[str, float]:
-    """Of one node: hits in its second epoch, seconds and memory of a rank's plan."""
+    """Hits of one node in its second epoch, and seconds and memory of a rank's plan."""
     shards = np.repeat(np.arange(clips // PER_SHARD, dtype=np.int32), PER_SHARD)  # a column of the rows
     rows = np.arange(clips)  # another
     tracemalloc.start()
@@ -68,7 +68,7 @@ def node(clips: int, scale: int, *, local: bool, shuffle: Any) -> dict[str, floa
 
 
 def row_bytes() -> int:
-    """Of a clip's numbers in the mapped file."""
+    """Bytes of a clip's numbers in the mapped file."""
     kinds = [*NUMBERS.values(), *["int32"] * len((*CATEGORIES, "stsd_id", "shard")), "int64"]
     return sum(np.dtype(kind).itemsize for kind in kinds)
 

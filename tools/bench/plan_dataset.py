@@ -1,4 +1,4 @@
-"""What a rank does before its first batch, on a dataset of millions of rows, beside pyarrow reading the same files."""
+"""The work of a rank before its first batch, on a dataset of millions of rows, and pyarrow reading the same files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INDEX_MS: Final = 0.3
 
 @dataclass(frozen=True)
 class Measured:
-    """What came out: seconds by what was done, and the most memory that the process had, in MiB."""
+    """Seconds by task, and the peak of memory of the process, in MiB."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak: dict[str, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def rows_and_checks(clips: int) -> tuple[list[Row], list[Check]]:
             cold.append(apart(_open, rows, Path(folder) / f"cache{number}")[0])
             warm.append(apart(_make_loader, rows, Path(folder) / f"cache{number}")[0])
             ranks = apart(_open, rows, Path(folder) / f"together{number}", processes=RANKS)
-            together.append(max(ranks, key=lambda one: one.seconds["open"]))
+            together.append(max(ranks, key=lambda rank: rank.seconds["open"]))
         parts = [
             ("pyarrow reads the keys", pyarrow_keys, "read"),
             ("pyarrow reads all columns that are kept", pyarrow_all, "read"),

@@ -50,15 +50,15 @@ from tools.bench.report import Report, arguments, finish, machine
 from tools.bench.timing import Timing, Way, small_frames, time_way
 
 LENGTHS: Final = (60, 120, 300, 3000)
-"""Of videos, in seconds."""
+"""Lengths of the videos, in seconds."""
 PIECE: Final = 10
 """Seconds that are encoded, and repeated."""
 CLIPS: Final = 128
 MOST_SECONDS: Final = 300.0
 REPEATED: Final = (STREAM_LOADER, GPU_LOADER, NVC, TORCHCODEC)
-"""What is run in more rounds than one: ours, and the two that it is held against."""
+"""The ways that run in several rounds: ours, and the two that it is compared with."""
 SPARE_SECONDS: Final = 150.0
-"""What a way may take for one length on top of three times the seconds after which it is cut."""
+"""Seconds that a way may take for one length, besides three times the seconds after which it is cut."""
 
 
 def names(device: str, codec: str) -> list[str]:
@@ -70,7 +70,7 @@ def names(device: str, codec: str) -> list[str]:
 
 
 def make_way(name: str, video: Mapping[str, Any], device: str, clips: int) -> Callable[[], Way]:
-    """What opens a way for one of the videos that `make_videos` made."""
+    """A function that opens a way for one of the videos of `make_videos`."""
     if name in (STREAM_LOADER, GPU_LOADER):
         make = loaders.stream_loader if name == STREAM_LOADER else loaders.gpu_loader
         return lambda: make(Path(video["dataset"]), video["length"], device, clips)
@@ -102,7 +102,7 @@ def make_videos(folder: Path, options: argparse.Namespace, lengths: Sequence[int
 
 
 def measure_way(work: Mapping[str, Any]) -> None:
-    """What a process of its own does: one way, for several videos."""
+    """Measure one way, for several videos, in this process, which does nothing else."""
     for video in work["videos"]:
         empty = Timing(work["name"], work["device"], video["length"], work["clips"])
         way = make_way(work["name"], video, work["device"], work["clips"])

@@ -59,7 +59,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """What came out of a benchmark.
+    """The results of a benchmark.
 
     Attributes:
         benchmark: its name, such as "stream".
@@ -135,7 +135,7 @@ def to_json(report: Report, *, quick: bool, about: Mapping[str, object]) -> str:
 
 
 def machine() -> dict[str, object]:
-    """What this runs on: processor, cores that may be used, GPU and driver if any, and versions."""
+    """The machine: processor, usable cores, GPU and driver if any, and versions."""
     gpu, driver = _gpu()
     versions = {name: version for name in _PACKAGES if (version := _version(name))}
     return {

@@ -1,4 +1,4 @@
-"""What a slice costs: from frame numbers to a small MP4, against remuxing the same packets through PyAV.
+"""The cost of a slice: from frame numbers to a small MP4, against remuxing the same packets through PyAV.
 
     python -m tools.bench.slice [--quick] [--json FILE]
 
@@ -57,7 +57,7 @@ MOST_WINDOW_US: Final = 300.0
 FLATNESS: Final = 1.2
 """The longest video's time against the shortest's, issue 5."""
 BUCKET_GAP, BUCKET_WASTE = 1 << 20, 0.15
-"""What is read over a bucket rather than asked for separately: `streamvid.video.packet_selection.byte_ranges`."""
+"""The gap and waste within which ranges of a bucket are read as one: `streamvid.video.packet_selection.byte_ranges`."""
 LENGTHS: Final = (60, 300, 3600)
 
 Int64 = npt.NDArray[np.int64]

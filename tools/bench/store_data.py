@@ -92,7 +92,7 @@ def _as_sample(path: str) -> dict[str, bytes]:
 
 
 def spans(folder: str, workload: str) -> list[list[tuple[int, int]]]:
-    """Of each clip, the byte ranges of one sample, from the local dataset."""
+    """The byte ranges of one sample of each clip, from the local dataset."""
     from streamvid.fetch.plan_samples import SampleSpec, plan_samples
     from streamvid.plan.epoch import Step
 

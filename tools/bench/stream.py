@@ -1,4 +1,4 @@
-"""What the loader costs over bare decoding: frames a second by both, on the same clips in the same run.
+"""The cost of the loader over bare decoding: frames per second by both, on the same clips in the same run.
 
     python -m tools.bench.stream [--quick] [--json FILE] [--device cpu] [--isolate]
 
@@ -44,14 +44,14 @@ from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.clips import Recipe, write
 
 BAR: Final = 0.7
-"""Of the bare decoder's frames per second, the loader must deliver this share (issue 2)."""
+"""The share of the bare decoder's frames per second that the loader must deliver (issue 2)."""
 SEED: Final = 0
 SAMPLING: Final = sv.Window(frames=16, fps=8)
 TRANSFORM: Final = sv.Transform(
     resize=256, crop=224, horizontal_flip=0.5, mean=(0.45,) * 3, std=(0.225,) * 3, layout="CTHW", dtype="float16"
 )
 ISOLATED_BAR: Final = 0.85
-"""Of the frames per second of a loader that decodes in threads, one that decodes in processes must deliver this."""
+"""The same for a loader that decodes in processes, relative to one that decodes in threads."""
 BARE: Final = sv.Transform(layout="THWC", dtype="uint8")
 """Frames as they are: what the loader costs without the work that the transform is asked for."""
 STEP: Final = 1.5
@@ -241,7 +241,7 @@ class Bench:
 
 
 def epoch_slices(dataset: ClipSource, sampling: FrameSampler, batch: int, epoch: int) -> list[list[EncodedSlice]]:
-    """What a loader of one rank, seeded with `SEED`, decodes in an epoch, by batches."""
+    """The slices that a loader of one rank, seeded with `SEED`, decodes in an epoch, by batches."""
     clips = np.arange(len(dataset), dtype=np.int64)
     stream = SampleStream((Pool(clips, dataset.clips.shard),), (1,), SEED, "full", block_shards=1)
     plan = Plan(stream, batch, World(0, 1))

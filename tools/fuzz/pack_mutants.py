@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 import streamvid as sv
-from streamvid.color.yuv_to_rgb import to_rgb
+from streamvid.color.yuv_to_rgb import RgbConverter
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import encoded_slice
@@ -42,7 +42,7 @@ _AT_ONCE = 50
 
 @dataclass
 class Outcome:
-    """What became of the mutants.
+    """The results of packing mutants.
 
     Attributes:
         mutants, accepted: how many there were, and how many were packed.
@@ -143,11 +143,11 @@ def _pack(place: Path, found: Outcome) -> None:
     except Exception as error:
         found.findings.append(f"{place}: {type(error).__name__}: {error}")
         return
-    for one in report.rejected:
-        found.reasons[re.sub(r"[0-9]+", "#", one.reason)[:70]] += 1
-        found.crashes += "crashed" in one.reason
-        if "unexpected" in one.reason:
-            found.findings.append(f"{place}/{one.source}: {one.reason}")
+    for video in report.rejected:
+        found.reasons[re.sub(r"[0-9]+", "#", video.reason)[:70]] += 1
+        found.crashes += "crashed" in video.reason
+        if "unexpected" in video.reason:
+            found.findings.append(f"{place}/{video.source}: {video.reason}")
     dataset = sv.Dataset.open(place / "set")
     found.accepted += len(dataset)
     draw = random.Random(len(dataset))
@@ -217,7 +217,7 @@ def _sequential(
                 continue
             for frame in frames:
                 if frame.pts is not None and frame.pts - shift in wanted:
-                    yield frame.pts - shift, to_rgb(frame, full_range=full_range)
+                    yield frame.pts - shift, np.stack(RgbConverter()(frame, full_range=full_range), axis=-1)
 
 
 class _Peak:
@@ -238,7 +238,7 @@ class _Peak:
                     except OSError:
                         continue
                     self.peak = max(
-                        [self.peak, *(int(one.split()[1]) << 10 for one in lines if one.startswith("VmHWM"))]
+                        [self.peak, *(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))]
                     )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is fuzzed: readers of bytes, each with the files to begin with and the errors that it may raise."""
+"""The fuzzed functions: readers of bytes, each with its first inputs and the errors that it may raise."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class PacketRenderer:
         pass
 
     def _submit(self, batch: EncodedBatch) -> Pending[RenderedBatch]:
-        frames = [_frame(one) for one in batch.slices]
+        frames = [_frame(encoded) for encoded in batch.slices]
         return Pending(lambda: _rendered(batch, frames))
 
 
@@ -93,9 +93,9 @@ def _frame(one: EncodedSlice) -> int:
 def decoded(slices: Sequence[EncodedSlice], **_: object) -> list[VideoError | None]:
     """In the place of `decode_isolated`, which starts processes."""
     found: list[VideoError | None] = []
-    for one in slices:
+    for encoded in slices:
         try:
-            _frame(one)
+            _frame(encoded)
             found.append(None)
         except DamagedClipError as error:
             found.append(error)

@@ -1,4 +1,4 @@
-"""What a run was handed, and what it should have been, clip by clip and without the plan."""
+"""The samples that a run got, and those that it should have got, clip by clip and without the plan."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Sample = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Shape:
-    """What may change whenever a run is resumed."""
+    """The settings that may change whenever a run is resumed."""
 
     ranks: int
     nodes: int
@@ -29,7 +29,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Options:
-    """What stays the same over a run's life."""
+    """The settings that stay the same over a run's life."""
 
     seed: int
     tiled: bool
@@ -55,7 +55,7 @@ class Entry:
     version: int
     shape: Shape
     samples: list[Sample]
-    """Those that are valid, rank after rank."""
+    """The valid samples, rank after rank."""
     state: dict[str, Any]
     over: bool = False
     """Whether the epoch ended behind this step, by itself or by `break`, and was judged."""

@@ -262,7 +262,7 @@ def _bucket_keys(clips: ClipTable, rows: Int64) -> Any:
 
 @contextlib.contextmanager
 def world() -> Iterator[Disks]:
-    """What lives need around them: the dataset, and the product's modules on simulated machines."""
+    """The dataset, and the product's modules on simulated machines, for the simulated runs."""
     data()
     disks, before, hook = Disks(), random.getstate(), sys.unraisablehook
 

@@ -164,7 +164,7 @@ class Pool:
         return future
 
     def map(self, function: Callable[[Any], object], items: Iterable[Any]) -> Iterator[Any]:
-        begun = [self.submit(function, one) for one in items]
+        begun = [self.submit(function, item) for item in items]
         return (one.result() for one in begun)
 
     def _run(self) -> None:
@@ -197,7 +197,7 @@ class Pool:
 def _wait(futures: list[concurrent.futures.Future[Any]], timeout: float | None = None) -> SimpleNamespace:
     if not futures[0].done():
         _kernel().block(LONG, futures[0], _kernel().current.process)
-    return SimpleNamespace(done=[one for one in futures if one.done()])
+    return SimpleNamespace(done=[future for future in futures if future.done()])
 
 
 def _unsupported(*_: object) -> None:

@@ -103,7 +103,7 @@ def _wait_for_ever(self: ShardCache, *args: Any, **options: Any) -> None:
 
 
 def _left_bucketed(self: Plan, partitions: list[Any], topology: Any, steps: int, upto: int, epoch: int) -> list[Any]:
-    """Of bucketed samples, the first in the plain order count as consumed."""
+    """The samples that count as consumed are the first of the order without buckets."""
     return [partition.at(slice(steps * topology.share, None)) for partition in partitions]
 
 
@@ -123,7 +123,7 @@ def _unread(folder: Any, dataset: ClipSource) -> Int64:
 
 
 def _shifted(self: Step, absent: Any, pools: Any, seed: int) -> Step:
-    """What is absent leaves the order, and all behind it move."""
+    """Absent samples leave the order, so that all later ones move."""
     gone = absent.among(rows_of(self.sample_ids), self.number)
     order = np.argsort(gone, kind="stable")
     step = Step(self.sample_ids[order], self.passes[order], self.valid, self.number, self.absent)

@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
-from string import Template
 from typing import Final
 
 from streamvid.errors import InputError, StreamvidError
@@ -76,11 +75,6 @@ def strip_html(strip: Strip) -> str:
 def lines_html(lines: Iterable[str]) -> str:
     """Lines of text as paragraphs."""
     return "\n".join(f'<p class="note"><bdi>{escaped(line)}</bdi></p>' for line in lines)
-
-
-def fill(template: str, **parts: str) -> str:
-    """A template in which each $name is replaced by a part of HTML; names within these parts are not replaced."""
-    return Template(template).substitute(parts)
 
 
 def asset(name: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from string import Template
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,6 @@ from streamvid.inspection.preview.page import (
     asset,
     check_target,
     escaped,
-    fill,
     lines_html,
     page,
     strip_html,
@@ -124,8 +124,7 @@ def preview(
     if bad:
         keys = ", ".join(bad[:_NAMED]) + (" …" if len(bad) > _NAMED else "")
         notes.append(f"{format_count(len(bad), 'clip')} of these {'is' if len(bad) == 1 else 'are'} bad: {keys}")
-    body = fill(
-        asset("preview.html"),
+    body = Template(asset("preview.html")).substitute(
         name=escaped(dataset.manifest.name),
         about=lines_html(_about(dataset, rows, where)),
         charts="\n".join(map(svg, dataset_charts(dataset, None if len(rows) == len(dataset) else rows))),
