@@ -33,6 +33,8 @@ width of the picture, output strides of channel, line and pixel in elements, rig
 PARAMS: Final = FLOATS + 20
 """Size of a clip's parameters for a view, in int64 numbers."""
 _PACKED: Final = struct.Struct(f"={FLOATS}q{2 * (PARAMS - FLOATS)}f")
+MOST_PICTURES: Final = 65535
+"""Most pictures of a launch: the limit of a CUDA grid's third dimension."""
 _BLOCK: Final = 256
 """Setting of `surface_kernel`: most pixels of a line per program."""
 _SPAN, _WARPS = 512, 2
@@ -168,7 +170,7 @@ def launch(
     Args:
         kernel: the launch's settings.
         table: int64 [rows, ROW] on the GPU.
-        count: rows of the table to use, from the first.
+        count: rows of the table to use, from the first; at most `MOST_PICTURES`.
         size: height and width of the largest picture.
         scratch: on the GPU, uint8 [count, bytes of an 8-bit surface] or larger; only for wide samples with `as_dali`.
     """

@@ -15,7 +15,15 @@ import numpy as np
 from streamvid.arrays import Float64, Int64
 from streamvid.color import surfaces
 from streamvid.color.render import PlaneFormat
-from streamvid.color.surfaces import Kernel, Window, clip_params, color_change, has_long_lines, source_window
+from streamvid.color.surfaces import (
+    MOST_PICTURES,
+    Kernel,
+    Window,
+    clip_params,
+    color_change,
+    has_long_lines,
+    source_window,
+)
 from streamvid.color.tags import RGB, Color
 from streamvid.decode.base import GpuFrames
 from streamvid.decode.surface_target import SurfaceTarget, Writes, make_targets
@@ -275,7 +283,8 @@ class _View:
         of_clips, table = torch.from_numpy(np.stack(params)).to(device), torch.tensor(rows)
         table[:, 4] = of_clips.data_ptr() + of_clips[:1].nbytes * table[:, 4]
         kernel = Kernel(self.dtype, wide=False, recolours=self.recolours, rgb=True)
-        surfaces.launch(kernel, table.to(device), len(rows), largest)
+        for some in table.to(device).split(MOST_PICTURES):
+            surfaces.launch(kernel, some, len(some), largest)
 
     def _layout(self, clip: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """The address of a clip's pictures, their shape (channels, height, width), and their strides (picture, channel,
