@@ -283,7 +283,7 @@ class _View:
         of_clips, table = torch.from_numpy(np.stack(params)).to(device), torch.tensor(rows)
         table[:, 4] = of_clips.data_ptr() + of_clips[:1].nbytes * table[:, 4]
         kernel = Kernel(self.dtype, wide=False, recolours=self.recolours, rgb=True)
-        for some in table.to(device).split(MOST_PICTURES):
+        for some in torch.split(table.to(device), MOST_PICTURES):
             surfaces.launch(kernel, some, len(some), largest)
 
     def _layout(self, clip: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -23,6 +23,7 @@ from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.decode.nvdec_library import native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.transform import gpu_pictures
 from streamvid.transform.cpu_crop_resize import Scratch
 from streamvid.transform.gpu_pictures import GpuPictures
 from streamvid.transform.params import ClipTransform, batch_params
@@ -148,7 +149,8 @@ def test_the_batch_is_that_of_the_cpu(name: str, decoder: GpuDecoder, batch: Enc
 def test_what_dali_decodes_gets_there_too(
     decoder: GpuDecoder, batch: EncodedBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its own colours corrected, and in the other order."""
+    """With its own colours corrected, and in the other order; by more launches than one, as of very many pictures."""
+    monkeypatch.setattr(gpu_pictures, "MOST_PICTURES", 5)
     monkeypatch.setattr(
         gpu, "decode_support", lambda codec, *given, native: Support(Route.DALI if codec == "h264" else Route.CPU)
     )
