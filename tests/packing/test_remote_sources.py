@@ -71,6 +71,24 @@ def test_an_outage_that_lasts_ends_the_pack_and_the_same_command_goes_on(
     assert pack(table, tmp_path / "packed", progress=False).clips == 3
 
 
+def test_a_pack_goes_on_with_urls_that_were_signed_again(site: FaultyS3, tmp_path: Path) -> None:
+    expired = True
+    site.fault = lambda method, key, before: "expired" if expired and method == "GET" and "c.mp4" in key else None
+
+    def signed(number: int) -> Path:
+        found = listed(tmp_path, site.endpoint + "/bucket")
+        found.write_text(found.read_text().replace(".mp4", f".mp4?X-Amz-Date={number}&X-Amz-Signature=q{number}"))
+        return found
+
+    with pytest.raises(AccessRefused) as error:
+        pack(signed(1), tmp_path / "packed", shard_size=1, retry_for=0, progress=False)
+    assert "q1" not in str(error.value)
+    expired = False
+    site.requests.clear()
+    assert pack(signed(2), tmp_path / "packed", shard_size=1, progress=False).clips == 3
+    assert ("GET", "bucket/a.mp4", "") not in site.requests
+
+
 def test_credentials_that_are_refused_end_the_pack(site: FaultyS3, table: Path, tmp_path: Path) -> None:
     site.fault = lambda method, key, before: "403" if method == "GET" and "b.mp4" in key else None
     with pytest.raises(AccessRefused):
