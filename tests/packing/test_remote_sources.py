@@ -1,5 +1,5 @@
-"""Packing videos from web servers and buckets that fail: what passes is waited out, and what does not costs its video
-alone."""
+"""Packing videos from web servers, buckets and mounted storages that fail: what passes is waited out, and what does not
+costs its video alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from streamvid.errors import DatasetError
-from streamvid.packing import source_file
+from streamvid.errors import DatasetError, VideoError
+from streamvid.packing import process_source, source_file
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
@@ -171,3 +171,31 @@ def test_images_are_asked_for_again(site: FaultyS3, tmp_path: Path) -> None:
     table.write_text("path\ns3://bucket/images/\n")
     report = pack(table, tmp_path / "packed", options=PackOptions(fps=Fraction(24)), progress=False)
     assert report.clips == 1
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_mounted_storage_that_does_not_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: bool
+) -> None:
+    """Its error may come from FFmpeg, too. A file that can never be read is named."""
+    (tmp_path / "in").mkdir()
+    for name in NAMES:
+        write(SMALL, tmp_path / "in" / f"{name}.mp4")
+    read, failures = process_source.remux_or_build, [2]
+
+    def failing(path: str, *given: Any, **more: Any) -> Any:
+        if path.endswith("b.mp4") and failures[0]:
+            failures[0] -= 1
+            error = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            if not wrapped:
+                raise error
+            raise VideoError("it cannot be read") from error
+        return read(path, *given, **more)
+
+    monkeypatch.setattr(process_source, "remux_or_build", failing)
+    with packing_inline():
+        report = pack(tmp_path / "in", tmp_path / "packed", progress=False)
+        assert (report.clips, report.rejected) == (3, ())
+        failures[0] = -1
+        with pytest.raises(StorageUnavailable, match=r"in/b\.mp4 cannot be read \(Stale file handle\): check the disk"):
+            pack(tmp_path / "in", tmp_path / "other", retry_for=0.3, progress=False)
