@@ -35,7 +35,8 @@ from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks
 from streamvid.dataset.tables import TableEntry, usable
 from streamvid.errors import DatasetError, InputError
 from streamvid.host import limits_named, usable_cores
-from streamvid.storage.explain import AccessRefused, StorageUnavailable
+from streamvid.storage.client import asked
+from streamvid.storage.explain import BROKEN_ERRNOS, AccessRefused, StorageUnavailable
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.table_bounds import JointLimit
@@ -141,7 +142,7 @@ class Dataset(ClipSource):
             raise DatasetError(f"the dataset at {redact(path)} holds no clips: pack it again")
         if is_local(path):
             path = local_path(path)
-            check_sizes(path, manifest.shards)
+            asked(path, partial(check_sizes, path, manifest.shards), retry)
         resolve_roots(path, manifest.roots, roots)
         forgotten = read_forgotten(path, manifest, retry)
         check_overlays(path, manifest, retry)
@@ -313,12 +314,15 @@ def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:
 
     Raises:
         DatasetError: a file is missing or has another size; the message names the first.
+        OSError: a mounted storage does not answer.
     """
     for entry in entries:
         for extension, wanted in entry.sizes.items():
             try:
                 size = os.stat(os.path.join(folder, entry.file(extension))).st_size
             except OSError as error:
+                if error.errno in BROKEN_ERRNOS:
+                    raise
                 raise DatasetError(
                     f"shard {entry.name}.{extension} cannot be opened ({error.strerror}): "
                     "copy it again or run streamvid verify"

@@ -21,7 +21,7 @@ from streamvid.dataset.string_column import StringColumn
 from streamvid.dataset.tables import file_of
 from streamvid.errors import DatasetError, StreamvidError
 from streamvid.storage import filesystem
-from streamvid.storage.regular_file import read_file
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.table_bounds import JointLimit, TooLargeError
@@ -116,8 +116,10 @@ class ShardFiles:
         if not local and self.cache is not None:
             return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))
         try:
-            data = read_file(local) if local else filesystem.read_bytes(path, retry=retry.until(stop))
-        except OSError:
+            data = filesystem.read_bytes(path, retry=retry.until(stop))
+        except DatasetError as error:
+            if not local or isinstance(error, StorageUnavailable):
+                raise
             return local  # the reader of the file raises the error
         try:
             self.checked(data)

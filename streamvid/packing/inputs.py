@@ -31,7 +31,7 @@ from streamvid.packing.tar_members import TAR_EXTENSIONS, find_in_tars
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
-from streamvid.storage.url import is_local, local_path, redact
+from streamvid.storage.url import is_local, local_path, redact, unsigned
 from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,8 @@ def find_sources(
             raise InputError(str(error)) from error
         for video in videos:
             known = found.setdefault(video.parts, video)
-            if known.path != video.path and not is_local(video.path) and redact(video.path) != video.path:
+            url = unsigned(video.path)
+            if unsigned(known.path) != url and not is_local(url) and redact(url) != url:
                 raise InputError(f"{redact(video.path)} is given more than once, with other secrets: leave one out")
             if is_list(given) and _columns(known, lists) != _columns(video, lists):
                 raise InputError(f"{redact(video.path)} is listed more than once with different columns: keep one row")
@@ -151,7 +152,7 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
         found = _find(given, lists, taken, sequences=not images)
     if places is not None:
         found = [places.check(one) for one in found if not places.is_own(one)]
-    tars = [one for one in found if not one.problem and one.path.lower().endswith(TAR_EXTENSIONS)]
+    tars = [one for one in found if not one.problem and unsigned(one.path).lower().endswith(TAR_EXTENSIONS)]
     hosts = () if places is None else places.hosts
     inside = find_in_tars(tars, lists, hosts, images=images, members=places is not None) if tars else []
     return [one for one in found if one not in tars] + inside

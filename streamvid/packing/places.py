@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from streamvid.dataset.manifest import SHARD_FOLDER
 from streamvid.errors import InputError
 from streamvid.packing.options import Cut
-from streamvid.storage.url import is_local, is_within, local_path, redact
+from streamvid.storage.url import is_local, is_within, local_path, redact, unsigned
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Found:
 
 
 def path_parts(path: str) -> tuple[str, ...]:
-    """The components of the absolute path, equal for all spellings of a path. They become names, which are stored and
-    shown, so secrets of a URL are left out."""
+    """The components of the absolute path, equal for all spellings of a path, and for a URL whenever it is signed. They
+    become names, which are stored and shown, so secrets of a URL are left out."""
     if is_local(path):
         # File names on disk may not be UTF-8, but text in JSON and Parquet must be.
         shown = os.path.abspath(local_path(path)).encode("utf-8", "backslashreplace").decode()
         return tuple(shown.split("/")[1:])
-    protocol, _, rest = redact(path).partition("://")
+    protocol, _, rest = redact(unsigned(path)).partition("://")
     return (protocol, *[part for part in rest.split("/") if part])
 
 

@@ -28,6 +28,7 @@ from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import DecodeLevel, PackOptions, PreparedClip, RejectedCut, Scenes
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.packing.source_file import local_video, of_this_file, read_image, source_bytes
+from streamvid.storage.explain import BROKEN_ERRNOS, StorageUnavailable
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
 from streamvid.video.containers import IMAGE_EXTENSIONS
@@ -43,6 +44,8 @@ log = logging.getLogger(__name__)
 
 # Errors of the machine, not of the video: they end the pack instead of rejecting one video after another.
 _MACHINE_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_OUTAGES: Final = BROKEN_ERRNOS - {errno.EIO}
+"""Errors of mounted storages. EIO is also FFmpeg's for a damaged file."""
 _MAX_HIDDEN: Final = 20
 """The most non-displayed bytes that a video's clips may store, as a multiple of the video's. An hour without key
 frames, cut into clips of 10 s, would store 180 times its bytes; 1 s clips of GOPs of 250 frames store 4 times."""
@@ -57,7 +60,8 @@ def process_source(
 
     Args:
         folder: for temporary files; created if one is needed, and removed by the caller.
-        retry: for how long requests are repeated while the source's storage does not answer.
+        retry: for how long requests are repeated while the source's storage does not answer; a local file is read
+            again while its disk, or the storage that is mounted there, does not.
 
     Returns:
         At least one clip, in the order of their starts; before them the rejected cuts: listed cuts without a frame of
@@ -67,6 +71,28 @@ def process_source(
         VideoError: the video cannot be stored, but others may.
         OSError, StreamvidError: the machine or the storage fails; other videos would fail as well.
     """
+
+    def attempt() -> list[PreparedClip | RejectedCut] | StreamvidError:
+        try:
+            return _process(source, folder, options, retry)
+        except StreamvidError as error:
+            return error
+        except OSError as error:
+            if error.errno not in BROKEN_ERRNOS or not is_local(source.path):
+                raise
+            raise StorageUnavailable(
+                f"{source.path} cannot be read ({os.strerror(error.errno)}): check the disk, or the network if it is "
+                "mounted from there."
+            ) from error
+
+    made = retry(attempt)
+    if isinstance(made, StreamvidError):
+        raise made
+    return made
+
+
+def _process(source: SourceVideo, folder: Path, options: PackOptions, retry: Retry) -> list[PreparedClip | RejectedCut]:
+    """`process_source` without reading a local file again."""
     try:
         if source.problem:
             raise VideoError(source.problem)
@@ -100,7 +126,7 @@ def process_source(
         cause = error.__cause__
         if memory_is_short():
             raise MemoryError(str(error)) from error
-        if isinstance(cause, OSError) and cause.errno in _MACHINE_ERRORS:
+        if isinstance(cause, OSError) and cause.errno in (*_MACHINE_ERRORS, *_OUTAGES):
             raise OSError(cause.errno, os.strerror(cause.errno), str(folder)) from error
         raise
     except (StreamvidError, OSError, MemoryError):

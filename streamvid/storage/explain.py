@@ -44,8 +44,8 @@ _UNAVAILABLE = {
     "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody",  # the request arrived in another form than it was sent
 }  # fmt: skip
 BROKEN_ERRNOS: Final = {
-    errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESTALE, errno.EHOSTDOWN,
-    errno.ECONNABORTED, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN,  # the last: by a dead FUSE
+    errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESTALE,
+    errno.EHOSTDOWN, errno.ECONNABORTED, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN,  # the last: by a dead FUSE
 }  # fmt: skip
 
 
@@ -231,6 +231,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DiskFull, "the disk is full or the quota used up; free some space"
     if (of_certificates := _of_certificates(exc, s3=s3)) is not None:
         return of_certificates
+    if is_local(path) and number in BROKEN_ERRNOS:
+        return StorageUnavailable, f"{_detail(exc).lower()}; check the disk, or the network if it is mounted from there"
     # aiohttp gives a response that is not HTTP a status of its own.
     garbage = "ClientResponseError" in names and type(exc.__cause__).__module__ == "aiohttp.http_exceptions"
     if busy or garbage or names & _BROKEN_CONNECTION or number in BROKEN_ERRNOS:

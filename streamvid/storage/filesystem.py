@@ -62,9 +62,12 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
 
         fetch(path, write, length=length, mark="", retry=retry, link=link or Link())
         return bytes(found)
-    with explained(path, "read"):
+
+    def read() -> bytes:
         fs, name = locate(path)
         return read_file(name, most) if is_local(path) else cast(bytes, fs.cat_file(name))
+
+    return asked(path, read, retry)
 
 
 def size(path: AnyPath, *, retry: Retry | None = None) -> int:

@@ -221,7 +221,7 @@ def _failed(path: str, done: str, error: OSError) -> DatasetError:
     Raises:
         StreamvidError: the cause is not the file but a limit of this process.
     """
-    if error.errno in BROKEN_ERRNOS or error.errno == errno.EIO:
+    if error.errno in BROKEN_ERRNOS:
         what = f"cannot be {done} ({error.strerror}): check the disk, or the network if it is mounted from there"
         return _unreadable(path, what, StorageUnavailable)
     if (limit := limit_met(error)) is not None:

@@ -23,6 +23,14 @@ _SECRET_PART = re.compile(
     r"([?&;,\s][^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*", re.IGNORECASE
 )
 
+_SIGNATURE = re.compile(r"[?&](x-amz-signature|x-goog-signature|signature|sig)=", re.IGNORECASE)
+_OF_SIGNATURES = re.compile(
+    r"(x-(amz|goog)-[a-z0-9-]+|awsaccesskeyid|googleaccessid|key-pair-id|policy|expires|signature"
+    r"|s(v|s|rt|p|e|t|pr|ip|r|kn|koid|ktid|kt|ke|ks|kv|dd|es|aoid|uoid|cid|ig))=.*",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Parameters of signed URLs of S3, Google, CloudFront and Azure."""
+
 
 def given_path(path: object, name: str) -> str:
     """A path or URL that a user gave, as text.
@@ -115,6 +123,15 @@ def redact(url: AnyPath) -> str:
             name = os.readlink(name)  # the name of an open file
     text = _USERINFO.sub(r"\1***@", name)
     return _SECRET_PART.sub(r"\1***", text)
+
+
+def unsigned(url: str) -> str:
+    """A URL without its signature, which is another each time that the URL is signed."""
+    if not _SIGNATURE.search(url):
+        return url
+    address, _, query = url.partition("?")
+    kept = "&".join(one for one in query.split("&") if not _OF_SIGNATURES.fullmatch(one))
+    return f"{address}?{kept}" if kept else address
 
 
 def is_within(path: str, folder: str) -> bool:

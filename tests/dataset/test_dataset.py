@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
+import math
+import os
 import pickle
 import re
 import shutil
@@ -31,7 +34,9 @@ from streamvid.inspection.verify import verify
 from streamvid.packing.clip_rows import write_parquet
 from streamvid.packing.pack import pack
 from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.range_reader import RangeReader
+from tests.support.clock import Clock
 from tests.support.packed import SMALL, VIDEOS, edit_parquet, pack_recipes
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -380,6 +385,26 @@ def test_a_local_parquet_with_another_checksum_is_told(copy: Path, caplog: pytes
     assert len(Dataset.open(copy)) == 6
     (said,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert said.startswith("shard 00000100.parquet is not the one in dataset.json, by its SHA-256: copy it again")
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+@pytest.mark.parametrize(("call", "file"), [("open", "dataset.json"), ("open", ".parquet"), ("stat", ".tar")])
+def test_a_mounted_storage_that_does_not_answer_is_waited_for(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, call: str, file: str, number: int
+) -> None:
+    clock, real, until = Clock(), getattr(os, call), [5.0]
+
+    def failing(path: Any, *given: Any, **more: Any) -> Any:
+        if str(path).endswith(file) and clock.now < until[0]:
+            raise OSError(number, os.strerror(number), path)
+        return real(path, *given, **more)
+
+    monkeypatch.setattr(os, call, failing)
+    assert len(Dataset.open(copy, retry_for=clock.retry())) == 6
+    assert clock.now >= 5
+    until[0] = math.inf
+    with pytest.raises(StorageUnavailable, match=f"{os.strerror(number).lower()}; check the disk, or the network"):
+        Dataset.open(copy, retry_for=clock.retry(100))
 
 
 def test_a_shard_that_was_replaced_by_one_of_equal_size_is_refused(tmp_path: Path) -> None:

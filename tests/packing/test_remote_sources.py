@@ -1,5 +1,5 @@
-"""Packing videos from web servers and buckets that fail: what passes is waited out, and what does not costs its video
-alone."""
+"""Packing videos from web servers, buckets and mounted storages that fail: what passes is waited out, and what does not
+costs its video alone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from streamvid.errors import DatasetError
-from streamvid.packing import source_file
+from streamvid.errors import DatasetError, VideoError
+from streamvid.packing import process_source, source_file
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
@@ -69,6 +69,24 @@ def test_an_outage_that_lasts_ends_the_pack_and_the_same_command_goes_on(
         pack(table, tmp_path / "packed", retry_for=0.5, progress=False)
     down = False
     assert pack(table, tmp_path / "packed", progress=False).clips == 3
+
+
+def test_a_pack_goes_on_with_urls_that_were_signed_again(site: FaultyS3, tmp_path: Path) -> None:
+    expired = True
+    site.fault = lambda method, key, before: "expired" if expired and method == "GET" and "c.mp4" in key else None
+
+    def signed(number: int) -> Path:
+        found = listed(tmp_path, site.endpoint + "/bucket")
+        found.write_text(found.read_text().replace(".mp4", f".mp4?X-Amz-Date={number}&X-Amz-Signature=q{number}"))
+        return found
+
+    with pytest.raises(AccessRefused) as error:
+        pack(signed(1), tmp_path / "packed", shard_size=1, retry_for=0, progress=False)
+    assert "q1" not in str(error.value)
+    expired = False
+    site.requests.clear()
+    assert pack(signed(2), tmp_path / "packed", shard_size=1, progress=False).clips == 3
+    assert ("GET", "bucket/a.mp4", "") not in site.requests
 
 
 def test_credentials_that_are_refused_end_the_pack(site: FaultyS3, table: Path, tmp_path: Path) -> None:
@@ -153,3 +171,31 @@ def test_images_are_asked_for_again(site: FaultyS3, tmp_path: Path) -> None:
     table.write_text("path\ns3://bucket/images/\n")
     report = pack(table, tmp_path / "packed", options=PackOptions(fps=Fraction(24)), progress=False)
     assert report.clips == 1
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_mounted_storage_that_does_not_answer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapped: bool
+) -> None:
+    """Its error may come from FFmpeg, too. A file that can never be read is named."""
+    (tmp_path / "in").mkdir()
+    for name in NAMES:
+        write(SMALL, tmp_path / "in" / f"{name}.mp4")
+    read, failures = process_source.remux_or_build, [2]
+
+    def failing(path: str, *given: Any, **more: Any) -> Any:
+        if path.endswith("b.mp4") and failures[0]:
+            failures[0] -= 1
+            error = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            if not wrapped:
+                raise error
+            raise VideoError("it cannot be read") from error
+        return read(path, *given, **more)
+
+    monkeypatch.setattr(process_source, "remux_or_build", failing)
+    with packing_inline():
+        report = pack(tmp_path / "in", tmp_path / "packed", progress=False)
+        assert (report.clips, report.rejected) == (3, ())
+        failures[0] = -1
+        with pytest.raises(StorageUnavailable, match=r"in/b\.mp4 cannot be read \(Stale file handle\): check the disk"):
+            pack(tmp_path / "in", tmp_path / "other", retry_for=0.3, progress=False)
