@@ -58,7 +58,9 @@ def limit_met(error: BaseException) -> str | None:
             f"there is no memory left for this process ({error}): raise its limits (`ulimit -v`, the container's), or "
             "use a smaller batch_size, or fewer num_threads and num_workers"
         )
-    no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
+    no_thread = (isinstance(error, RuntimeError) and "can't start new thread" in str(error)) or (
+        type(error).__name__ == "ArrowException" and "Failed to launch worker thread" in str(error)
+    )
     if no_thread or isinstance(error, BlockingIOError):  # of pthread_create, of fork
         return (
             "no further thread or process can be started: raise the limits of processes (`ulimit -u`, pids.max of the "

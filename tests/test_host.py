@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from streamvid import host
@@ -70,3 +71,15 @@ def test_a_machine_without_control_groups(root: Path) -> None:
 def test_a_lack_of_memory_is_named(error: Exception) -> None:
     """Python says of its locks in words of their own that there is no memory."""
     assert "there is no memory left for this process" in str(host.limit_met(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable"),
+        BlockingIOError(errno.EAGAIN, ""),
+    ],
+)
+def test_a_lack_of_threads_is_named(error: Exception) -> None:
+    assert "no further thread or process can be started" in str(host.limit_met(error))

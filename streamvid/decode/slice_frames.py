@@ -18,6 +18,7 @@ from streamvid.video import native_decoder
 from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, reorder_depth
 from streamvid.video.native_decoder import CorruptPictureError, FindTargets, NativeRun
 from streamvid.video.packet_selection import EncodedSlice
+from streamvid.workers import is_from_outside
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -219,7 +220,11 @@ def _damaged(encoded: EncodedSlice, reason: str) -> VideoError:
 def undecodable(kind: type[DamagedClipError], encoded: EncodedSlice, reason: str) -> DamagedClipError:
     """An error of the given class for a slice. `reason` does not name the clip."""
     problem = {StuckDecoderError: "gets FFmpeg stuck", CrashedDecoderError: "crashes FFmpeg"}.get(kind, "is damaged")
-    error = kind(f"clip {encoded.name} {problem} ({reason}): check it with `streamvid verify --decode`, pack it again")
+    remedy = "check it with `streamvid verify --decode`, pack it again"
+    if kind is CrashedDecoderError and is_from_outside(reason):
+        problem = "was not decoded: the process that did so was ended"
+        remedy = "where memory ran out, use a smaller batch_size or fewer num_threads, or give the run more"
+    error = kind(f"clip {encoded.name} {problem} ({reason}): {remedy}")
     error.clip, error.reason = encoded.name, reason
     return error
 

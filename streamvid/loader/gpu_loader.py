@@ -370,7 +370,9 @@ def _watched(iterator: Iterator[_Read | SharedBatch[_Read]]) -> Iterator[_Read |
         except StopIteration:
             return
         except (ConnectionError, EOFError) as error:  # connections close before a process counts as dead
-            raise RuntimeError("a DataLoader worker died while it sent a batch") from error
+            raise RuntimeError(
+                "a DataLoader worker died while it sent a batch, or may open no further file (`ulimit -n`)"
+            ) from error
         yield value
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from streamvid.host import limits_named
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.regular_file import regular_file
 from streamvid.storage.table_bounds import MAX_COLUMNS, TooLargeError, memory_limit
@@ -41,6 +42,7 @@ _NOTHING: Final[_Spec] = {}
 _PAGE_HEADER: Final[_Spec] = {1: None, 2: None, 3: None, 5: {1: None, 2: None}, 8: {1: None, 4: None}}
 
 
+@limits_named()
 def read_parquet(
     source: str | bytes | pa.Buffer, choose: Choose | None = None, *, least: int = 0, encoded: Collection[str] = ()
 ) -> pa.Table:
@@ -54,6 +56,7 @@ def read_parquet(
         encoded: columns of strings that stay references to a dictionary; the caller must check that these are in range.
 
     Raises:
+        StreamvidError: a limit of this process was met, for which the file is not to blame.
         TooLargeError: the columns may take more memory than the limit.
         OSError: the file cannot be opened, or is no regular file.
         pyarrow.ArrowException, OSError, ValueError: the file is damaged.

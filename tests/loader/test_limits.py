@@ -82,6 +82,19 @@ def test_a_dataset_is_opened_without_files_left(dataset: Path) -> None:
         sv.Dataset.open(dataset)
 
 
+def test_a_dataset_is_opened_with_few_files_left(dataset: Path) -> None:
+    """Enough for dataset.json, but not for what is read next: no shard is to blame."""
+    os.close(free := os.open("/", os.O_RDONLY))
+    outcomes = set()
+    for left in range(9):
+        try:
+            with limited(resource.RLIMIT_NOFILE, free + left):
+                outcomes.add(str(len(sv.Dataset.open(dataset))))
+        except sv.StreamvidError as error:
+            outcomes.add("limit" if "all files open that it may" in str(error) else str(error))
+    assert outcomes == {"limit", "4"}
+
+
 def test_no_memory_is_left_to_decode(dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clip, which decodes in another process, is neither damaged nor called so."""
 
