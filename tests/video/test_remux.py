@@ -566,6 +566,24 @@ def test_fragments_that_begin_before_the_last_one_ends_are_refused(codec: Codec,
         index_by_tables(source, file, lambda spans: [source.read_bytes()[begin:end] for begin, end in spans])
 
 
+def test_fragments_in_another_order(tmp_path: Path) -> None:
+    """FFmpeg hides the frames of one that begins before the end of another. So a clip has its other frames, and the
+    tables alone, which do not say so, are not enough."""
+    muxer = (("movflags", "frag_keyframe+empty_moov"),)
+    source = write(Recipe(frames=48, gop=12, b_frames=0, width=64, height=64, muxer=muxer), tmp_path / "a.mp4")
+    data = bytearray(source.read_bytes())
+    third = data.rindex(b"tfdt", 0, data.rindex(b"tfdt")) + 8
+    second = data.rindex(b"tfdt", 0, third - 8) + 8
+    data[second : second + 8], data[third : third + 8] = data[third : third + 8], data[second : second + 8]
+    source.write_bytes(data)
+    frames = sequential(source)
+    clip = store_clip(source, tmp_path)
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, range(36))), frames)
+    assert len(frames) == len(clip.index.visible) == 36
+    with source.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
+        index_by_tables(source, file, lambda spans: [bytes(data[begin:end]) for begin, end in spans])
+
+
 @pytest.mark.parametrize(("gap", "kept"), [(1 << 30, True), (1 << 31, False), (1 << 32, False), (1 << 40, False)])
 def test_fragments_far_apart(gap: int, kept: bool, tmp_path: Path) -> None:
     """What an MP4 without fragments cannot have is refused where the tables alone are read, too: no copy of it could be
