@@ -228,9 +228,8 @@ def verify(
             told.append(publish_shards(path, manifest, Path(work), filled))
     problems += [Problem("", key, f"{count} clips have this key") for key, count in keys.items() if count > 1]
     if keys.total() == manifest.clips and abs(seconds - manifest.seconds) > 1e-3 + 1e-6 * seconds:
-        problems.append(
-            Problem("", "", f"dataset.json says {manifest.seconds} seconds, the clips add up to {seconds:.6f}")
-        )
+        sums = f"dataset.json says {manifest.seconds} seconds, the clips add up to {seconds:.6f}"
+        problems.append(Problem("", "", sums))
     if drawn is None:
         problems += [Problem("", "", what) for what in check_tables(path, manifest)]
     if foreign:

@@ -16,6 +16,7 @@ import pytest
 from streamvid.errors import VideoError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
+from streamvid.storage.retry import Retry
 from streamvid.video import recordings
 from streamvid.video.containers import FORMATS, RAW_STREAMS
 from streamvid.video.encoders import leave_real_time
@@ -74,7 +75,7 @@ def encode(
 
 def prepare(source: Path, folder: Path, **options: Any) -> tuple[StoredClip, bool]:
     folder.mkdir()
-    clip, transcoded = remux_or_build(str(source), source, folder, PackOptions(**options), cut_only=False)
+    clip, transcoded = remux_or_build(str(source), source, folder, PackOptions(**options), Retry(), cut_only=False)
     return clip.as_file(folder / "stored.mp4"), transcoded
 
 

@@ -21,6 +21,7 @@ from streamvid.errors import VideoError
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
+from streamvid.storage.retry import Retry
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
 from streamvid.video.ingest import index_by_tables
@@ -446,7 +447,7 @@ def test_a_size_that_changes_midway(codec: Codec, tmp_path: Path) -> None:
     with pytest.raises(CannotCopyError, match="the size of its pictures changes in packet 8"):
         store_clip(joined, tmp_path)
     (tmp_path / "clip").mkdir()
-    clip, _ = remux_or_build(str(joined), joined, tmp_path / "clip", PackOptions(), cut_only=False)
+    clip, _ = remux_or_build(str(joined), joined, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
     frames = decode_with_pyav(slice_of(clip, range(16)))
     assert {frame.shape for frame in frames} == {(96, 128, 3)}
     assert [read_frame_number(frame) for frame in frames[:8]] == [*range(8)]
@@ -564,6 +565,35 @@ def test_fragments_that_begin_before_the_last_one_ends_are_refused(codec: Codec,
         store_clip(source, tmp_path)
     with source.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
         index_by_tables(source, file, lambda spans: [source.read_bytes()[begin:end] for begin, end in spans])
+
+
+@pytest.mark.parametrize(("begins_with", "shown"), [("the third", 36), ("the frame before", 47)])
+def test_fragments_in_another_order(begins_with: str, shown: int, tmp_path: Path) -> None:
+    """FFmpeg hides their frames up to the end of the fragments before. So a clip has the other frames, and the tables
+    alone, which do not say so, are not enough."""
+    muxer = (("movflags", "frag_keyframe+empty_moov"),)
+    b_frames = 0 if begins_with == "the third" else 2
+    source = write(Recipe(frames=48, gop=12, b_frames=b_frames, width=64, height=64, muxer=muxer), tmp_path / "a.mp4")
+    data = bytearray(source.read_bytes())
+    third = data.rindex(b"tfdt", 0, data.rindex(b"tfdt")) + 8
+    second = data.rindex(b"tfdt", 0, third - 8) + 8
+    if begins_with == "the third":
+        data[second : second + 8], data[third : third + 8] = data[third : third + 8], data[second : second + 8]
+    else:  # at the decode time of the frame before it
+        at, trun = int.from_bytes(data[third : third + 8]), data.index(b"trun", third) + 4
+        step = (at - int.from_bytes(data[second : second + 8])) // 12
+        data[third : third + 8] = (at - step).to_bytes(8)
+        # Behind flags, count, data_offset and first_sample_flags: size and composition time offset of each sample.
+        assert int.from_bytes(data[trun + 1 : trun + 4]) == 0xA05
+        for at in range(trun + 20, trun + 16 + 12 * 8, 8):
+            data[at : at + 4] = (int.from_bytes(data[at : at + 4]) + step // 2).to_bytes(4)
+    source.write_bytes(data)
+    frames = sequential(source)
+    clip = store_clip(source, tmp_path)
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, range(shown))), frames)
+    assert len(frames) == len(clip.index.visible) == shown
+    with source.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
+        index_by_tables(source, file, lambda spans: [bytes(data[begin:end]) for begin, end in spans])
 
 
 @pytest.mark.parametrize(("gap", "kept"), [(1 << 30, True), (1 << 31, False), (1 << 32, False), (1 << 40, False)])
