@@ -21,6 +21,7 @@ from streamvid.errors import VideoError
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
+from streamvid.storage.retry import Retry
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
 from streamvid.video.ingest import index_by_tables
@@ -446,7 +447,7 @@ def test_a_size_that_changes_midway(codec: Codec, tmp_path: Path) -> None:
     with pytest.raises(CannotCopyError, match="the size of its pictures changes in packet 8"):
         store_clip(joined, tmp_path)
     (tmp_path / "clip").mkdir()
-    clip, _ = remux_or_build(str(joined), joined, tmp_path / "clip", PackOptions(), cut_only=False)
+    clip, _ = remux_or_build(str(joined), joined, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
     frames = decode_with_pyav(slice_of(clip, range(16)))
     assert {frame.shape for frame in frames} == {(96, 128, 3)}
     assert [read_frame_number(frame) for frame in frames[:8]] == [*range(8)]
