@@ -266,12 +266,11 @@ def check_shard(task: ShardTask) -> CheckedShard:
         clips, checksums = opened
         for at in check_packets_file(clips, entry.packets_bytes):
             report("the frame indexes in the .packets file are not one after the other", clips.key[at])
-        if "idx" in files:
-            for what, row in check_idx(read_file(files["idx"], MAX_BYTES), clips):
-                report(what, clips.key[row] if row is not None else "")
+        wrong_rows = [*check_idx(read_file(files["idx"], MAX_BYTES), clips)] if "idx" in files else []
         if task.rows is None and "tar" in files:
-            for what, row in check_tar(files["tar"], clips):
-                report(what, clips.key[row] if row is not None else "")
+            wrong_rows += check_tar(files["tar"], clips)
+        for what, row in wrong_rows:
+            report(what, clips.key[row] if row is not None else "")
         source = None if entry.has_tar else source_of_shard(task.path, entry, clips, task.roots, task.bounds)
         if {"tar", "packets"} & set(files) and not (task.rows is not None and "tar" in wrong):
             rows = range(len(clips)) if task.rows is None else task.rows

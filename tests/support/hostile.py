@@ -65,13 +65,6 @@ def full_disk(source: SourceVideo, place: Path, options: PackOptions, retry: Ret
     return process_source(source, place, options, retry)
 
 
-def reject_all(
-    source: SourceVideo, place: Path, options: PackOptions, retry: Retry
-) -> list[PreparedClip | RejectedCut]:
-    """Reject everything."""
-    raise VideoError("no good")
-
-
 def stuck_on_two(
     source: SourceVideo, place: Path, options: PackOptions, retry: Retry
 ) -> list[PreparedClip | RejectedCut]:

@@ -569,6 +569,14 @@ def test_times_between_dated_packs_are_filled_in(tmp_path: Path) -> None:
 PAUSES = [0, 1, 2, 5, 6, 7, 8, 20, 21, 22, 23, 24, 28, 29, 30]
 
 
+def check_pauses(source: Path, folder: Path) -> None:
+    """The clip of a source has all frames, at the times of `PAUSES`."""
+    clip, _ = prepare(source, folder / "clip")
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
+
+
 @pytest.mark.parametrize(
     ("muxer", "codec", "options"),
     [("avi", "libx264", _X264), ("avi", "mpeg4", _MPEG), ("asf", "libx264", _X264)],
@@ -578,10 +586,7 @@ def test_pauses_where_a_container_has_decode_times_alone(
 ) -> None:
     """A pause lies where a decoder outputs nothing: a picture or two behind the packet that comes late."""
     source = encode(tmp_path / "a", muxer, codec, options=options, times=PAUSES)
-    clip, _ = prepare(source, tmp_path / "clip")
-    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
-    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
-    np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
+    check_pauses(source, tmp_path)
 
 
 def _with_decode_times(source: Path, path: Path, muxer: str) -> Path:
@@ -599,10 +604,7 @@ def _with_decode_times(source: Path, path: Path, muxer: str) -> Path:
 @pytest.mark.parametrize("muxer", ["mp4", "flv"])
 def test_pauses_where_decode_times_stand_for_times(muxer: str, tmp_path: Path) -> None:
     source = encode(tmp_path / "a", "mp4", "libx264", options=_X264, times=PAUSES)
-    clip, _ = prepare(_with_decode_times(source, tmp_path / "b", muxer), tmp_path / "clip")
-    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
-    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
-    np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
+    check_pauses(_with_decode_times(source, tmp_path / "b", muxer), tmp_path)
 
 
 def test_matroska_with_a_track_from_an_avi(tmp_path: Path) -> None:
@@ -700,7 +702,4 @@ def test_parts_of_open_gops_of_which_a_decoder_loses_frames(codec: Codec, tmp_pa
 
 def test_decode_times_for_times_of_what_is_transcoded(tmp_path: Path) -> None:
     source = encode(tmp_path / "a", "mp4", "mpeg2video", options=_MPEG, times=PAUSES)
-    clip, _ = prepare(_with_decode_times(source, tmp_path / "b", "matroska"), tmp_path / "clip")
-    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(FRAMES))
-    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
-    np.testing.assert_allclose(seconds, np.array(PAUSES) / RATE, atol=0.0011)
+    check_pauses(_with_decode_times(source, tmp_path / "b", "matroska"), tmp_path)
