@@ -106,7 +106,7 @@ class IsolatedDecoder:
             self._process = None
             if isinstance(error, WorkerStuckError):
                 raise undecodable(StuckDecoderError, encoded, str(error)) from error
-            raise undecodable(CrashedDecoderError, encoded, str(error)) from error
+            raise undecodable(CrashedDecoderError, encoded, str(error), from_outside=error.from_outside) from error
         except GeneratorExit:
             self._process = None  # the stream was not read to its end
             raise

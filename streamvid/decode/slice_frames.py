@@ -18,7 +18,6 @@ from streamvid.video import native_decoder
 from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, reorder_depth
 from streamvid.video.native_decoder import CorruptPictureError, FindTargets, NativeRun
 from streamvid.video.packet_selection import EncodedSlice
-from streamvid.workers import is_from_outside
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -217,11 +216,14 @@ def _damaged(encoded: EncodedSlice, reason: str) -> VideoError:
     return undecodable(DamagedClipError, encoded, reason)
 
 
-def undecodable(kind: type[DamagedClipError], encoded: EncodedSlice, reason: str) -> DamagedClipError:
-    """An error of the given class for a slice. `reason` does not name the clip."""
+def undecodable(
+    kind: type[DamagedClipError], encoded: EncodedSlice, reason: str, *, from_outside: bool = False
+) -> DamagedClipError:
+    """An error of the given class for a slice. `reason` does not name the clip; `from_outside` as in
+    `streamvid.workers.WorkerCrashError`."""
     problem = {StuckDecoderError: "gets FFmpeg stuck", CrashedDecoderError: "crashes FFmpeg"}.get(kind, "is damaged")
     remedy = "check it with `streamvid verify --decode`, pack it again"
-    if kind is CrashedDecoderError and is_from_outside(reason):
+    if from_outside:
         problem = "was not decoded: the process that did so was ended"
         remedy = "where memory ran out, use a smaller batch_size or fewer num_threads, or give the run more"
     error = kind(f"clip {encoded.name} {problem} ({reason}): {remedy}")
