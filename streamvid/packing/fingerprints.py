@@ -107,10 +107,11 @@ def _remote(hosts: Collection[str] | None, path: str) -> Details:
             if in_bucket or hosts is not None:
                 raise
             details = ask(retry=Retry(COMMAND_SECONDS))
-    except DatasetError as error:
+    except (DatasetError, InputError) as error:
         # A web server that refuses a file is one of many in a list; a bucket that does is the whole input. What does
         # not answer may answer the next time, and a pack that is then resumed must be the same.
-        if (in_bucket and hosts is None) or (isinstance(error, StorageUnavailable) and (in_bucket or hosts is None)):
+        ends = in_bucket and (hosts is None or isinstance(error, InputError))
+        if ends or (isinstance(error, StorageUnavailable) and (in_bucket or hosts is None)):
             raise
         return Details(0, NO_MARK + str(error).rstrip("."), False)
     if details is None:

@@ -55,6 +55,7 @@ _HAS_EXPIRED = re.compile(rb"\bexpired\b|not valid in the specified time frame",
 
 
 NO_RANGES: Final = "its server does not answer requests for ranges of bytes: use one that does"
+NO_ADDRESS: Final = "it redirects to something that is no web address"
 
 
 class StorageUnavailable(DatasetError):  # noqa: N818
@@ -225,6 +226,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
     if "TooManyRedirects" in names:
         return DatasetError, "it redirects again and again; check the address"
+    if names & {"InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError"}:
+        return DatasetError, NO_ADDRESS
     if number in (errno.ELOOP, errno.ENAMETOOLONG):
         return DatasetError, f"{_detail(exc).lower()}; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):

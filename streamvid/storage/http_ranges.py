@@ -13,7 +13,7 @@ from fsspec.asyn import sync
 
 from streamvid.errors import DatasetError
 from streamvid.storage.client import locate
-from streamvid.storage.explain import NO_RANGES, FileChangedError, RefusedError
+from streamvid.storage.explain import NO_ADDRESS, NO_RANGES, FileChangedError, RefusedError
 from streamvid.storage.part import HEAD_SECONDS, body_of, is_sendable, size_of
 from streamvid.storage.url import redact
 
@@ -96,8 +96,12 @@ async def _answer(
             if answer.status not in _REDIRECTS:
                 yield answer
                 return
-            at = urljoin(at, answer.headers.get("Location", ""))
-        host = urlsplit(at).hostname
+            location = answer.headers.get("Location", "")
+        try:
+            at = urljoin(at, location)
+            host = urlsplit(at).hostname
+        except ValueError as error:
+            raise DatasetError(f"Cannot read {redact(url)}: {NO_ADDRESS}.") from error
         if urlsplit(at).scheme not in ("http", "https") or (host != own and host not in hosts):
             raise DatasetError(
                 f"Cannot read {redact(url)}: it redirects to another host, {redact(str(host))}; if that is meant, name "

@@ -17,12 +17,15 @@ from PIL import Image
 
 from streamvid.errors import DatasetError, VideoError
 from streamvid.packing import process_source, source_file
+from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
-from tests.support.packed import SMALL, packing_inline
+from tests.support.packed import SMALL
+
+pytestmark = pytest.mark.usefixtures("user")
 
 NAMES = ("a", "b", "c")
 
@@ -32,7 +35,7 @@ def site(tmp_path: Path) -> Iterator[FaultyS3]:
     """Three videos, of a bucket and of a web server."""
     pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     data = write(SMALL, tmp_path / "clip.mp4").read_bytes()
-    with faulty_s3() as served, packing_inline():
+    with faulty_s3() as served:
         served.objects = {f"bucket/{name}.mp4": data for name in NAMES}
         yield served
 
@@ -95,10 +98,21 @@ def test_credentials_that_are_refused_end_the_pack(site: FaultyS3, table: Path, 
         pack(table, tmp_path / "packed", retry_for=0, progress=False)
 
 
-@pytest.mark.parametrize("status", [403, 404, 410])
-def test_a_file_that_a_web_server_refuses_costs_its_video_alone(site: FaultyS3, tmp_path: Path, status: int) -> None:
-    site.answers["bucket/b.mp4"] = (status, b"", {})
-    report = pack(listed(tmp_path, site.endpoint + "/bucket"), tmp_path / "packed", progress=False)
+@pytest.mark.parametrize(
+    "answer", [(403, {}), (404, {}), (410, {}), (302, {"Location": "http://["}), (302, {"Location": "https://{}"})]
+)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_file_that_a_web_server_refuses_costs_its_video_alone(
+    site: FaultyS3, tmp_path: Path, answer: tuple[int, dict[str, str]], in_place: bool
+) -> None:
+    status, headers = answer
+    here = site.endpoint.partition("://")[2]
+    site.answers["bucket/b.mp4"] = (status, b"", {name: one.format(here) for name, one in headers.items()})
+    table = listed(tmp_path, site.endpoint + "/bucket")
+    if in_place:
+        report = index(table, tmp_path / "packed", roots=site.endpoint, progress=False)
+    else:
+        report = pack(table, tmp_path / "packed", progress=False)
     assert report.clips == 2
     assert list(reasons(report)) == ["b.mp4"]
 
@@ -193,9 +207,8 @@ def test_a_mounted_storage_that_does_not_answer_is_waited_for(
         return read(path, *given, **more)
 
     monkeypatch.setattr(process_source, "remux_or_build", failing)
-    with packing_inline():
-        report = pack(tmp_path / "in", tmp_path / "packed", progress=False)
-        assert (report.clips, report.rejected) == (3, ())
-        failures[0] = -1
-        with pytest.raises(StorageUnavailable, match=r"in/b\.mp4 cannot be read \(Stale file handle\): check the disk"):
-            pack(tmp_path / "in", tmp_path / "other", retry_for=0.3, progress=False)
+    report = pack(tmp_path / "in", tmp_path / "packed", progress=False)
+    assert (report.clips, report.rejected) == (3, ())
+    failures[0] = -1
+    with pytest.raises(StorageUnavailable, match=r"in/b\.mp4 cannot be read \(Stale file handle\): check the disk"):
+        pack(tmp_path / "in", tmp_path / "other", retry_for=0.3, progress=False)

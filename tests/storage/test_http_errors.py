@@ -168,6 +168,7 @@ XML = "<Error><Code>{}</Code><Message>{}</Message></Error>"
         (400, "<html>what?</html>", {}, DatasetError, "400"),
         (404, XML.format("NoSuchKey", ""), {}, DatasetError, "it does not exist"),
         (410, "", {}, DatasetError, "410"),
+        (302, "", {"Location": "http://["}, DatasetError, "it redirects to something that is no web address"),
         (302, "", {"Location": "?X-Amz-Signature=hunter2"}, DatasetError, "it redirects again and again"),
     ],
 )
