@@ -28,8 +28,8 @@ from streamvid.packing.keys import longer_keys
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.progress import Progress
 from streamvid.storage.explain import explained
-from streamvid.storage.filesystem import name_new, written_beside
 from streamvid.storage.folder_lock import lock_folder
+from streamvid.storage.local_writes import name_new, written_beside
 from streamvid.storage.url import given_path, is_local, local_path, redact
 from streamvid.video.image import EXTENSIONS
 

@@ -20,8 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +34,7 @@ from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate
 from streamvid.storage.explain import StorageUnavailable, explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
 from streamvid.storage.link import Link
+from streamvid.storage.local_writes import name_new, written_beside
 from streamvid.storage.ranges import RemoteRanges, mark_of_info
 from streamvid.storage.regular_file import MAX_BYTES, open_file, read_file
 from streamvid.storage.retry import Retry
@@ -262,16 +262,6 @@ _PRECONDITION_FAILED: Final = 412
 _NOT_IMPLEMENTED: Final = 501
 
 
-def name_new(temporary: str, name: str) -> None:
-    """Give a local file a name that does not exist yet. Raises FileExistsError."""
-    try:
-        os.link(temporary, name)
-    except OSError as exc:
-        if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK) or os.path.exists(name):
-            raise
-        os.replace(temporary, name)  # no hard links here, so no atomic way
-
-
 def put_file(local: AnyPath, path: AnyPath) -> None:
     """Copy a local file to `path` atomically, as `write_bytes` but without holding it in memory."""
     with contextlib.ExitStack() as stack:
@@ -381,23 +371,3 @@ def _full(fs: Any, path: AnyPath, name: str) -> str:
     given = get_protocol(os.fspath(path))
     same = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
     return f"{given if given in same else scheme}://{rest}"
-
-
-@contextlib.contextmanager
-def written_beside(name: str, content: Iterable[bytes | memoryview]) -> Iterator[str]:
-    """A context with a synced file of this content in the folder of the local path `name`, removed at the end if it
-    still exists."""
-    folder = os.path.dirname(name)
-    os.makedirs(folder, exist_ok=True)
-    # Not made by tempfile, whose files only their owner can read.
-    temporary = os.path.join(folder, f".{secrets.token_hex(8)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            for chunk in content:
-                file.write(chunk)
-            file.flush()
-            os.fsync(file.fileno())
-        yield temporary
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
