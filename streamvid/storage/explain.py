@@ -27,6 +27,10 @@ _REFUSED_CREDENTIALS = {
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "TokenRefreshRequired",
     "RequestTimeTooSkewed", "AuthenticationFailed", EXPIRED,
 }  # fmt: skip
+_ELSEWHERE: Final = {
+    "PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
+    "IllegalLocationConstraintException",
+}  # fmt: skip
 # By name, because the packages that define them are imported only when used.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError"}
 _BROKEN_CONNECTION = {
@@ -199,6 +203,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return InputError, "AWS_ENDPOINT_URL is no URL; write http://host:port or https://host"
     if "ProfileNotFound" in names:
         return DatasetError, f"{_detail(exc)}; check AWS_PROFILE and the AWS config file"
+    if s3 and (code in _ELSEWHERE or status == 301):
+        return DatasetError, f"its bucket is in another region ({code}); check AWS_REGION and AWS_ENDPOINT_URL"
     if code == "NoSuchBucket":
         return DatasetError, "there is no such bucket; check its name and AWS_ENDPOINT_URL"
     if isinstance(exc, FileNotFoundError) or status == 404:

@@ -193,6 +193,14 @@ def test_the_body_of_an_answer_says_what_it_is(
         assert clock.now - began == pytest.approx({StorageUnavailable: 31, AccessRefused: 30, DatasetError: 0}[kind])
 
 
+@pytest.mark.parametrize(("status", "code"), [(301, "PermanentRedirect"), (400, "AuthorizationHeaderMalformed")])
+def test_a_bucket_of_another_region(site: FaultyS3, status: int, code: str) -> None:
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    site.answers["bucket/key"] = (status, XML.format(code, "elsewhere").encode(), {})
+    with pytest.raises(DatasetError, match=rf"another region \({code}\); check AWS_REGION and AWS_ENDPOINT_URL"):
+        read_ranges([("s3://bucket/key", 0, 10)], retry=Clock().retry())
+
+
 def _found(what: object) -> None:
     """Of a file that is missing there are no details."""
     if what is None:
