@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import EvalPrediction, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
 import streamvid as sv
@@ -28,21 +28,26 @@ class Classifier(nn.Module):
         self.head = nn.Linear(3, 3)
 
     def forward(self, video: torch.Tensor, label: torch.Tensor, valid: torch.Tensor, **_: Any) -> dict[str, Any]:
-        """Trainer gives a batch's values by their names; it wants the loss."""
-        each = cross_entropy(self.head(video.mean(dim=(1, 3, 4))), label, reduction="none")
-        return {"loss": (each * valid).sum() / valid.sum().clamp(min=1)}
+        """Trainer gives a batch's values by their names; it wants the loss, and for evaluation the outputs."""
+        logits = self.head(video.mean(dim=(1, 3, 4)))
+        each = cross_entropy(logits, label, reduction="none")
+        return {"loss": (each * valid).sum() / valid.sum().clamp(min=1), "logits": logits}
 
 
 class StreamTrainer(Trainer):
-    """A Trainer that takes its batches from a StreamLoader, which gives every process its share on its device."""
+    """A Trainer that takes its batches from StreamLoaders, which give every process its share on its device."""
 
-    def __init__(self, loader: sv.StreamLoader, **options: Any) -> None:
-        super().__init__(callbacks=[SaveLoader(loader)], **options)
-        self._loader = loader
+    def __init__(self, loader: sv.StreamLoader, evaluation: sv.StreamLoader, **options: Any) -> None:
+        super().__init__(callbacks=[SaveLoader(loader)], eval_dataset=evaluation, compute_metrics=accuracy, **options)
+        self._loader, self._evaluation = loader, evaluation
 
     def get_train_dataloader(self) -> sv.StreamLoader:
         """The loader, not wrapped."""
         return self._loader
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> sv.StreamLoader:
+        """The loader for evaluation, not wrapped."""
+        return self._evaluation
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *rest: Any) -> torch.Tensor:
         """Show which clips there are."""
@@ -65,6 +70,13 @@ class SaveLoader(TrainerCallback):
             path.write_text(json.dumps(self._loader.state_dict()))
 
 
+def accuracy(found: EvalPrediction) -> dict[str, float]:
+    """Of the clips of all processes, without those that only fill batches."""
+    label, valid = found.label_ids
+    right = (found.predictions.argmax(axis=-1) == label)[valid]
+    return {"accuracy": float(right.mean()), "evaluated": len(right)}
+
+
 def main() -> None:
     """Train, from the last checkpoint if there is one."""
     parser = argparse.ArgumentParser()
@@ -80,19 +92,29 @@ def main() -> None:
         sampling=sv.Window(frames=4),
         transform=sv.Transform(resize=(32, 32), layout="TCHW", dtype="float32"),
     )
+    evaluation = sv.StreamLoader(
+        arguments.dataset,
+        batch_size=2,
+        sampling=sv.Window(frames=4, start="center"),
+        transform=sv.Transform(resize=(32, 32), layout="TCHW", dtype="float32"),
+        shuffle=False,
+        last_batch="fill",  # Trainer gathers equally many outputs of every process
+    )
     options = TrainingArguments(
         arguments.checkpoints,
         num_train_epochs=arguments.epochs,
         max_steps=arguments.steps,
         save_steps=1,
         ignore_data_skip=True,  # the loader resumes by itself
+        eval_strategy="epoch",
+        label_names=["label", "valid"],
         report_to="none",
         use_cpu=not torch.cuda.is_available(),
     )
     last = get_last_checkpoint(arguments.checkpoints) if Path(arguments.checkpoints).exists() else None
     if last is not None:
         loader.load_state_dict(json.loads(Path(last, "loader.json").read_text()))
-    trainer = StreamTrainer(loader, model=Classifier(), args=options)
+    trainer = StreamTrainer(loader, evaluation, model=Classifier(), args=options)
     trainer.train(resume_from_checkpoint=last)
     # Where a model in DistributedDataParallel outlives its process group, PyTorch with gloo aborts one process in fifty
     # at exit.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from tests.support.packed import pack_with_columns
 from tools.clips import Recipe
 
 ROOT = Path(__file__).parents[2]
-CLIPS = 18
+CLIPS = 19
 Sample = tuple[int, str]
 """Rank and key."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -32,7 +33,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> P
 
 
 def run(*command: str) -> list[Sample]:
-    """Rank and clip of all samples of epoch 0, in the order printed. Nothing is said about exceptions at exit."""
+    """Rank and clip of all samples of epoch 0, in the order printed. Nothing is said about exceptions at exit. Where
+    there is an evaluation, it is of each clip once."""
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "",
@@ -43,6 +45,8 @@ def run(*command: str) -> list[Sample]:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception" not in done.stderr
     assert "Traceback" not in done.stderr
+    evaluated = set(re.findall(r"'eval_evaluated': (\d+)", done.stdout))
+    assert evaluated == ({str(CLIPS)} if "examples/frameworks/trainer_train.py" in command else set())
     # Two ranks write: a line's end may come behind the other's line.
     lines = [json.loads("{" + line) for line in done.stdout.replace("}", "}\n").split("{")[1:] if '"clips"' in line]
     assert {line["epoch"] for line in lines} == {0}
