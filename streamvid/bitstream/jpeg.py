@@ -34,7 +34,10 @@ def classifier(stsd: bytes) -> Classifier:
         own = set(_tables(packet))
         start = brought <= own
         brought.update(own)
-        return PacketKind(random_access=start, disposable=True, size=_picture_size(packet))
+        markers = {marker for marker, _ in segments(packet)}
+        # FFmpeg shows what lies in memory for a picture without a scan, and says nothing.
+        broken = bool(markers & FRAMES) and _SCAN not in markers and bytes((0xFF, _SCAN)) not in bytes(packet)
+        return PacketKind(random_access=start, disposable=True, broken=broken, size=_picture_size(packet))
 
     return classify
 
@@ -126,7 +129,7 @@ def _picture_size(packet: memoryview) -> tuple[int, int] | None:
 
 
 def segments(data: Bytes) -> Iterator[tuple[int, Bytes]]:
-    """Marker and payload of each segment up to the first scan."""
+    """Marker and payload of each segment up to the first scan, whose payload is left out."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
@@ -134,6 +137,7 @@ def segments(data: Bytes) -> Iterator[tuple[int, Bytes]]:
             at += 1
             continue
         if marker == _SCAN:
+            yield marker, data[at:at]
             return
         (size,) = struct.unpack_from(">H", data, at + 2)
         if size < 2:

@@ -40,7 +40,8 @@ class PacketKind:
             pictures alone.
         order: H.264 and HEVC: output order: pictures with lower numbers are output first; None if unknown, or if there
             is no output. 0 for all other codecs.
-        broken: H.264 and HEVC: decoders refuse it, because its NAL units do not fit its size.
+        broken: H.264 and HEVC: decoders refuse it, because its NAL units do not fit its size. Motion JPEG: its picture
+            has no scan.
         drops_prior: HEVC: begins a sequence, and decoders drop the pictures before it that are not output yet
             (NoOutputOfPriorPicsFlag).
         several: MPEG-4, VP9 and AV1: it holds several pictures that are displayed, and a packet is one frame.

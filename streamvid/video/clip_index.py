@@ -121,7 +121,8 @@ def build_clip(
         raise CannotCopyError(f"its packet {several} holds several pictures{packed}, and a packet is a frame")
     broken = next((number for number, kind in enumerate(kinds) if kind.broken), None)
     if broken is not None:
-        raise ValueError(f"its packet {broken} cannot be decoded: its NAL units do not fit; re-encode it")
+        why = "it has no scan" if codec == "mjpeg" else "its NAL units do not fit"
+        raise ValueError(f"its packet {broken} cannot be decoded: {why}; re-encode it")
     if any(kind.drops_prior for kind in kinds):
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
     if any(kind.lone_field for kind in kinds):

@@ -472,6 +472,17 @@ def test_hevc_whose_parameter_sets_are_in_band_alone(container: str, tmp_path: P
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, np.array([6]))), sequential(source)[6:7])
 
 
+def test_motion_jpeg_of_which_a_picture_has_no_scan_is_refused(tmp_path: Path) -> None:
+    """A bit of the marker before the scan has flipped. FFmpeg shows what lies in memory, without an error."""
+    made = write(Recipe(codec="mjpeg", container="mkv", frames=6, width=64, height=64), tmp_path / "a.mkv")
+    data = bytearray(made.read_bytes())
+    at = data.index(b"\xff\xda", data.index(b"\xff\xda") + 2) + 1  # of the second frame
+    data[at] ^= 8
+    made.write_bytes(data)
+    with pytest.raises(VideoError, match="its packet 1 cannot be decoded: it has no scan"):
+        store_clip(made, tmp_path)
+
+
 def test_av1_that_is_coded_at_another_size_between_key_frames(tmp_path: Path) -> None:
     """As encoders do for slow links. Only the headers of frames say so, not the sequence header."""
     resized = (("resize-mode", 1), ("resize-denom", 12))
