@@ -49,4 +49,5 @@ def test_equal_checksums_of_the_index_are_not_enough(places: Path, tmp_path: Pat
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Dataset, "open", lambda path: edit(path, roots=[places / "in"]))
         edit_index(tmp_path / "indexed", twin, crc32c=found)
+    reseal(tmp_path / "indexed")
     assert duplicates(Dataset.open(tmp_path / "indexed", roots=[places / "in"])).groups == ()
