@@ -5,23 +5,34 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
 
 def run() -> int:
     """Run the command line of `streamvid.cli.main.main`. Ctrl-C while modules are imported, and while the interpreter
-    ends, ends the process without a traceback."""
+    ends, ends the process without a traceback; so does a working directory that was removed, in which libraries cannot
+    be imported: PyTorch's MKL ends the process."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if a shell makes a background job ignore it
         signal.signal(signal.SIGINT, _end)
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return _say("the working directory was removed: change to another one", 2)
     from streamvid.cli.main import main
 
     return main()
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    os.write(2, b"streamvid: interrupted\n")
-    os._exit(128 + number)
+    os._exit(_say("interrupted", 128 + number))
+
+
+def _say(what: str, code: int) -> int:
+    with suppress(OSError):  # the stream is closed
+        os.write(2, f"streamvid: {what}\n".encode())
+    return code
 
 
 if __name__ == "__main__":

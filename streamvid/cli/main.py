@@ -85,7 +85,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _stoppable():
             if (workers := getattr(arguments, "workers", None)) is not None and not 1 <= workers <= MAX_WORKERS:
                 raise InputError(f"--workers {workers}: give 1 to {MAX_WORKERS}, or leave it out")
-            _check_working_directory()
             check_needs(arguments, sys.argv[1:] if argv is None else argv)
             code: int = arguments.run(arguments)
             sys.stdout.flush()
@@ -108,14 +107,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
         hint = "this is a defect of streamvid; --verbose shows where"
         return fail(f"unexpected {type(error).__name__}: {error} ({hint})", UNUSABLE)
-
-
-def _check_working_directory() -> None:
-    """Raise InputError if the working directory was removed: PyTorch's MKL, when imported, ends the process then."""
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        raise InputError("the working directory was removed: change to another one") from error
 
 
 def _open_streams() -> None:

@@ -530,6 +530,7 @@ def test_an_index_that_contradicts_its_row_is_named(
     last = int(index.visible[-1])
     changed = {name: np.where(np.arange(len(index)) == last, n, getattr(index, name)) for name, n in columns.items()}
     edit_index(tmp_path / "set", row, **changed)
+    reseal(tmp_path / "set")
     with pytest.raises(sv.ClipError, match=f"'b_frames'.*({reason})") as error:
         sv.ClipDataset(tmp_path / "set").get("b_frames", frames=[0])
     assert (error.value.row, error.value.suspect) == (row, "index")

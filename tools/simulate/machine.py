@@ -127,11 +127,16 @@ class Queue:
         self._items.append(item)
         _kernel().wake(self)
 
-    def get(self, timeout: float | None = None) -> Any:
-        if not self._items:
+    def put_nowait(self, item: object) -> None:
+        if self._depth and len(self._items) >= self._depth:
+            raise queue.Full
+        self.put(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if not self._items and block:
             self._wait()
-            if not self._items:
-                raise queue.Empty
+        if not self._items:
+            raise queue.Empty
         _kernel().wake(self)
         return self._items.popleft()
 
