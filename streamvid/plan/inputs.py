@@ -241,6 +241,7 @@ def _per_tick(dataset: ClipSource, rows: Int64, function: Callable[..., Any], *,
 def _nothing(subset: Subset, rows: Int64, sampling: FrameSampler) -> str:
     if len(rows):
         return f"all {len(rows)} clips are too short for {sampling}: pad them, or sample fewer frames"
-    if subset.where is not None or subset.keys is not None:
-        return f"no clip fits where={subset.where!r} and the keys given: widen the selection"
+    given = [f"where={subset.where!r}"] * (subset.where is not None) + ["the keys given"] * (subset.keys is not None)
+    if given:
+        return f"no clip fits {' and '.join(given)}: widen the selection"
     return "the dataset holds no clips"

@@ -176,7 +176,8 @@ def _launch(rank: str, size: str, source: str, *, one_run: bool = True) -> Launc
             "the loader rank and world_size"
         )
     whole = number_of(size)
-    return Launch(_checked(number_of(rank), whole, f"{source}, {rank} and {size}"), whole, source, one_run)
+    numbers = source if rank in source else f"{source}, {rank} and {size}"
+    return Launch(_checked(number_of(rank), whole, numbers), whole, source, one_run)
 
 
 def _checked(rank: int, size: int, source: str) -> int:
