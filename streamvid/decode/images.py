@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,23 +49,21 @@ class ImageBatches:
 
         files = [_wanted(encoded) for encoded in slices]
         images = [_Image(one, *image) for one, wanted in zip(slices, files, strict=True) for image in wanted]
-        routes = [[n for n, one in enumerate(images) if is_for_gpu(one.header) == on_gpu] for on_gpu in (True, False)]
-        order = [n for numbers in routes for n in numbers]
-        ends = np.cumsum([images[n].decoded_bytes for n in order], dtype=np.int64)
-        starts = np.zeros(len(images), dtype=np.int64)
-        starts[order] = ends - [images[n].decoded_bytes for n in order]
-        memory = torch.empty(int(ends[-1]), dtype=torch.uint8, device=self._device)
-        for on_gpu, numbers in zip((True, False), routes, strict=True):
-            for first in range(0, len(numbers), self._max_batch):
-                some = numbers[first : first + self._max_batch]
-                self._run([images[n] for n in some], memory[starts[some[0]] :], slices, on_gpu)
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        on_gpu = [is_for_gpu(image.header) for image in images]
+        order = sorted(range(len(images)), key=on_gpu.__getitem__)
+        sizes = [images[n].decoded_bytes for n in order]
+        starts = np.empty(len(images), dtype=np.int64)
+        starts[order] = np.cumsum(sizes) - sizes
+        memory = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        for route, numbers in itertools.groupby(order, key=on_gpu.__getitem__):
+            while some := [*itertools.islice(numbers, self._max_batch)]:
+                self._run([images[n] for n in some], memory[starts[some[0]] :], slices, on_gpu=route)
+        torch.cuda.synchronize(self._device)
         parts = np.split(starts, np.cumsum([len(wanted) for wanted in files])[:-1])
         return [GpuFrames(memory, part, one.height, one.width) for part, one in zip(parts, slices, strict=True)]
 
     def _run(
-        self, images: Sequence[_Image], memory: torch.Tensor, slices: Sequence[EncodedSlice], on_gpu: bool
+        self, images: Sequence[_Image], memory: torch.Tensor, slices: Sequence[EncodedSlice], *, on_gpu: bool
     ) -> None:
         """Decode images of these slices into memory, one after the other."""
         import torch

@@ -145,10 +145,10 @@ def make_samples(
     else:
         paths = clip_paths(dataset, rows, path_of)
         local = {path for path in set(paths) if is_local(path)}
-        near = iter(byte_ranges_of_each([packet for packet, path in zip(packets, paths, strict=True) if path in local]))
+        near = iter(byte_ranges_of_each([own for own, path in zip(packets, paths, strict=True) if path in local]))
         # Reading up to this many bytes between two ranges costs less than another request.
         gap = (reader or dataset.reader).remote.link.gap
-        others = [packet for packet, path in zip(packets, paths, strict=True) if path not in local]
+        others = [own for own, path in zip(packets, paths, strict=True) if path not in local]
         away = iter(byte_ranges_of_each(others, gap=gap, waste=WASTE))
         spans = [next(near if path in local else away) for path in paths]
     valid, absent, members = step.valid.tolist(), step.stands_for.tolist(), [spec.members] * len(rows)

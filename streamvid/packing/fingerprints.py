@@ -99,14 +99,10 @@ def _local(path: str) -> Details:
 
 
 def _remote(hosts: Collection[str] | None, path: str) -> Details:
-    ask, in_bucket = partial(filesystem.details, path, hosts=hosts), has_ranges(path)
+    in_bucket = has_ranges(path)
     try:
-        try:
-            details = ask()
-        except StorageUnavailable:
-            if in_bucket or hosts is not None:
-                raise
-            details = ask(retry=Retry(COMMAND_SECONDS))
+        retry = None if in_bucket or hosts is not None else Retry(COMMAND_SECONDS)
+        details = filesystem.details(path, retry=retry, hosts=hosts)
     except (DatasetError, InputError) as error:
         # A web server that refuses a file is one of many in a list; a bucket that does is the whole input. What does
         # not answer may answer the next time, and a pack that is then resumed must be the same.

@@ -27,6 +27,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> ImageBatches:
 
     monkeypatch.setattr(images, "image_pipeline", on_the_cpu)
     monkeypatch.setattr(images, "is_for_gpu", lambda header: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     made = ImageBatches(device_id=0, threads=2, max_batch=3)
     monkeypatch.setattr(made, "_device", torch.device("cpu"))
     return made
