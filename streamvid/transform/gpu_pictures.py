@@ -221,20 +221,20 @@ class _View:
         # Without a tensor for the clip: making one releases the GIL, which may take milliseconds to get back.
         size, box = self.tensor.element_size(), self._boxes[clip]
         address, shape, steps = self._layout(clip)
-        lying = _lying(shape, steps[1:], self._flips(clip), turns=box.turns, mirrored=box.mirrored)
+        layout = _layout_as_decoded(shape, steps[1:], self._flips(clip), turns=box.turns, mirrored=box.mirrored)
         mean, std = self._mean_std
         made = clip_params(
             form,
             color.chosen(self.transform.color),
             start=part.start,
             end=part.end,
-            size=lying.size,
-            strides=lying.strides,
+            size=layout.size,
+            strides=layout.strides,
             mean=mean,
             std=std,
             change=self._change(clip),
         )
-        return made, address + size * lying.first, size * steps[0], lying.size
+        return made, address + size * layout.first, size * steps[0], layout.size
 
     def kernel(self, form: PlaneFormat, part: CropBox) -> Kernel:
         """The kernel for surfaces of which the view shows this part."""
@@ -328,7 +328,7 @@ class _View:
             picture.copy_(level.expand_as(picture))
 
 
-class _Lying(NamedTuple):
+class _PictureLayout(NamedTuple):
     """Where and how a picture is written as it is decoded, before rotation and flipping.
 
     Attributes:
@@ -343,9 +343,9 @@ class _Lying(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _lying(
+def _layout_as_decoded(
     shape: tuple[int, ...], steps: tuple[int, ...], flips: tuple[bool, bool], *, turns: int, mirrored: bool
-) -> _Lying:
+) -> _PictureLayout:
     """The layout of an upright picture [3, height, width] with these strides, all in elements."""
     # A dummy array, never accessed, whose views have the layout.
     whole = np.lib.stride_tricks.as_strided(np.empty(0, dtype=np.uint8), shape, steps)
@@ -354,4 +354,4 @@ def _lying(
     first: int = out.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
     height, width = out.shape[1:]
     channel, line, pixel = out.strides
-    return _Lying(first, (height, width), (channel, line, pixel))
+    return _PictureLayout(first, (height, width), (channel, line, pixel))
