@@ -208,7 +208,7 @@ def test_a_step_waits_for_its_own_packets_alone(packed: Path, tmp_path: Path, mo
     plan_parts = epoch_reader.plan_parts
 
     def gated(self: RangeReader, joined: Any, versions: Any) -> Any:
-        assert self.turn.number < last or free.wait(20)
+        assert self.turn.number < last or free.wait(200)
         return fetch(self, joined, versions)
 
     def noted(dataset: Any, parts: Any, *args: Any) -> Any:
