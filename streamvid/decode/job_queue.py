@@ -84,8 +84,7 @@ class DecodeQueue:
                     {k: deque(sorted(v, key=lambda job: -len(job.packets))) for k, v in by_key.items()}
                 )
             self._wake()
-            if not self._engines or any(map(_suits_cores, by_key)):
-                self._for_cores.notify_all()
+            self._wake_cores()
 
     def retry(self, job: GopJob, error: VideoError, *, begun: bool = True) -> None:
         """Return a failed job: an engine decodes it a second time, alone in its decoder. If that fails, or the queue
@@ -156,8 +155,8 @@ class DecodeQueue:
         """Add `change` to the number of decoded batches that wait for the loop."""
         with self._changed:
             self._waiting += change
-            if change < 0 and self._batches:
-                self._for_cores.notify_all()
+            if change < 0:
+                self._wake_cores()
 
     def core_took(self, key: SessionKey, slower: float) -> None:
         """Record that a core took `slower` times as long as an engine for a job of this configuration."""
@@ -211,6 +210,12 @@ class DecodeQueue:
         self._changed.notify_all()
         if self._closed or self._spares_help():
             self._for_spares.notify_all()
+
+    def _wake_cores(self) -> None:
+        """Wake the CPU cores that wait for jobs, unless there is none for them: each would take the GIL for nothing."""
+        suited = self._waiting < ENOUGH and any(_suits_cores(key) for batch in self._batches for key in batch)
+        if suited or not self._engines:
+            self._for_cores.notify_all()
 
     def _spares_help(self) -> bool:
         """Whether sessions have to be drained between queued jobs."""

@@ -212,6 +212,18 @@ def test_cores_idle_while_enough_batches_wait_for_the_loop(engines: int) -> None
     queue.close()
 
 
+@pytest.mark.parametrize(("height", "waiting", "woken"), [(1080, 0, True), (1080, ENOUGH, False), (272, 0, False)])
+def test_cores_are_not_woken_for_jobs_that_they_leave_to_the_engines(height: int, waiting: int, woken: bool) -> None:
+    """Each of dozens would take the GIL for nothing, at every batch."""
+    queue, wakes = DecodeQueue(engines=1), list[int]()
+    queue._for_cores.notify_all = lambda: wakes.append(1)  # type: ignore[method-assign]
+    queue.waiting(waiting)
+    queue.put([replace(one, key=replace(one.key, height=height)) for one in jobs((0, 40))])
+    queue.waiting(1)
+    queue.waiting(-1)
+    assert wakes == [1, 1] * woken
+
+
 def test_cores_take_jobs_of_the_newest_batch() -> None:
     queue = DecodeQueue(engines=1)
     first, second = jobs(*((0, 30) for _ in range(4))), jobs(*((0, 30) for _ in range(4)))
