@@ -6,7 +6,7 @@ MP4 files have parameter sets in the sample description (ISO/IEC 14496-15); NVDE
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,33 +58,44 @@ class NalSyntax:
         """nal_unit_type, from the first byte of a unit."""
         return first >> self.type_shift & self.type_mask
 
-    def is_idr(self, packet: bytes) -> bool:
-        """Whether a packet in Annex B has an IDR picture, so that no packet from it on refers to earlier packets."""
-        # The type of the first slice decides; delimiters, parameter sets and SEI may come before it.
-        kinds = (kind for kind, _ in self._units(packet))
-        return next((kind in self.idr for kind in kinds if kind in self.vcl), False)
+    def leading_units(self, packet: bytes | memoryview, length_size: int) -> list[tuple[int, bytes]]:
+        """Types and bytes of a packet's NAL units up to its first slice, whose bytes are left out.
 
-    def in_band_parameter_sets(self, packet: bytes) -> bytes:
-        """The parameter sets before the picture of a packet in Annex B, each with a start code; may be empty."""
-        return b"".join(START_CODE + unit for kind, unit in self._units(packet) if kind in self.parameter_sets)
+        Args:
+            packet: the packet in the format of MP4 files.
+            length_size: bytes of the length before each unit.
+
+        Raises:
+            ValueError: one of these units does not end within the packet.
+        """
+        units: list[tuple[int, bytes]] = []
+        at, size = 0, len(packet)
+        while at < size:
+            start = at + length_size
+            at = start + int.from_bytes(packet[at:start], "big")
+            if at > size or at == start:
+                raise ValueError("a NAL unit does not end within its packet")
+            kind = self.unit_type(packet[start])
+            if kind in self.vcl:
+                units.append((kind, b""))
+                break
+            units.append((kind, bytes(packet[start:at])))
+        return units
+
+    def is_idr(self, units: Sequence[tuple[int, bytes]]) -> bool:
+        """Whether a packet with these `leading_units` has an IDR picture, so that no packet from it on refers to
+        earlier packets."""
+        # The type of the first slice decides; delimiters, parameter sets and SEI may come before it.
+        return bool(units) and units[-1][0] in self.idr
+
+    def in_band_parameter_sets(self, units: Sequence[tuple[int, bytes]]) -> bytes:
+        """The parameter sets among `leading_units` in Annex B; may be empty."""
+        return b"".join([START_CODE + unit for kind, unit in units if kind in self.parameter_sets])
 
     def sequence_parameter_sets(self, sets: bytes) -> list[bytes]:
         """The sequence parameter sets among parameter sets in Annex B, without start codes."""
         units = [unit for unit in sets.split(START_CODE) if unit]
         return [unit for unit in units if self.unit_type(unit[0]) == self.sps]
-
-    def _units(self, packet: bytes) -> Iterator[tuple[int, bytes]]:
-        """Types and bytes of a packet's NAL units up to its first slice, whose bytes are left out."""
-        at = len(START_CODE)
-        while at < len(packet):
-            kind = self.unit_type(packet[at])
-            if kind in self.vcl:
-                yield kind, b""
-                return
-            end = packet.find(START_CODE, at)
-            end = len(packet) if end < 0 else end
-            yield kind, packet[at:end]
-            at = end + len(START_CODE)
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,14 @@ class Packets:
         Raises:
             ValueError: a NAL unit does not end within the packet.
         """
-        packet = self.data[self.bounds[number] : self.bounds[number + 1]].tobytes()
+        packet = self.stored(number).tobytes()
         if self.length_size:
             packet = to_annex_b(packet, self.length_size)
         return packet if number else self.header + packet
+
+    def stored(self, number: int) -> memoryview:
+        """A packet in the format of MP4 files, without a header."""
+        return self.data.data[self.bounds[number] : self.bounds[number + 1]]
 
     def __iter__(self) -> Iterator[bytes]:
         return (self[number] for number in range(len(self)))

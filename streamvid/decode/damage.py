@@ -184,7 +184,8 @@ def _hidden_damage(encoded: EncodedSlice) -> str | None:
     kind_of = hevc.classifier(encoded.stsd)
     split = np.split(encoded.data, np.cumsum(encoded.sizes)[:-1])
     kinds = [kind_of(memoryview(part.tobytes())) for part in split]
-    idr = [n for n, packet in enumerate(packets) if hevc.SYNTAX.is_idr(packet)]
+    units = [hevc.SYNTAX.leading_units(part.data, sets.length_size) for part in split]
+    idr = [n for n, leading in enumerate(units) if hevc.SYNTAX.is_idr(leading)]
     for first, end in pairwise([*np.union1d(encoded.starts, idr).astype(int).tolist(), len(packets)]):
         # Where decoding begins, pictures that refer to earlier ones are skipped.
         later = next((n for n in range(first + 1, end) if kinds[n].random_access), end)

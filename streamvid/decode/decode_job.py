@@ -257,9 +257,12 @@ def stream_bit_depth(codec: str, stsd: bytes) -> int:
     return 8
 
 
-def _headers(encoded: EncodedSlice, packet: bytes) -> bytes:
+def _headers(encoded: EncodedSlice, packets: Packets, number: int) -> bytes:
     """The bytes before the first VOP of an MPEG-4 packet; empty for other codecs."""
-    return packet[: max(0, packet.find(b"\0\0\1\xb6"))] if encoded.codec == "mpeg4" else b""
+    if encoded.codec != "mpeg4":
+        return b""
+    packet = packets[number]
+    return packet[: max(0, packet.find(b"\0\0\1\xb6"))]
 
 
 def stream_header(codec: str, stsd: bytes) -> bytes:
@@ -328,7 +331,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
             settings = parameter_sets(encoded.codec, encoded.stsd)
             header = settings.annex_b
             packets = Packets.checked(encoded.data, encoded.sizes, length_size=settings.length_size)
-        firsts = {n: packets[n] for n in starts}
+            units = {n: syntax.leading_units(packets.stored(n), settings.length_size) for n in starts}
     except (ValueError, IndexError) as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     # Lists, because NumPy's searches release the GIL, and may take milliseconds to get it back.
@@ -340,20 +343,19 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
         )
     rows = np.array(found, dtype=np.int32)
     # No cut at a CRA picture: its leading pictures may refer to frames before it.
-    idr = {n for n in starts if syntax is None or syntax.is_idr(firsts[n])}
+    idr = {n for n in starts if syntax is None or syntax.is_idr(units[n])}
     cuts = sorted({0} | idr)
     stated, required = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
     key, need, in_band = stated, required, b""
     jobs = []
     for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
-        first = firsts[start]
-        if sets := syntax and syntax.in_band_parameter_sets(first):
+        if syntax is not None and (sets := syntax.in_band_parameter_sets(units[start])):
             in_band = sets
             # These replace the parameter sets of the sample description.
-            has_sps = syntax is not None and syntax.sequence_parameter_sets(sets)
+            has_sps = syntax.sequence_parameter_sets(sets)
             need = dpb_requirement(encoded.codec, sets) if has_sps else required
             key = stated if need is required else replace(stated, dpb_group=need.group)
-        headers = in_band or _headers(encoded, first)
+        headers = in_band or _headers(encoded, packets, start)
         if headers and (problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native)):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
         known = not syntax and has_headers(encoded.codec, headers)  # the packet has its own headers

@@ -204,6 +204,9 @@ class _View:
             first: address of its first picture.
             each: bytes from a picture to the next.
         """
+        count = len(self._batch.slices[clip].frames)
+        if not self._final or self._batch.gather[clip].tolist() == [*range(count)]:  # as usual
+            return np.array([first + each * at for at in range(count)], dtype=np.int64)[:, np.newaxis]
         positions = self.positions(clip)
         most = max(map(len, positions), default=0)
         addresses = [[first + each * at for at in some] + [0] * (most - len(some)) for some in positions]
