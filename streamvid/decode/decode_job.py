@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -35,8 +35,7 @@ _ALIKE: Final = DpbRequirement("", 0, MAX_REORDER)
 """The requirement for codecs other than H.264 and HEVC, whose streams do not differ in it."""
 
 
-@dataclass(frozen=True)
-class SessionKey:
+class SessionKey(NamedTuple):
     """Decoder configuration: streams with equal keys can share a decode session that holds enough DPB frames.
 
     Attributes:
@@ -52,17 +51,17 @@ class SessionKey:
     bit_depth: int
     dpb_group: str
 
-    @cached_property
+    @property
     def pitch(self) -> int:
         """Samples from a line of a decoded NV12 or P016 surface to the next: chroma interleaves two planes."""
         return -(-self.width // 2) * 2
 
-    @cached_property
+    @property
     def surface_bytes(self) -> int:
         """Size of a decoded surface, in bytes: `height` lines of luma, then half as many, rounded up, of chroma."""
         return self.luma_bytes // self.height * (self.height + -(-self.height // 2))
 
-    @cached_property
+    @property
     def luma_bytes(self) -> int:
         """Size of the luma of a decoded surface, which its chroma follows, in bytes."""
         return self.height * self.pitch * (2 if self.bit_depth > 8 else 1)
@@ -354,7 +353,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
             # These replace the parameter sets of the sample description.
             has_sps = syntax.sequence_parameter_sets(sets)
             need = dpb_requirement(encoded.codec, sets) if has_sps else required
-            key = stated if need is required else replace(stated, dpb_group=need.group)
+            key = stated if need is required else stated._replace(dpb_group=need.group)
         headers = in_band or _headers(encoded, packets, start)
         if headers and (problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native)):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")

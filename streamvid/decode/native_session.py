@@ -10,7 +10,6 @@ import ctypes
 import struct
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import count, groupby
 from typing import Final
 
@@ -45,7 +44,7 @@ def largest(key: SessionKey, seen: Iterable[SessionKey]) -> SessionKey:
     """The configuration to open a session with for jobs of `key`: the largest width and height among the
     configurations in `seen` that the session can be reconfigured for."""
     found = [key, *(other for other in seen if alike(other, key))]
-    return replace(key, width=max(k.width for k in found), height=max(k.height for k in found), dpb_group="")
+    return key._replace(width=max(k.width for k in found), height=max(k.height for k in found), dpb_group="")
 
 
 def alike(one: SessionKey, other: SessionKey) -> bool:

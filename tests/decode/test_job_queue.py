@@ -218,7 +218,7 @@ def test_cores_are_not_woken_for_jobs_that_they_leave_to_the_engines(height: int
     queue, wakes = DecodeQueue(engines=1), list[int]()
     queue._for_cores.notify_all = lambda: wakes.append(1)  # type: ignore[method-assign]
     queue.waiting(waiting)
-    queue.put([replace(one, key=replace(one.key, height=height)) for one in jobs((0, 40))])
+    queue.put([replace(one, key=one.key._replace(height=height)) for one in jobs((0, 40))])
     queue.waiting(1)
     queue.waiting(-1)
     assert wakes == [1, 1] * woken

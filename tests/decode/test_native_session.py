@@ -490,7 +490,7 @@ def test_of_the_jobs_of_a_call_the_one_at_fault_is_named(driver: StandIn) -> Non
 
 def test_a_stream_like_the_one_before_it_that_is_not_what_its_dataset_says(driver: StandIn) -> None:
     lane = Lane(driver)
-    one = replace(job(20), key=replace(KEY, width=62))
+    one = replace(job(20), key=KEY._replace(width=62))
     with pytest.raises(VideoError, match=r"clip-20 decodes to 64x48, its dataset says 62x48"):
         lane.decode_all([job(10), one, job(30)])
     lane.session.close()
@@ -528,12 +528,12 @@ def test_a_session_can_be_stopped_by_another_thread_and_closed(driver: StandIn) 
 
 
 def test_a_session_is_opened_for_the_largest_size_of_its_class() -> None:
-    seen = [replace(KEY, width=640), replace(KEY, height=720), replace(KEY, width=3840), replace(KEY, codec="hevc")]
-    assert largest(KEY, seen) == replace(KEY, width=640, height=720)
+    seen = [KEY._replace(width=640), KEY._replace(height=720), KEY._replace(width=3840), KEY._replace(codec="hevc")]
+    assert largest(KEY, seen) == KEY._replace(width=640, height=720)
     assert largest(seen[2], seen) == seen[2]
     for codec in ("vp9", "mpeg4"):
-        one = replace(KEY, codec=codec)
-        assert largest(one, [replace(one, width=640)]) == one, "it is not set to another size"
+        one = KEY._replace(codec=codec)
+        assert largest(one, [one._replace(width=640)]) == one, "it is not set to another size"
 
 
 def test_the_chip_says_what_it_decodes(driver: StandIn) -> None:
