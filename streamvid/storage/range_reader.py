@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -61,7 +62,7 @@ class RangeReader:
         cache: RangeCache | None = None,
         turn: Turn | None = None,
     ) -> None:
-        self.retry = retry or Retry()
+        self.retry = replace(retry or Retry(), returning=True)
         self.cache, self.turn = cache, turn or Turn()
         self.remote: RemoteRanges = RemoteRanges() if like is None else like.remote
         self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)

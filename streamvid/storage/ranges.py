@@ -17,7 +17,14 @@ from streamvid.errors import DatasetError
 from streamvid.storage import http_ranges
 from streamvid.storage.byte_range import PART_BYTES, FileVersion
 from streamvid.storage.client import in_s3, is_s3, locate, renew_credentials
-from streamvid.storage.explain import AccessRefused, FileChangedError, NoRangesError, StorageUnavailable, explained
+from streamvid.storage.explain import (
+    AccessRefused,
+    FileChangedError,
+    MissingFile,
+    NoRangesError,
+    StorageUnavailable,
+    explained,
+)
 from streamvid.storage.link import Link
 from streamvid.storage.part import Part, changed, is_sendable, read_from_whole, read_part
 from streamvid.storage.retry import Retry, Trouble
@@ -176,7 +183,7 @@ class RemoteRanges:
                     if len(block) != end - start:
                         self._check_length(path, len(block), start, end)
                 outcomes.append(bytes(block))
-            except (StorageUnavailable, AccessRefused) as error:
+            except (StorageUnavailable, AccessRefused, MissingFile) as error:
                 outcomes.append(error)
             except DatasetError as error:
                 error.path = redact(path)

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from streamvid.checks import is_real, shown
 from streamvid.errors import InputError
-from streamvid.storage.explain import AccessRefused, StorageUnavailable
+from streamvid.storage.explain import AccessRefused, MissingFile, StorageUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ FIRST_DELAY: Final = 0.25
 LONGEST_DELAY: Final = 10.0
 """Seconds before the second attempt, and between later ones, after doubling each time. Both are means."""
 REFUSED_SECONDS: Final = 30.0
-"""How long refused credentials are tried again, with new ones looked up each time."""
+"""How long refused credentials are tried again, with new ones looked up each time, and files that have gone."""
 SAY_SECONDS: Final = 30.0
 """How often the log says what waits."""
 
@@ -39,7 +39,7 @@ COMMAND_SECONDS: Final = 15.0
 
 T = TypeVar("T")
 K = TypeVar("K")
-Trouble = StorageUnavailable | AccessRefused
+Trouble = StorageUnavailable | AccessRefused | MissingFile
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,14 @@ class Retry:
         seconds: most seconds without any progress, after which the error is raised; 0: no repetition.
         clock: monotonic time in seconds.
         sleep: waits that many seconds; returns a true value to give up.
+        returning: whether a missing file is requested again for `REFUSED_SECONDS`, because it is known to have been
+            there: a proxy that restarts, a CDN or a bucket that has not heard of it yet may answer 404.
     """
 
     seconds: float = 600.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] = time.sleep
+    returning: bool = False
 
     @classmethod
     def of(cls, retry_for: float | Retry) -> Retry:
@@ -80,17 +83,18 @@ class Retry:
         return replace(self, sleep=sleep)
 
     def __call__(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt`, and again while it raises StorageUnavailable, or, for `REFUSED_SECONDS`, AccessRefused.
-        Returns its result.
+        """Call `attempt`, and again while it raises StorageUnavailable, or, for `REFUSED_SECONDS`, AccessRefused or, if
+        `returning`, MissingFile. Returns its result.
 
         Raises:
-            StorageUnavailable, AccessRefused: raised by the last attempt. All other exceptions pass immediately.
+            StorageUnavailable, AccessRefused, MissingFile: raised by the last attempt. All other exceptions pass
+                immediately.
         """
 
         def attempts(_: Sequence[None]) -> list[T | Trouble]:
             try:
                 return [attempt()]
-            except (StorageUnavailable, AccessRefused) as error:
+            except (StorageUnavailable, AccessRefused, MissingFile) as error:
                 return [error]
 
         return self.each([None], attempts)[0]
@@ -103,7 +107,7 @@ class Retry:
             attempt: returns a result or an error for each of the given items.
 
         Raises:
-            StorageUnavailable, AccessRefused: an item failed until the end.
+            StorageUnavailable, AccessRefused, MissingFile: an item failed until the end.
         """
         done: dict[int, T] = {}
         left = list(range(len(items)))
@@ -115,7 +119,9 @@ class Retry:
             before = clock()
             errors: dict[int, Trouble] = {}
             for place, outcome in zip(left, attempt([items[place] for place in left]), strict=True):
-                if isinstance(outcome, StorageUnavailable | AccessRefused):
+                if isinstance(outcome, MissingFile) and not self.returning:
+                    raise outcome
+                if isinstance(outcome, Trouble):
                     errors[place] = outcome
                 else:
                     done[place] = outcome
@@ -127,11 +133,12 @@ class Retry:
                 break
             error = next((one for one in errors.values() if isinstance(one, AccessRefused)), errors[left[0]])
             begin, limit = since, self.seconds
-            if isinstance(error, AccessRefused):
+            if not isinstance(error, StorageUnavailable):
                 limit = min(limit, REFUSED_SECONDS)
                 if refused_since is None:
                     refused_since = before
-                    log.warning("%s It is tried for %.0f s, with credentials looked up again.", error, limit)
+                    how = ", with credentials looked up again" if isinstance(error, AccessRefused) else ""
+                    log.warning("%s It is tried for %.0f s%s.", error, limit, how)
                 begin = refused_since
             else:
                 refused_since = None

@@ -15,6 +15,7 @@ import pytest
 import streamvid as sv
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.options import PackOptions
+from streamvid.storage import retry
 from tests.support.packed import pack_recipes
 from tests.support.web import website
 from tools.clips import Recipe
@@ -123,6 +124,7 @@ def test_shards_that_are_lost_in_a_bucket_are_named(
 ) -> None:
     """That the cache does not hold yet."""
     monkeypatch.setattr(ShardAccess, "prefetch", lambda *_: None)
+    monkeypatch.setattr(retry, "REFUSED_SECONDS", 0.5)
     path = f"memory://lost-{reader.__name__}"
     memory = fsspec.filesystem("memory")
     memory.put(str(packed), path, recursive=True)

@@ -60,6 +60,35 @@ def test_half_of_all_requests_fail_at_the_opening_and_later(s3: FaultyS3, packed
         assert torch.equal(clips.get(n, frames=[3, 9])["video"], local.get(n, frames=[3, 9])["video"])
 
 
+@pytest.mark.parametrize("fetch", ["shards", "ranges"])
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_shards_that_are_missing_for_seconds(
+    s3: FaultyS3, packed: Path, tmp_path: Path, scheme: str, fetch: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a proxy that restarts, a purged CDN and an eventually consistent bucket answer. A dataset must be there."""
+    gone = ("tar", "packets")
+    s3.fault = lambda method, key, before: "404" if key.endswith(gone) and before < 4 else None
+    path = "s3://bucket/set" if scheme == "s3" else f"{s3.endpoint}/bucket/set"
+    retry = Clock().retry()
+    assert_same(
+        batches(path, cache_dir=tmp_path, fetch=fetch, retry_for=retry, shuffle=False), batches(packed, shuffle=False)
+    )
+    s3.requests.clear()
+    clips = sv.ClipDataset(path, retry_for=retry)
+    assert torch.equal(clips.get(1, frames=[3])["video"], sv.ClipDataset(packed).get(1, frames=[3])["video"])
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said
+    assert all("does not exist; check the path. It is tried for 30 s." in one for one in said), said
+
+    s3.fault = lambda method, key, before: "404" if key.endswith(gone) else None
+    with pytest.raises(sv.DatasetError, match=r"00000\d00\..* does not exist.* It was tried \d+ times"):
+        batches(path, cache_dir=tmp_path / "other", fetch=fetch, retry_for=retry)
+    clock = Clock()
+    with pytest.raises(sv.DatasetError, match="no dataset at"):
+        sv.Dataset.open(f"{path}/none", retry_for=clock.retry())
+    assert not clock.waits
+
+
 def test_the_loop_can_be_left_while_the_bucket_is_away(s3: FaultyS3, tmp_path: Path) -> None:
     """The default waits for ten minutes."""
     with sv.StreamLoader(

@@ -37,6 +37,7 @@ ERRORS = {
 WRITE_FAULTS = (*ERRORS, "empty 503", "reset", "lost", "flip")
 """All that a request that changes something can meet: `lost` does it, and breaks off before the answer."""
 FAULTS = (*ERRORS, "empty 503", "reset", "cut", "short", "stall")
+ANSWERS = {**ERRORS, "404": (404, "NoSuchKey")}
 """All that an object's requests can meet; `cut` breaks off in the body, `short` says that there is no more. Beside
 these, `flip` changes a bit of a range, `elsewhere` gives another range and says so, `whole` all of the object, and
 `endless` more than anybody holds."""
@@ -125,7 +126,7 @@ class _Handler(Handler):
             number, site.changes = site.changes, site.changes + 1
             site.before(number)
             fault = site.fault(self.command, key, count)
-            if fault in ERRORS:
+            if fault in ANSWERS:
                 answer: tuple[int, bytes, dict[str, str]] | str = fault
             elif fault in ("empty 503", "reset"):
                 answer = (503, b"", {})
@@ -134,7 +135,7 @@ class _Handler(Handler):
         if fault in ("reset", "lost"):
             self._break()
         elif isinstance(answer, str):
-            self._error(*ERRORS[answer])
+            self._error(*ANSWERS[answer])
         else:
             self._send(answer[0], answer[1], headers=answer[2])
 
@@ -222,8 +223,8 @@ class _Handler(Handler):
             self._send(status, body, headers=headers)
         elif self.command == "GET" and site.refused_query in url.query:
             self._error(403, "AccessDenied")
-        elif fault in ERRORS:
-            self._error(*ERRORS[fault])
+        elif fault in ANSWERS:
+            self._error(*ANSWERS[fault])
         elif fault == "empty 503":
             self._send(503, b"")
         elif fault == "reset":
