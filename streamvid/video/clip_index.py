@@ -16,6 +16,7 @@ from streamvid.checksum import crc32c
 from streamvid.color.tags import container_tags, mean_alike, settled_tags, tag_names, usual_siting
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
+from streamvid.video.mapped import mapped
 from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import PacketTimes
@@ -54,7 +55,7 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
         ValueError: no frame of it can be decoded.
     """
     pts, hidden = scan.pts, scan.hidden
-    data = np.memmap(target, mode="r", dtype=np.uint8).data
+    data = mapped(target).data
     try:
         stsd = sample_description(data)
     except ValueError as error:  # the source's parameter sets changed outside of its packets

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from streamvid.arrays import Bool, Int64, UInt8
+from streamvid.video.mapped import mapped
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -103,7 +104,7 @@ def is_whole(source: Path, pid: int) -> bool:
     Args:
         pid: the track's packet identifier.
     """
-    stream = _pieces(np.memmap(source, dtype=np.uint8, mode="r"))
+    stream = _pieces(mapped(source))
     held = stream[:0]  # the last PES packet of the blocks before
     for first in range(0, len(stream), _BLOCK):
         pieces = np.concatenate([held, _of_track(stream[first : first + _BLOCK], pid)])
@@ -132,8 +133,7 @@ def breaks_off(source: Path, pid: int) -> bool:
     Recorders write whole pieces, so one that was killed leaves these. The one packet in 184 that `_PesPackets` does not
     know to end counts as cut off, too: it is rarer than that, and costs a frame, not the recording.
     """
-    size = source.stat().st_size
-    pieces = _pieces(np.memmap(source, dtype=np.uint8, mode="r", offset=max(0, size - _TAIL_BYTES)))
+    pieces = _pieces(mapped(source)[-_TAIL_BYTES:])
     found = _pes_packets(_of_track(pieces, pid))
     return found is not None and not found.ends[-1]
 

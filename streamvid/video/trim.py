@@ -17,6 +17,7 @@ from streamvid.bitstream import packet_info
 from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import LEAD_IN, traits
 from streamvid.video.frame_index import HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
+from streamvid.video.mapped import mapped
 from streamvid.video.packet_selection import select_packets
 from streamvid.video.read_buffer import coalesce
 from streamvid.video.stored_clip import StoredClip
@@ -152,7 +153,7 @@ def _copy(source: BinaryIO, target: BinaryIO, offset: Int64, size: Int64) -> Non
 
 
 def _traits(clip: StoredClip) -> str:
-    data = np.memmap(clip.mp4, mode="r", dtype=np.uint8).data
+    data = mapped(clip.mp4).data
     places = zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)
     kinds = packet_info.classify(clip.codec, clip.stsd, [data[at : at + size] for at, size in places])
     return traits(clip.codec, kinds, clip.index.pts)
