@@ -26,9 +26,10 @@ from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source
 from streamvid.packing.images import is_sequence
 from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import DecodeLevel, PackOptions, PreparedClip, RejectedCut, Scenes
+from streamvid.packing.patience import patiently
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.packing.source_file import local_video, of_this_file, read_image, source_bytes
-from streamvid.storage.explain import BROKEN_ERRNOS, StorageUnavailable
+from streamvid.storage.explain import BROKEN_ERRNOS
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
 from streamvid.video.containers import IMAGE_EXTENSIONS
@@ -72,23 +73,7 @@ def process_source(
         OSError, StreamvidError: the machine or the storage fails; other videos would fail as well.
     """
 
-    def attempt() -> list[PreparedClip | RejectedCut] | StreamvidError:
-        try:
-            return _process(source, folder, options, retry)
-        except StreamvidError as error:
-            return error
-        except OSError as error:
-            if error.errno not in BROKEN_ERRNOS or not is_local(source.path):
-                raise
-            raise StorageUnavailable(
-                f"{source.path} cannot be read ({os.strerror(error.errno)}): check the disk, or the network if it is "
-                "mounted from there."
-            ) from error
-
-    made = retry(attempt)
-    if isinstance(made, StreamvidError):
-        raise made
-    return made
+    return patiently(source.path, lambda: _process(source, folder, options, retry), retry)
 
 
 def _process(source: SourceVideo, folder: Path, options: PackOptions, retry: Retry) -> list[PreparedClip | RejectedCut]:

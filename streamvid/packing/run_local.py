@@ -112,6 +112,7 @@ class _GroupWriter:
                     number_here,
                     self._folder,
                     metadata=self._task.metadata,
+                    retry=self._job.retry,
                     upload=partial(self._journal.upload, number_here) if in_s3(self._destination) else None,
                     in_place=bool(self._job.options.in_place),
                 )

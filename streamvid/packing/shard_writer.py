@@ -25,8 +25,10 @@ from streamvid.errors import DatasetError
 from streamvid.packing.clip_rows import Row, clip_columns, write_parquet
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import PreparedClip
+from streamvid.packing.patience import read_mp4
 from streamvid.packing.typed_columns import dump_json
 from streamvid.storage import filesystem
+from streamvid.storage.retry import Retry
 from streamvid.storage.upload import Upload
 from streamvid.storage.url import join
 from streamvid.video.index_file import encode_index
@@ -191,6 +193,7 @@ class ShardWriter:
         number: the shard's number in the dataset.
         folder: an existing local folder for its files until `commit`.
         metadata: the rows of the clips, with all columns of the pack, including columns that no clip of this shard has.
+        retry: for how long a local video is read again while its storage does not answer.
         upload: begins the upload of the file with an extension; None: files are moved to the dataset.
         in_place: the clips are in place, each with a `place`, and the shard has no tar.
     """
@@ -201,10 +204,12 @@ class ShardWriter:
         folder: Path,
         *,
         metadata: Metadata,
+        retry: Retry | None = None,
         upload: Callable[[str], Upload] | None = None,
         in_place: bool = False,
     ) -> None:
         self._metadata, self._upload, self._in_place = metadata, upload, in_place
+        self._retry = retry or Retry()
         self._metadata_of: list[tuple[Sequence[int], Mapping[str, float | int]]] = []
         name = f"{number:08d}"
         tar: BinaryIO | Upload | None = None
@@ -249,7 +254,7 @@ class ShardWriter:
             row |= {"mp4_size": clip.mp4_bytes, "json_size": len(text), "sha256": clip.sha256}
 
             def chunks() -> Iterator[bytes | memoryview]:
-                for chunk in clip.read_mp4():
+                for chunk in read_mp4(clip, self._retry):
                     if not clip.sha256:
                         checksum.update(chunk)
                     yield chunk

@@ -21,6 +21,7 @@ from streamvid.storage.explain import BROKEN_ERRNOS, FileChangedError, StorageUn
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_cache import RangeCache
 from streamvid.storage.ranges import RemoteRanges
+from streamvid.storage.readable import answers
 from streamvid.storage.regular_file import open_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.turn import Turn
@@ -28,7 +29,6 @@ from streamvid.storage.url import is_local, is_within, local_path, redact
 
 MAX_OPEN_FILES: Final = 64
 """Local files that one reader keeps open at most."""
-_PROBED: Final = 4096
 _PATIENCE: Final = 1.0
 """Seconds to wait for ranges that other processes are fetching into the cache."""
 
@@ -281,7 +281,7 @@ class _LocalFile:
             try:
                 count = os.preadv(self._descriptor, [view[done:]], wanted.start + done)
             except OSError as error:
-                if error.errno == errno.EIO and self._answers():
+                if error.errno == errno.EIO and answers(self._descriptor):
                     what = f"cannot be read at byte {wanted.start + done} ({error.strerror}): check the disk"
                     raise _unreadable(wanted.path, what, FileTooShort) from error
                 raise _failed(wanted.path, "read", error) from error
@@ -289,16 +289,6 @@ class _LocalFile:
                 break
             done += count
         return block[:done]
-
-    def _answers(self) -> bool:
-        """Whether another part of the file can be read from the disk, so that the error is not an outage."""
-        size = os.fstat(self._descriptor).st_size
-        for start in (0, size // 2, max(0, size - _PROBED)):
-            with suppress(OSError):
-                os.posix_fadvise(self._descriptor, start, _PROBED, os.POSIX_FADV_DONTNEED)
-                os.pread(self._descriptor, _PROBED, start)
-                return True
-        return False
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # A default argument, because `os` may be gone before this file when the interpreter exits.

@@ -133,7 +133,9 @@ def breaks_off(source: Path, pid: int) -> bool:
     Recorders write whole pieces, so one that was killed leaves these. The one packet in 184 that `_PesPackets` does not
     know to end counts as cut off, too: it is rarer than that, and costs a frame, not the recording.
     """
-    pieces = _pieces(mapped(source)[-_TAIL_BYTES:])
+    with source.open("rb") as file:
+        file.seek(max(0, source.stat().st_size - _TAIL_BYTES))
+        pieces = _pieces(np.frombuffer(file.read(), dtype=np.uint8))
     found = _pes_packets(_of_track(pieces, pid))
     return found is not None and not found.ends[-1]
 

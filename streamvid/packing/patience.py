@@ -1,0 +1,89 @@
+"""Reads local sources again while the storage that is mounted there does not answer."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from streamvid.errors import InputError, StreamvidError, VideoError
+from streamvid.storage.explain import BROKEN_ERRNOS, StorageUnavailable
+from streamvid.storage.readable import readable
+from streamvid.storage.retry import Retry
+from streamvid.storage.url import is_local, local_path
+from streamvid.video.stored_clip import StoredClip
+
+T = TypeVar("T")
+
+
+def patiently(path: str, process: Callable[[], T], retry: Retry) -> T:
+    """Call `process`, which reads a source, and again while its local storage does not answer. A sector that the disk
+    cannot read is an error of this video.
+
+    Args:
+        path: path or URL of the source; `process` itself is patient with a remote one.
+
+    Raises:
+        VideoError: by `process`, or the disk cannot read a part of the file.
+        StorageUnavailable: the storage did not answer for as long as `retry` says.
+        OSError, StreamvidError: by `process`.
+    """
+    sound = False  # whether FFmpeg has failed before, though all of the file can be read
+
+    def attempt() -> T | StreamvidError:
+        nonlocal sound
+        try:
+            return process()
+        except (StreamvidError, OSError) as error:
+            broken = _broken(error) if is_local(path) else None
+            if is_local(path) and (broken or isinstance(error, VideoError)):
+                part = readable(local_path(path), whole=bool(broken))
+                if isinstance(error, VideoError):
+                    # FFmpeg says EIO of damaged files, too.
+                    away, sound = part == "none" or (part == "all" and bool(broken) and not sound), True
+                elif part == "some":
+                    return VideoError(f"the disk cannot read a part of it ({broken}): check the disk")
+                else:
+                    away = True
+                if away:
+                    raise _unavailable(path, broken or str(error)) from error
+            if isinstance(error, StreamvidError):
+                return error
+            raise
+
+    made = retry(attempt)
+    if isinstance(made, StreamvidError):
+        raise made
+    return made
+
+
+def read_mp4(clip: StoredClip, retry: Retry) -> Iterator[memoryview | bytes]:
+    """`StoredClip.read_mp4`, which goes on where it was when a mounted storage answers again."""
+    done, chunks = 0, clip.read_mp4()
+
+    def following() -> memoryview | bytes | None:
+        nonlocal chunks
+        try:
+            return next(chunks, None)
+        except InputError as error:
+            if not (broken := _broken(error)):
+                raise
+            chunks = itertools.islice(clip.read_mp4(), done, None)
+            raise _unavailable(str(clip.mp4), broken) from error
+
+    while (chunk := retry(following)) is not None:
+        done += 1
+        yield chunk
+
+
+def _broken(error: BaseException) -> str | None:
+    """What a storage that does not answer says, if that is the error's cause."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno in BROKEN_ERRNOS else None
+
+
+def _unavailable(path: str, what: str) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"{path} cannot be read ({what}): check the disk, or the network if it is mounted from there."
+    )

@@ -1,0 +1,120 @@
+"""A storage that is mounted and away is waited for, whatever fails by it; a dead sector costs its video."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from streamvid.errors import InputError, VideoError
+from streamvid.packing.pack import pack
+from streamvid.packing.patience import patiently
+from streamvid.storage.explain import StorageUnavailable
+from streamvid.video.stored_clip import StoredClip
+from tests.support.clips import write
+from tests.support.clock import Clock
+from tests.support.packed import SMALL
+
+Dead = Callable[[int, int], bool]
+EIO = OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    path.write_bytes(bytes(3 << 20))
+    return path
+
+
+@pytest.fixture
+def disk(source: Path, monkeypatch: pytest.MonkeyPatch) -> list[Dead]:
+    """The disk of the source, which cannot read the bytes from a first to a last one for which one of these says so."""
+    dead: list[Dead] = []
+    pread = os.pread
+
+    def read(descriptor: int, size: int, at: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(source) and any(one(at, at + size) for one in dead):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, size, at)
+
+    monkeypatch.setattr(os, "pread", read)
+    return dead
+
+
+def failing(*errors: Exception | None) -> Callable[[], str]:
+    """A function that raises these, one at each call, and then succeeds."""
+    left = list(errors)
+
+    def process() -> str:
+        if left and (error := left.pop(0)) is not None:
+            raise error
+        return "made"
+
+    return process
+
+
+def by(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def test_a_dead_sector_is_an_error_of_its_video(source: Path, disk: list[Dead]) -> None:
+    disk.append(lambda first, last: first < (1 << 20) + 5 < last)
+    clock = Clock()
+    for error in (EIO, by(InputError("it can no longer be read"), EIO)):
+        with pytest.raises(VideoError, match=r"the disk cannot read a part of it \(Input/output error\)"):
+            patiently(str(source), failing(error, error), clock.retry())
+    with pytest.raises(VideoError, match="FFmpeg"):
+        patiently(str(source), failing(by(VideoError("FFmpeg cannot read it"), EIO)), clock.retry())
+    assert not clock.waits
+
+
+@pytest.mark.parametrize(
+    "error", [EIO, by(VideoError("FFmpeg"), EIO), by(InputError("no longer"), EIO), VideoError("it is cut off")]
+)
+def test_a_storage_that_is_away_is_waited_for(source: Path, disk: list[Dead], error: Exception) -> None:
+    """FFmpeg may say of an outage that the file is damaged."""
+    clock = Clock()
+    disk.append(lambda *_: len(clock.waits) < 3)
+    assert patiently(str(source), failing(error, error, error), clock.retry()) == "made"
+    assert len(clock.waits) == 3
+    disk[:] = [lambda *_: True]
+    with pytest.raises(StorageUnavailable, match=r"source cannot be read .*check the disk"):
+        patiently(str(source), failing(*[error] * 99), Clock().retry(60))
+
+
+def test_ffmpegs_eio_of_a_file_that_can_be_read_counts_the_second_time(source: Path) -> None:
+    """It says so of damaged files, too."""
+    clock, error = Clock(), by(VideoError("FFmpeg cannot read it"), EIO)
+    assert patiently(str(source), failing(error), clock.retry()) == "made"
+    with pytest.raises(VideoError, match="FFmpeg"):
+        patiently(str(source), failing(error, error), clock.retry())
+    assert len(clock.waits) == 2
+    with pytest.raises(VideoError, match="damaged"):
+        patiently(str(source), failing(VideoError("it is damaged")), clock.retry())
+    assert len(clock.waits) == 2
+
+
+@pytest.mark.usefixtures("inline_workers")
+def test_an_outage_while_a_shard_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of an MP4 go from the source into the shard only then."""
+    write(SMALL, tmp_path / "a.mp4")
+    pack(tmp_path / "a.mp4", tmp_path / "expected", progress=False)
+    read, outages = StoredClip.read_mp4, [1, 0, 1]
+
+    def broken(clip: StoredClip) -> Iterator[memoryview | bytes]:
+        chunks = read(clip)
+        if outages:
+            yield from itertools.islice(chunks, outages.pop())
+            raise InputError("it can no longer be read") from EIO
+        yield from chunks
+
+    monkeypatch.setattr(StoredClip, "read_mp4", broken)
+    pack(tmp_path / "a.mp4", tmp_path / "packed", progress=False)
+    assert not outages
+    tar = Path("shards/00000000.tar")
+    assert (tmp_path / "packed" / tar).read_bytes() == (tmp_path / "expected" / tar).read_bytes()
