@@ -62,7 +62,7 @@ class RangeReader:
         cache: RangeCache | None = None,
         turn: Turn | None = None,
     ) -> None:
-        self.retry = replace(retry or Retry(), returning=True)
+        self.retry = retry or Retry()
         self.cache, self.turn = cache, turn or Turn()
         self.remote: RemoteRanges = RemoteRanges() if like is None else like.remote
         self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)
@@ -171,8 +171,8 @@ class RangeReader:
 
     def fetch_joined(self, joined: Sequence[ByteRange], versions: Mapping[str, FileVersion]) -> list[UInt8]:
         """Read remote ranges without joining them, and write them to the cache."""
-        parts = in_parts(joined)
-        asked = self.remote.read(parts, retry=self.retry, versions=versions, turn=self.turn.number)
+        parts, retry = in_parts(joined), replace(self.retry, returning=True)
+        asked = self.remote.read(parts, retry=retry, versions=versions, turn=self.turn.number)
         read = iter(np.frombuffer(data, dtype=np.uint8) for data in asked)
         blocks = []
         for one in joined:
