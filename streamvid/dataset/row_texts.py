@@ -268,8 +268,7 @@ class TableTexts:
     _joint: JointLimit = field(default_factory=JointLimit, repr=False)
 
     def parquets(self, shards: Iterable[int], reader: RangeReader) -> dict[int, str | pa.Buffer | DatasetError]:
-        """The Parquet files of shards: the path of a local file, the bytes of a remote one, or the error of an unusable
-        one.
+        """The Parquet files of shards, as `ShardFiles.parquet` returns them, or the error of an unusable one.
 
         Raises:
             StorageUnavailable, AccessRefused: the storage failed.

@@ -109,8 +109,8 @@ class ShardFiles:
         return text_block(table, [self.entry])
 
     def parquet(self, retry: Retry, stop: threading.Event, *, check_sha256: bool = False) -> str | pa.Buffer:
-        """The path of the Parquet file, or the bytes of a remote one; otherwise as `read_scalars`. Also raises
-        DatasetError if the shard was replaced by another one."""
+        """The bytes of the Parquet file, or the path of a local one that cannot be read, whose reader raises the error;
+        otherwise as `read_scalars`. Also raises DatasetError if the shard was replaced by another one."""
         path = self.path("parquet")
         local = local_path(path) if is_local(path) else ""
         if not local and self.cache is not None:
@@ -120,7 +120,7 @@ class ShardFiles:
         except DatasetError as error:
             if not local or isinstance(error, StorageUnavailable):
                 raise
-            return local  # the reader of the file raises the error
+            return local
         try:
             self.checked(data)
         except DatasetError as error:
@@ -129,7 +129,7 @@ class ShardFiles:
             if why := replaced(self.dataset, self.entry):
                 raise DatasetError(why) from error
             log.warning("%s; until then labels and metadata of its clips may be wrong", error)
-        return local or pa.py_buffer(data)
+        return pa.py_buffer(data)
 
     def checked(self, data: bytes) -> pa.Buffer:
         """Check the bytes of the shard's Parquet file, and return them. Raises DatasetError if their checksum is not

@@ -407,6 +407,20 @@ def test_a_mounted_storage_that_does_not_answer_is_waited_for(
         Dataset.open(copy, retry_for=clock.retry(100))
 
 
+def test_opening_reads_each_file_once(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared with its checksum is what is used, and a mounted storage sends it once."""
+    opened, real = [], os.open
+
+    def watched(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(os.path.basename(path))
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", watched)
+    dataset = Dataset.open(packed)
+    names = [name for name in opened if name.endswith(".parquet")]
+    assert sorted(names) == sorted(shard.file("parquet").rpartition("/")[2] for shard in dataset.shards)
+
+
 def test_a_shard_that_was_replaced_by_one_of_equal_size_is_refused(tmp_path: Path) -> None:
     """Its clips have sound checksums of their own, and would come under the old dataset's name."""
     names = ["one", "two", "three"]
