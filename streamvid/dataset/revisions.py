@@ -73,7 +73,14 @@ def read_manifest(path: str, *, revision: int | None = None, retry_for: float | 
         InputError: there is no such revision.
     """
     retry, shown = Retry.of(retry_for), redact(path)
-    newest = _parsed(_read_newest(path, retry), join(path, FILE_NAME))
+    document, file = _read_newest(path, retry), join(path, FILE_NAME)
+    try:
+        newest = _parsed(document, file)
+    except DatasetError:
+        if is_local(path):
+            raise
+        # It may have been damaged on its way, or be the page of a proxy.
+        newest = _parsed(_read_newest(path, retry), file)
     if revision is None or integer(revision, "revision", least=0, most=None) == newest.revision:
         return newest
     if revision > newest.revision:

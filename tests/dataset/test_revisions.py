@@ -276,6 +276,26 @@ def test_a_loader_reads_the_revision_that_it_is_told(folder: Path) -> None:
         sv.StreamLoader(sv.Mix([(folder, 1), (folder, 1)]), revision=0, **options)
 
 
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_a_dataset_json_that_came_damaged_is_read_again(folder: Path, scheme: str) -> None:
+    """As by a bad network card, or a page that asks to log in."""
+    with faulty_s3() as site:
+        site.add_folder(folder, "bucket/ds")
+        path = "s3://bucket/ds" if scheme == "s3" else f"{site.endpoint}/bucket/ds"
+        key, pages = "bucket/ds/dataset.json", [b"<html>Log in.</html>"]
+        document, first = site.objects[key], "GET" if scheme == "s3" else "HEAD"
+
+        def answered(method: str, name: str, before: int) -> None:
+            if (method, name) == (first, key):
+                site.objects[key] = pages.pop() if pages else document
+
+        site.fault = answered
+        assert read_manifest(path) == read_manifest(str(folder))
+        document = b"<html>"
+        with pytest.raises(DatasetError, match="is not JSON"):
+            read_manifest(path)
+
+
 def test_a_revision_in_a_bucket_writes_etags_down(folder: Path) -> None:
     """Of a dataset that was packed on a disk and copied there: strong ones, which may go into a header."""
     with faulty_s3() as site:
