@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import streamvid as sv
 from streamvid.packing.pack import pack
+from streamvid.storage import retry
 from tests.support.batches import assert_same
 from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import pack_recipes
@@ -54,9 +55,12 @@ def test_workers_read_from_a_bucket(datasets: tuple[str, str], start: str, worke
             assert_same(got, wanted)
 
 
-def test_a_shard_that_is_gone_is_named(datasets: tuple[str, str], s3_bucket: str) -> None:
+def test_a_shard_that_is_gone_is_named(
+    datasets: tuple[str, str], s3_bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fsspec
 
+    monkeypatch.setattr(retry, "REFUSED_SECONDS", 0.5)
     local, _ = datasets
     remote = f"s3://{s3_bucket}/datasets/gone"
     files, root = fsspec.url_to_fs(remote)
