@@ -24,6 +24,7 @@ from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.packed import SMALL
+from tests.support.serving import Handler, serving
 
 pytestmark = pytest.mark.usefixtures("user")
 
@@ -72,6 +73,36 @@ def test_an_outage_that_lasts_ends_the_pack_and_the_same_command_goes_on(
         pack(table, tmp_path / "packed", retry_for=0.5, progress=False)
     down = False
     assert pack(table, tmp_path / "packed", progress=False).clips == 3
+
+
+def test_a_live_stream_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It never ends, and its server gives no size."""
+    monkeypatch.setattr(source_file, "_MOST_OF_NO_SIZE", 3 << 20)
+    sent, clip = [0], write(SMALL, tmp_path / "clip.mp4").read_bytes()
+
+    class Live(Handler):
+        def answer(self) -> None:
+            if "clip" in self.path:
+                self.send(200, clip)
+                return
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            while self.command == "GET" and sent[0] < 64 << 20:
+                self.wfile.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+                sent[0] += 1 << 16
+
+    with serving(Live) as port:
+        (tmp_path / "list.csv").write_text(
+            "".join(
+                f"{line}\n"
+                for line in ("path", f"http://127.0.0.1:{port}/live.ts", f"http://127.0.0.1:{port}/clip.mp4")
+            )
+        )
+        report = pack(tmp_path / "list.csv", tmp_path / "packed", progress=False)
+    assert report.clips == 1
+    assert "its server gives no size, and sends more than 3145728, as a live stream" in reasons(report)["live.ts"]
+    assert sent[0] < 32 << 20
 
 
 def test_a_pack_goes_on_with_urls_that_were_signed_again(site: FaultyS3, tmp_path: Path) -> None:
