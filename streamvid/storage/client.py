@@ -98,12 +98,14 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
             "max_pool_connections": MOST_REQUESTS,
         }  # fmt: skip
         return {**_S3_OPTIONS, "config_kwargs": {**once, **configured.get("config_kwargs", {})}}
-    if protocol in _HTTP and patient:
-        from aiohttp import ClientTimeout
+    if protocol in _HTTP:
+        client: dict[str, Any] = {"trust_env": True}  # HTTP_PROXY, HTTPS_PROXY, NO_PROXY, as botocore uses them
+        if patient:
+            from aiohttp import ClientTimeout
 
-        timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=STALL_SECONDS)
-        once = {"timeout": timeout, "raise_for_status": raise_refusal}
-        return {"client_kwargs": {**once, **configured.get("client_kwargs", {})}}
+            timeout = ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=STALL_SECONDS)
+            client |= {"timeout": timeout, "raise_for_status": raise_refusal}
+        return {"client_kwargs": {**client, **configured.get("client_kwargs", {})}}
     return {}
 
 

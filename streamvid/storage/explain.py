@@ -230,6 +230,11 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, "it is a folder; name a file"
     if isinstance(exc, (NotADirectoryError, FileExistsError)):
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
+    if status == 407:
+        return (
+            DatasetError,
+            "the proxy wants a name and password; check HTTP_PROXY and HTTPS_PROXY: http://NAME:PASSWORD@…",
+        )
     if "TooManyRedirects" in names:
         return DatasetError, "it redirects again and again; check the address"
     if names & {"InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError"}:
