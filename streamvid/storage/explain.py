@@ -31,6 +31,8 @@ _ELSEWHERE: Final = {
     "PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
     "IllegalLocationConstraintException",
 }  # fmt: skip
+_ARCHIVED: Final = {"InvalidObjectState", "BlobArchived"}
+"""Of S3's classes such as Glacier, and Azure's."""
 # By name, because the packages that define them are imported only when used.
 _NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError"}
 _BROKEN_CONNECTION = {
@@ -207,6 +209,8 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return DatasetError, f"its bucket is in another region ({code}); check AWS_REGION and AWS_ENDPOINT_URL"
     if code == "NoSuchBucket":
         return DatasetError, "there is no such bucket; check its name and AWS_ENDPOINT_URL"
+    if code in _ARCHIVED:
+        return DatasetError, "it is in an archive, from which the storage reads nothing at once: restore it there first"
     if isinstance(exc, FileNotFoundError) or status == 404:
         return MissingFile, "it does not exist; check the path"
     if names & _NO_CREDENTIALS:

@@ -75,6 +75,14 @@ def test_an_outage_that_lasts_ends_the_pack_and_the_same_command_goes_on(
     assert pack(table, tmp_path / "packed", progress=False).clips == 3
 
 
+def test_an_archived_video_costs_itself_alone(site: FaultyS3, table: Path, tmp_path: Path) -> None:
+    """Of a storage class such as Glacier, into which a rule moves old objects."""
+    site.fault = lambda method, key, before: "archived" if method == "GET" and "b.mp4" in key else None
+    report = pack(table, tmp_path / "packed", progress=False)
+    assert report.clips == 2
+    assert "it is in an archive" in next(iter(reasons(report).values()))
+
+
 def test_a_live_stream_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It never ends, and its server gives no size."""
     monkeypatch.setattr(source_file, "_MOST_OF_NO_SIZE", 3 << 20)
