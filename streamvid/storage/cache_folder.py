@@ -255,8 +255,12 @@ def claim(part: Path) -> FileIO | None:
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
+        if not (held := isinstance(error, BlockingIOError)):
+            give_up(part, file)
         file.close()
+        if not held:
+            raise
         return None
     if not _is_at(file, part):
         file.close()

@@ -26,7 +26,7 @@ from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import filesystem
 from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, claim, give_up, modified
-from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.explain import BROKEN_ERRNOS, StorageUnavailable
 from streamvid.storage.link import Link
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import redact
@@ -38,6 +38,8 @@ _PREFETCH_THREADS = 4
 _CORRUPT_ATTEMPTS = 2
 _POLL_SECONDS = 0.1
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_OF_THE_DISK: Final = {*_FULL, errno.EROFS, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, *BROKEN_ERRNOS}
+"""Errors of a disk, without which a run goes on; the second three are of file systems without locks, as Lustre's."""
 WITHOUT: Final = "%s Until then shards are read where they are."
 """The warning about an unusable cache, logged once."""
 _UNUSABLE_SECONDS = 60.0
@@ -66,7 +68,8 @@ class ShardCache:
         self, root: Path, *, limit_bytes: int, retry: Retry | None = None, stalled_after: float = 60.0
     ) -> None:
         """Make the folder if it is missing. Raises CacheUnusable if it is no folder or not writable, InputError if the
-        limit is not positive. On a full or read-only disk nothing is cached, with a warning.
+        limit is not positive. On a disk that is full, read-only, away or without locks nothing is cached, with a
+        warning.
 
         Args:
             root: the folder.
@@ -99,7 +102,7 @@ class ShardCache:
             with self.usable():
                 self.folder.make()
         except CacheUnusable as error:
-            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in (*_FULL, errno.EROFS):
+            if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in _OF_THE_DISK:
                 raise
             self.warn("without", WITHOUT, error)
 

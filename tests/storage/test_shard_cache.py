@@ -709,6 +709,29 @@ def test_a_run_begins_without_a_cache_where_its_disk_is_full_or_read_only(
         ShardCache(tmp_path / "other", limit_bytes=1000)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_runs_go_without_a_cache_on_a_file_system_without_locks(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """As Lustre without its option flock. The first leaves nothing that the second cannot begin with."""
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    a, folder = site.add("a", data("a")), tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    left = folder / f"{a['sha256']}.{a['size']}.part"
+    for names in ([], [left]):
+        for path in names:
+            path.touch()  # as an older version left it
+        with ShardCache(folder, limit_bytes=1000) as cache:
+            with pytest.raises(CacheUnusable, match=f"cache cannot be used: {os.strerror(number)}"):
+                cache.lease(**a)
+            assert cache.read_through(**a) == data("a")
+        assert [*folder.iterdir()] == names
+
+
 def test_what_is_cached_is_used_on_a_disk_that_has_become_read_only(
     cache: ShardCache, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
