@@ -20,7 +20,10 @@ _NO_BUCKET = re.compile(r"(s3|gs|gcs|az|abfs|oci|oss)://(/|$)")
 _NO_HOST = re.compile(r"(https?)://(/|$)")
 _USERINFO = re.compile(r"(://)[^/\s@]*(?:@[^/\s@]*)*@")
 _SECRET_PART = re.compile(
-    r"([?&;,\s][^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*", re.IGNORECASE
+    # Not ?key=folder/video.mp4, by which servers of files name them.
+    r"([?&;,\s](?!key=[^&;,\s#]*\.\w{2,5}(?:[&;,\s#]|$))"
+    r"[^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*",
+    re.IGNORECASE,
 )
 
 _SIGNATURE = re.compile(r"[?&](x-amz-signature|x-goog-signature|signature|sig)=", re.IGNORECASE)
