@@ -64,7 +64,8 @@ class S3Ranges:
 
         Raises:
             DatasetError: the object has another ETag now, or the server sends no ranges.
-            OSError, and exceptions of botocore and aiohttp: as `streamvid.storage.explain` knows them.
+            OSError, and exceptions of botocore and aiohttp: as `streamvid.storage.explain` knows them; ConnectionError
+            for an answer that is not the storage's.
         """
         when = (name, int(2 * time.monotonic() / _SIGNED_SECONDS))
         if (signed := self._signed.get(when)) is None:
@@ -148,6 +149,8 @@ async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link
                 return behind_end(f"s3://{name}", start, answer.headers)
             if answer.status not in (200, 206):
                 raise await refusal(answer)
+            if answer.status == 200 and not version(answer.headers):
+                raise ConnectionError("neither a range nor an ETag, so it is the page of a proxy")
             data = await body_of(answer, f"s3://{name}", start, end, ranged=ranged)
     except ClientResponseError as error:  # the response is not HTTP
         raise ConnectionError(error.message) from None

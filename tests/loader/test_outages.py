@@ -89,6 +89,15 @@ def test_shards_that_are_missing_for_seconds(
     assert not clock.waits
 
 
+@pytest.mark.parametrize("fetch", ["shards", "ranges"])
+def test_pages_of_a_proxy_among_the_answers(s3: FaultyS3, packed: Path, tmp_path: Path, fetch: str) -> None:
+    """In a dataset that was copied there, whose ETags come with the first answers."""
+    s3.fault = lambda method, key, before: "page" if method == "GET" and "/shards/" in key and not before else None
+    options: dict[str, Any] = {"cache_dir": tmp_path, "fetch": fetch, "retry_for": Clock().retry(), "shuffle": False}
+    assert_same(batches("s3://bucket/set", **options), batches(packed, shuffle=False))
+    assert any(key.endswith(".tar") for _, key, _ in s3.requests)
+
+
 def test_the_loop_can_be_left_while_the_bucket_is_away(s3: FaultyS3, tmp_path: Path) -> None:
     """The default waits for ten minutes."""
     with sv.StreamLoader(

@@ -37,7 +37,7 @@ ERRORS = {
 WRITE_FAULTS = (*ERRORS, "empty 503", "reset", "lost", "flip")
 """All that a request that changes something can meet: `lost` does it, and breaks off before the answer."""
 FAULTS = (*ERRORS, "empty 503", "reset", "cut", "short", "stall")
-ANSWERS = {**ERRORS, "404": (404, "NoSuchKey"), "archived": (403, "InvalidObjectState")}
+ANSWERS = {**ERRORS, "404": (404, "NoSuchKey"), "archived": (403, "InvalidObjectState"), "page": (200, "LogIn")}
 """All that an object's requests can meet; `cut` breaks off in the body, `short` says that there is no more. Beside
 these, `flip` changes a bit of a range, `elsewhere` gives another range and says so, `whole` all of the object, and
 `endless` more than anybody holds."""
