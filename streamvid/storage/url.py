@@ -20,8 +20,8 @@ _NO_BUCKET = re.compile(r"(s3|gs|gcs|az|abfs|oci|oss)://(/|$)")
 _NO_HOST = re.compile(r"(https?)://(/|$)")
 _USERINFO = re.compile(r"(://)[^/\s@]*(?:@[^/\s@]*)*@")
 _SECRET_PART = re.compile(
-    # Not ?key=folder/video.mp4, by which servers of files name them.
-    r"([?&;,\s](?!key=[^&;,\s#]*\.\w{2,5}(?:[&;,\s#]|$))"
+    # Not ?key=folder/video.mp4, by which servers of files name them. Other extensions might be the end of a secret.
+    r"([?&;,\s](?!key=[^&;,\s#]*\.(?:mp4|m4v|mov|mkv|webm|avi|m?ts|m2ts|mpe?g|flv|wmv|tar)(?:[&;,\s#]|$))"
     r"[^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*",
     re.IGNORECASE,
 )
