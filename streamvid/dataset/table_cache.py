@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
+from streamvid.errors import InputError
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.cache_folder import CacheFolder, claim, give_up
 
@@ -109,7 +110,7 @@ def load(key: str) -> pa.Buffer | None:
         os.utime(path)
     except FileNotFoundError:
         return None
-    except (OSError, RuntimeError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         log.debug("cannot use the cached rows %s: %s", key, error)
         return None
     return content
@@ -122,7 +123,7 @@ class _UnusableError(Exception):
 def _shared(key: str, build: Build) -> pa.Buffer:
     try:
         entry = _entry(key)
-    except RuntimeError as error:  # there is no home folder
+    except InputError as error:
         raise _UnusableError(error) from error
     damaged = None
     written: tuple[int, int] | None

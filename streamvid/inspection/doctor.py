@@ -86,7 +86,7 @@ def examine(
         dataset: folder or URL of a dataset to read as well, with the credentials that a run would have.
         cache_dir, roots: as in `StreamLoader`.
     """
-    cache = user_cache_dir() if cache_dir is None else Path(given_local_path(cache_dir, "cache_dir"))
+    given = None if cache_dir is None else given_local_path(cache_dir, "cache_dir")
     checks: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
         ("Python", _python),
         ("packages", _packages),
@@ -95,7 +95,7 @@ def examine(
         ("GPU", _gpu),
         ("/dev/shm", _shared_memory),
         ("open files", _open_files),
-        ("cache disk", lambda: _cache_disk(cache)),
+        ("cache disk", lambda: _cache_disk(user_cache_dir() if given is None else Path(given))),
     ]
     if dataset is not None:
         checks.append(("dataset", lambda: _dataset(dataset, roots)))

@@ -115,8 +115,8 @@ class Opener:
     cache: ShardCache | None = None
 
     def __post_init__(self) -> None:
-        given = self.cache_dir
-        self._folder = user_cache_dir() if given is None else Path(given_local_path(given, "cache_dir"))
+        if self.cache_dir is not None:
+            self.cache_dir = given_local_path(self.cache_dir, "cache_dir")
 
     def open(
         self, dataset: ClipDataset | Subset | Mix | DatasetLike, sampling: FrameSampler | None, **options: Any
@@ -141,7 +141,8 @@ class Opener:
     def cache_for(self, local: bool) -> ShardCache | None:
         """The cache of a dataset, None if that is local."""
         if not local and self.cache is None:
-            self.cache = ShardCache(self._folder, limit_bytes=self.cache_bytes, retry=self.retry)
+            folder = user_cache_dir() if self.cache_dir is None else Path(self.cache_dir)
+            self.cache = ShardCache(folder, limit_bytes=self.cache_bytes, retry=self.retry)
         return None if local else self.cache
 
     def close(self) -> None:

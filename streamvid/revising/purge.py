@@ -22,6 +22,7 @@ from streamvid.dataset.overlays import LABEL, cache_key, local_file
 from streamvid.dataset.revisions import Base, change, kept_manifests, kept_revisions, table_files, table_name
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.tables import usable
+from streamvid.errors import InputError
 from streamvid.packing.destination import REPORT_FILE, consolidated_files, work_folder
 from streamvid.packing.revise import RewrittenShards, named_files
 from streamvid.revising.rewrite import rewrite_shard
@@ -54,7 +55,9 @@ class Caches:
             names.add(consolidated.cache_key(one.shards, signatures))
             names |= {row_texts.cache_key(table.texts, one.shards[at]) for table, at in usable(one.tables, one.shards)}
             names |= {cache_key(overlay, name) for overlay in one.overlays for name, _ in overlay.columns}
-        folders = {user_cache_dir(), *([] if cache_dir is None else [cache_dir])}
+        folders = set() if cache_dir is None else {cache_dir}
+        with contextlib.suppress(InputError):  # without a home folder there is no cache of this user
+            folders.add(user_cache_dir())
         return cls(tuple(sorted(folders)), frozenset(names))
 
     def forget(self, sums: Iterable[str]) -> None:
