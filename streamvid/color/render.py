@@ -118,7 +118,7 @@ def _store(numbers: Float32, out: npt.NDArray[Any], dtype: str) -> None:
     import torch
 
     # Without threads of its own: decoding keeps all cores busy already.
-    halves = torch.empty(numbers.shape, dtype=getattr(torch, dtype))
+    halves = torch.empty(numbers.shape, dtype=getattr(torch, dtype), device="cpu")
     lines = max(1, _SERIAL_NUMBERS // numbers.shape[-1])
     rows, made = numbers.reshape(-1, numbers.shape[-1]), halves.view(-1, numbers.shape[-1])
     for start in range(0, len(rows), lines):

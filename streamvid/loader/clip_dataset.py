@@ -242,7 +242,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
     def in_epoch(self, epoch: int) -> ClipDataset:
         """A copy of this dataset with a fixed epoch, which `set_epoch` of this one does not change."""
         other = copy.copy(self)
-        other._epoch = torch.tensor([epoch, -1])
+        other._epoch = torch.tensor([epoch, -1], device="cpu")
         return other
 
     def with_policy(self, policy: ErrorPolicy) -> ClipDataset:
@@ -388,7 +388,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         sample["key"] = self.dataset.key(int(row))
         for name, values in column_values(self.dataset, self._columns, np.array([row]), batch):
             array = isinstance(values, np.ndarray) or isinstance(values[0], np.ndarray)
-            sample[name] = torch.as_tensor(values[0]) if array else values[0]
+            sample[name] = torch.as_tensor(values[0], device="cpu") if array else values[0]
         return sample
 
 
@@ -396,5 +396,5 @@ def _seen_by_forks(values: Sequence[int]) -> torch.Tensor:
     """int64 [values], whose changes persistent workers see: forked ones by an anonymous mapping, which needs no
     /dev/shm; spawned ones by shared memory, to which PyTorch moves the tensors that it sends to them."""
     tensor = torch.frombuffer(mmap.mmap(-1, 8 * len(values)), dtype=torch.int64)
-    tensor[:] = torch.tensor(values)
+    tensor[:] = torch.tensor(values, device="cpu")
     return tensor

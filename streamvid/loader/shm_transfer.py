@@ -52,7 +52,7 @@ def pack(value: T) -> SharedBatch[T]:
         extents.append((end, view.nbytes))
         end += -(-view.nbytes // _ALIGNMENT) * _ALIGNMENT
     # Allocated in shared memory, as by PyTorch's default_collate, because PyTorch would copy it there otherwise.
-    data = torch.empty(0, dtype=torch.uint8)
+    data = torch.empty(0, dtype=torch.uint8, device="cpu")
     if end:
         storages: Any = torch.UntypedStorage
         try:

@@ -150,7 +150,7 @@ class CpuRenderer:
 
             written.result()
             # Copies: the arrays of a batch may be memory that is shared with a worker.
-            columns = {name: torch.tensor(column) for name, column in batch.columns().items()}
+            columns = {name: torch.tensor(column, device="cpu") for name, column in batch.columns().items()}
             return RenderedBatch(batch, {**writer.tensors, **columns})
 
         return Pending(rendered, written.done)

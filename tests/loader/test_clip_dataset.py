@@ -189,6 +189,19 @@ def test_samples_are_those_of_a_stream_loader(dataset: Path, transform: sv.Trans
                 assert_same(default_collate([ds[i] for i in range(4 * number, min(4 * number + 4, len(ds)))]), batch)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16"])
+def test_samples_are_on_the_cpu_whatever_pytorchs_default_device_is(dataset: Path, dtype: Any) -> None:
+    """As after `torch.set_default_device("cuda")`, in whose place "meta" is: a forked worker must not use CUDA."""
+    transform = sv.Transform(resize=64, crop=48, dtype=dtype)
+    options: dict[str, Any] = {"sampling": sv.Window(4), "transform": transform, "columns": ["score"]}
+    expected = sv.ClipDataset(dataset, **options)[0]
+    with torch.device("meta"):
+        opened = sv.ClipDataset(dataset, **options)
+        assert_same(opened[0], expected)
+        opened.set_epoch(1)
+        assert opened.get(0, frames=[0])["video"].device.type == "cpu"
+
+
 def test_turned_clips_and_views_as_from_a_stream_loader(dataset: Path) -> None:
     views = {
         "small": sv.Transform(resize=(32, 32), horizontal_flip=0.5),
