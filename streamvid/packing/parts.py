@@ -162,5 +162,5 @@ def _checked(parts: dict[str, Int64]) -> dict[str, Int64]:
         raise InputError("the split has no parts: no clip has a value there")
     for name, rows in parts.items():
         if not len(rows):
-            raise InputError(f"no clip would be in the part {name!r}, and a dataset has one at least")
+            raise InputError(f"no clip would be in the part {name!r}: give it a larger share, another seed, or keys")
     return parts

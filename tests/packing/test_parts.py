@@ -115,7 +115,7 @@ def test_parts_are_named_by_values() -> None:
         ({"a": "many"}, "the share of 'a' must be a number"),
         ({"a": float("nan")}, "the share of 'a' must be a number"),
         ({"../a": 1}, "a part is named by letters"),
-        ({"a": 1e-9, "b": 0.5}, "no clip would be in the part 'a'"),
+        ({"a": 1e-9, "b": 0.5}, "no clip would be in the part 'a': give it a larger share, another seed"),
     ],
 )
 def test_shares_that_cannot_be(wanted: dict[str, Any], said: str) -> None:
