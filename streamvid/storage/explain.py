@@ -251,6 +251,9 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
         return of_certificates
     if is_local(path) and number in BROKEN_ERRNOS:
         return StorageUnavailable, f"{_detail(exc).lower()}; check the disk, or the network if it is mounted from there"
+    limit = limit_met(_inner(exc))
+    if limit is not None and "HTTPClientError" in names:
+        return StreamvidError, limit
     # aiohttp gives a response that is not HTTP a status of its own.
     garbage = "ClientResponseError" in names and type(exc.__cause__).__module__ == "aiohttp.http_exceptions"
     if busy or garbage or names & _BROKEN_CONNECTION or number in BROKEN_ERRNOS:
@@ -269,7 +272,7 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
             f"the storage cannot be reached, broke off or is overloaded ({why}); "
             f"check the network and {endpoint}, then try again"
         )
-    if (limit := limit_met(exc)) is not None:
+    if limit is not None:
         return StreamvidError, limit
     if "ParamValidationError" in names:
         return InputError, "this cannot be the name of a bucket and a file in it; write s3://bucket/path"
@@ -280,10 +283,16 @@ def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidErr
     return None
 
 
+def _inner(exc: BaseException) -> BaseException:
+    """The error that botocore's HTTPClientError is about; any other is returned as it is."""
+    wrapped = getattr(exc, "kwargs", None)
+    inner = wrapped.get("error") if isinstance(wrapped, dict) else None
+    return inner if isinstance(inner, BaseException) else exc
+
+
 def _of_certificates(exc: BaseException, *, s3: bool) -> tuple[Callable[[str], StreamvidError], str] | None:
     """`_reason` for a server whose certificate is not trusted, and for certificate files that cannot be read."""
-    wrapped = getattr(exc, "kwargs", None)  # botocore's
-    inner = wrapped.get("error", exc) if isinstance(wrapped, dict) else exc
+    inner = _inner(exc)
     refused = getattr(inner, "certificate_error", inner.__cause__)  # of aiohttp
     check = "AWS_ENDPOINT_URL" if s3 else "the address"
     if type(inner).__name__ == "ClientConnectorSSLError":  # aiohttp: no file was read

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from streamvid.dataset.dataset import Dataset
-from streamvid.errors import DatasetError, InputError
+from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage.explain import StorageUnavailable, explained
 from tests.support.serving import serving
 
@@ -41,6 +41,16 @@ def test_the_status_of_an_answer_is_known_by_whatever_name(name: str) -> None:
 def test_other_errors_are_told_in_their_own_words(error: Exception, told: str) -> None:
     with pytest.raises(DatasetError, match=told), explained("a/b.tar", "read"):
         raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [(RuntimeError("can't start new thread"), "ulimit -u"), (OSError(errno.EMFILE, "-"), "ulimit -n")],
+)
+def test_a_limit_that_botocore_calls_a_broken_connection_is_named(error: Exception, limit: str) -> None:
+    exceptions = pytest.importorskip("botocore.exceptions", reason="no botocore to test with")
+    with pytest.raises(StreamvidError, match=limit), explained("s3://bucket/x", "read"):
+        raise exceptions.HTTPClientError(error=error)
 
 
 @pytest.mark.parametrize("name", ["ConnectError", "ReadTimeout", "RemoteProtocolError"])
