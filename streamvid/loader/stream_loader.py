@@ -275,7 +275,7 @@ class StreamLoader(BatchLoader[Cursor]):
         batches as before. If none remain, it is the next epoch.
 
         Clips appended to the dataset since the state was saved take part from the next epoch on; but with a `Mix`,
-        weights or `steps_per_epoch`, a state within an epoch is refused then.
+        weights or `steps_per_epoch`, a state is refused then.
 
         Raises:
             InputError: the value is no state, or that of another dataset, sampling, seed or order.

@@ -128,11 +128,11 @@ class RunSchedule:
         pool = stream.pools[0]
         if len(stream.pools) > 1 or pool.weights is not None or self.plan.steps is not None:
             epoch = state.get("epoch")
-            following = epoch + 1 if is_integer(epoch) else "n"
+            following = epoch + bool(state.get("segments")) if is_integer(epoch) else "n"
             raise InputError(
                 f"the state is of {shards} shards, and there are {len(self.checksums)} here: it belongs to a run with "
-                "another dataset, or shards were appended since, and then a run resumes within an epoch only without "
-                f"Mix, weights and steps_per_epoch; leave it out, and begin the next epoch with set_epoch({following})"
+                "another dataset, or shards were appended since, and then a run resumes by its state only without Mix, "
+                f"weights and steps_per_epoch; leave it out, and begin the next epoch with set_epoch({following})"
             )
         upto = int(np.searchsorted(pool.shards, shards))
         first = Pool(pool.sample_ids[:upto], pool.shards[:upto])

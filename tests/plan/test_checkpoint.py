@@ -272,10 +272,11 @@ def test_a_refused_state_of_an_appended_dataset_says_what_to_do() -> None:
         def made(sizes: list[int], what: str = what) -> RunSchedule:
             return schedule(sizes, ALONE, **{what: np.ones(sum(sizes)) if what == "weights" else 2})
 
-        state = made(before).start(1).advanced().state()
-        assert made(before).resume(state).position.history
-        with pytest.raises(InputError, match=r"begin the next epoch with set_epoch\(2\)"):
-            made(after).resume(state)
+        begun = made(before).start(1)
+        for cursor, following in ((begun, 1), (begun.advanced(), 2)):
+            assert made(before).resume(cursor.state()).position == cursor.position
+            with pytest.raises(InputError, match=rf"begin the next epoch with set_epoch\({following}\)"):
+                made(after).resume(cursor.state())
 
 
 @pytest.fixture(scope="module")
