@@ -328,11 +328,13 @@ def _what_is_there(path: str) -> str:
         return f"this is the file in it; give its folder, {redact(os.path.dirname(path) or '.')}"
     if name.endswith(VIDEO_EXTENSIONS):
         return f"this is a video; {_PACK}"
+    above = islice(Path(os.path.abspath(local_path(path))).parents, 2) if is_local(path) else ()
+    for one in above:  # of shards, one of which may be given, or a pattern of all, as to WebDataset
+        if (one / FILE_NAME).is_file():
+            return f"this is a part of one; give its folder, {one}"
     names = [name]
     if is_local(path) and os.path.isdir(local_path(path)):
         folder = local_path(path)
-        if os.path.isfile(os.path.join(folder, os.pardir, FILE_NAME)):
-            return f"this is a folder of one; give the folder above, {os.path.dirname(os.path.abspath(folder))}"
         if inner := sorted(one.parent.name for one in islice(Path(folder).glob(f"*/{FILE_NAME}"), _FOLDERS_SEEN)):
             return f"this is a folder of datasets; give one of them: {', '.join(inner[:3])}{', …' * (len(inner) > 3)}"
         # Look a few folders deep, as videos often lie in one folder for each class.
