@@ -1,4 +1,4 @@
-"""Time that a thread or process had for its work, for deadlines that hold on a busy machine, too."""
+"""Time that a thread or process had for its work, for deadlines that hold on a busy machine, too, and its progress."""
 
 from __future__ import annotations
 
@@ -78,3 +78,12 @@ class Deadline:
         if now > self._limit_s:
             return f"it took more than {self._limit_s:.3g} s"
         return f"it did nothing for {self._silent_s:.3g} s" if now - self._since > self._silent_s else None
+
+
+def bytes_moved(pid: int) -> int | None:
+    """Bytes that a process has read from and written to files and pipes; None on systems without /proc."""
+    try:
+        with open(f"/proc/{pid}/io") as file:
+            return sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
+    except (OSError, ValueError):
+        return None

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Final, TypeVar, cast
 
 from streamvid.errors import StreamvidError
-from streamvid.stopwatch import TICK_S, Deadline
+from streamvid.stopwatch import TICK_S, Deadline, bytes_moved
 
 T = TypeVar("T")
 
@@ -33,6 +33,7 @@ SILENT_S: Final = 900.0
 """Seconds without any I/O after which a call is considered stuck. A slow disk or encoder takes seconds."""
 START_S: Final = 120.0
 """Seconds that starting a process may take: it imports modules, from a slow disk perhaps."""
+_STARTS: Final = 5
 _LENGTH: Final = 8
 """Bytes of a message's length before it, little-endian."""
 
@@ -104,14 +105,13 @@ class WorkerProcess:
         """Wait until the process is ready for calls.
 
         Raises:
-            OSError: it could not be started.
+            WorkerCrashError: it ended; as WorkerStuckError: it was killed because it was not ready in time.
         """
         try:
             self._send((os.getpid(), _import_path()))
             self._receive()
-        except (EOFError, OSError, pickle.UnpicklingError, WorkerStuckError) as error:
-            self.end()
-            raise OSError(f"a worker process could not be started ({sys.executable})") from error
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            raise WorkerCrashError(self.end()) from error
 
     def call(
         self,
@@ -207,7 +207,7 @@ class WorkerProcess:
         poll = select.poll()
         poll.register(pipe, event)
         while not poll.poll(1000 * min(TICK_S, self._silent_s / 8)):
-            moved = _bytes_moved(self.pid)
+            moved = bytes_moved(self.pid)
             if stuck := self._deadline.overdue(object() if moved is None else moved):
                 self.kill()
                 raise WorkerStuckError(stuck)
@@ -244,6 +244,19 @@ class WorkerProcess:
             return f"signal {-code}"
 
 
+def start_worker(ready: Callable[[], WorkerProcess]) -> WorkerProcess:
+    """The process that `ready` starts and waits for; another one if it ends, as the kernel kills the newest one first
+    where memory runs out. Raises StreamvidError if it is stuck, or if `_STARTS` of them end."""
+    for left in reversed(range(_STARTS)):
+        try:
+            return ready()
+        except WorkerCrashError as error:
+            if not left or isinstance(error, WorkerStuckError):
+                what = f"a worker process ({sys.executable}) could not be started ({error})"
+                raise StreamvidError(f"{what}: if it was killed, use less memory, by fewer num_threads") from error
+    raise AssertionError
+
+
 class Workers:
     """A fixed number of worker processes. A context manager, which kills running workers on exit.
 
@@ -274,7 +287,7 @@ class Workers:
         process = self._idle.get()  # does not block: there are as many entries as threads
         try:
             if process is None:
-                process = self._start()
+                process = start_worker(self._start)
             return process.call(function, *args, limit_s=limit_s, silent_s=self._silent_s)
         except WorkerCrashError:
             if process is not None:
@@ -306,15 +319,6 @@ class Workers:
         self._threads.shutdown(wait=True, cancel_futures=True)
         for process in processes:
             process.end()
-
-
-def _bytes_moved(pid: int) -> int | None:
-    """Bytes that a process has read from and written to files and pipes; None on systems without /proc."""
-    try:
-        with open(f"/proc/{pid}/io") as file:
-            return sum(int(line.split()[1]) for line in file if line.startswith(("rchar", "wchar")))
-    except (OSError, ValueError):
-        return None
 
 
 def serve(parent: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamvid.errors import VideoError
+from streamvid.errors import StreamvidError, VideoError
 from streamvid.workers import WorkerCrashError, WorkerProcess, Workers, WorkerStuckError
 from tests.support import hostile
 
@@ -95,6 +95,28 @@ def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.Mo
     finally:
         process.kill()
         process.end()
+
+
+@pytest.mark.parametrize("deaths", [2, 100])
+def test_a_process_that_is_killed_as_it_starts_is_replaced(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel kills the newest where memory runs out."""
+    handshake, started = WorkerProcess.handshake, list[int]()
+
+    def dying(self: WorkerProcess) -> None:
+        started.append(self.pid)
+        if len(started) <= deaths:
+            self.kill()
+        handshake(self)
+
+    monkeypatch.setattr(WorkerProcess, "handshake", dying)
+    with Workers(1) as workers:
+        future = workers.submit(hostile.double, 4)
+        if deaths == 2:
+            assert future.result(60) == 8
+        else:
+            with pytest.raises(StreamvidError, match=r"could not be started \(SIGKILL\).* fewer num_threads"):
+                future.result(60)
+    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
 
 
 def test_workers_see_no_gpu(process: WorkerProcess) -> None:

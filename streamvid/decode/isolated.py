@@ -33,7 +33,7 @@ from streamvid.host import memory_is_short
 from streamvid.video.codec_context import ReusableCodecContext, bare_context
 from streamvid.video.image_decoder import image_pipeline
 from streamvid.video.packet_selection import EncodedSlice
-from streamvid.workers import START_S, WorkerCrashError, WorkerProcess, WorkerStuckError
+from streamvid.workers import START_S, WorkerCrashError, WorkerProcess, WorkerStuckError, start_worker
 
 _LARGEST: Final = 6
 """Most bytes per pixel: three planes of 16 bits at luma's size."""
@@ -87,7 +87,7 @@ class IsolatedDecoder:
         Raises:
             DamagedClipError: the slice does not decode to its frames; as StuckDecoderError: it does not in time; as
                 CrashedDecoderError: the process died.
-            OSError: no process can be started.
+            OSError, StreamvidError: no process can be started.
         """
         frame = _LARGEST * encoded.height * encoded.width
         size = 2 * frame * max(1, _LEAST_BYTES // 2 // max(1, frame))
@@ -132,15 +132,16 @@ class IsolatedDecoder:
         if self._process is not None and not self._process.is_alive():
             self._process.end()  # it died while idle: no slice is to blame
             self._process = None
-        if self._process is None:
+
+        def ready() -> WorkerProcess:
             process = WorkerProcess(inherit=[self._memory])
             process.handshake()
-            try:
-                # Imports may take long on a busy disk: they do not count against the first slice's limit.
-                process.call(_prepare, self._memory, is_image_entry(encoded.stsd), limit_s=START_S)
-            except WorkerCrashError as error:
-                raise OSError(f"a process that decodes could not be started ({error})") from error
-            self._process = process
+            # Imports may take long on a busy disk: they do not count against the first slice's limit.
+            process.call(_prepare, self._memory, is_image_entry(encoded.stsd), limit_s=START_S)
+            return process
+
+        if self._process is None:
+            self._process = start_worker(ready)
         return self._process
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from streamvid.decode.isolated import IsolatedDecoder, decode_isolated
 from streamvid.decode.slice_frames import CrashedDecoderError, DamagedClipError, StuckDecoderError, decode_frames
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
+from streamvid.workers import WorkerProcess
 from tests.support.clips import write
 from tests.support.clock import soon
 from tests.support.open_files import open_files
@@ -121,6 +123,23 @@ def test_a_process_that_dies_with_nothing_to_do_costs_no_slice(tmp_path: Path, d
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     np.testing.assert_array_equal(frames_of(decoder, encoded), decode_with_pyav(encoded))
     assert decoder.pid != pid
+
+
+def test_a_process_that_is_killed_as_it_starts_costs_no_slice(
+    tmp_path: Path, decoder: IsolatedDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, killed = WorkerProcess.call, list[int]()
+
+    def dying(self: WorkerProcess, *args: Any, **options: Any) -> Any:
+        if not killed:
+            killed.append(self.pid)
+            self.kill()
+        return call(self, *args, **options)
+
+    monkeypatch.setattr(WorkerProcess, "call", dying)
+    encoded = stored(LONG, tmp_path)
+    np.testing.assert_array_equal(frames_of(decoder, encoded), decode_with_pyav(encoded))
+    assert gone(*killed)
 
 
 def test_a_hang_costs_the_slice_and_its_deadline(tmp_path: Path, decoder: IsolatedDecoder) -> None:
