@@ -200,7 +200,8 @@ class _Chunks:
         return max(self._starts[_CHUNKS_AHEAD - 1], self._starts[number - _LEAD])
 
     def enter(self, number: int, size: int) -> None:
-        """Wait until `size` bytes of packets of a chunk may be read. Does nothing if called again for a chunk."""
+        """Wait until `size` bytes of packets of a chunk may be read. Does nothing if called again for a chunk. The next
+        chunk waits until `queued`."""
         with self._changed:
             if (planned := self._planning.pop(number, None)) is None:
                 return
@@ -209,7 +210,13 @@ class _Chunks:
             self._wait(
                 lambda: number == self._turn and sum(self._inside.values()) + size * bool(self._inside) <= _AHEAD_BYTES
             )
-            self._turn, self._inside[number] = number + 1, size
+            self._inside[number] = size
+
+    def queued(self, number: int) -> None:
+        """Record that the parts of a chunk wait for a reader, which takes them in order. If those of later chunks came
+        first, they could keep all readers, and the loop would wait for them."""
+        with self._changed:
+            self._turn = number + 1
             self._changed.notify_all()
 
     def leave(self, number: int) -> None:
@@ -313,7 +320,8 @@ def _read_ahead(
         except (ClipError, FileTooShort):
             return steps, None
         finally:
-            chunks.enter(number, 0)  # lets the next chunk in if this one failed before `admit`
+            chunks.enter(number, 0)  # if this one failed before `admit`
+            chunks.queued(number)
 
     with (
         ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="streamvid-fetch") as readers,

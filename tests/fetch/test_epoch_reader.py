@@ -38,12 +38,18 @@ def chunks(steps: int, longest: int = 8, mp4_bytes: int = 1000, done: int = 0) -
     return _Chunks(epoch, np.array([mp4_bytes]), longest)
 
 
+def enter(made: _Chunks, number: int, size: int) -> None:
+    """Let a chunk in, and the next one after it."""
+    made.enter(number, size)
+    made.queued(number)
+
+
 def test_chunks_grow_from_a_single_step_to_the_longest() -> None:
     made = chunks(30, done=2, longest=4)
     cut = []
     for number in range(13):
         cut.append(made.cut(number))
-        made.enter(number, 10)
+        enter(made, number, 10)
     assert [len(one) for one in cut] == [1, 1, 2, 3, 4, 4, 4, 4, 4, 1, 0, 0, 0]
     assert [step for one in cut for step in one] == list(range(2, 30))
 
@@ -53,7 +59,7 @@ def test_a_loop_that_takes_two_thirds_of_what_comes_waits_for_no_chunk() -> None
     made, read, taken = chunks(200), 0.0, 0.0
     for number in range(30):
         cut = made.cut(number)
-        made.enter(number, 10)
+        enter(made, number, 10)
         read += len(cut)  # a second for each step
         assert number == 0 or read <= taken
         taken = max(taken, read) + len(cut) / 0.66
@@ -66,7 +72,7 @@ def test_their_bytes_are_bounded_before_and_after_it_is_known_what_part_is_read(
     made = chunks(100, mp4_bytes=500)  # a share of 1,000 bytes
     assert [len(made.cut(number)) for number in range(8)] == [1, 1, 2, 2, 2, 2, 2, 2]
     for number in range(8):
-        made.enter(number, 100)  # a fifth of 500
+        enter(made, number, 100)  # a fifth of 500
     assert [len(made.cut(number)) for number in range(8, 11)] == [8, 8, 8]
     big = chunks(100, mp4_bytes=10**6)  # more than all of it
     for number in range(8):
@@ -80,16 +86,17 @@ def test_packets_are_read_in_the_order_of_chunks_within_the_limit(monkeypatch: p
     for number in range(4):
         made.cut(number)
 
-    def enter(number: int, size: int) -> None:
+    def enter_noted(number: int, size: int) -> None:
         made.enter(number, size)
         entered.append(number)
         inside.release()
+        made.queued(number)
 
     with ThreadPoolExecutor(6) as pool:
         for number, size in ((3, 60), (1, 60), (0, 60)):
-            pool.submit(enter, number, size)
+            pool.submit(enter_noted, number, size)
         assert inside.acquire(timeout=20)
-        pool.submit(enter, 2, 0)
+        pool.submit(enter_noted, 2, 0)
         made.leave(0)
         assert inside.acquire(timeout=20)
         assert inside.acquire(timeout=20)
@@ -200,7 +207,7 @@ def test_a_stalled_request_is_asked_again_and_holds_up_nobody_behind_it(
 
 
 def test_a_step_waits_for_its_own_packets_alone(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for those of later steps that were planned with it."""
+    """Not for those of later steps that were planned with it, or while the thread that planned it had no core."""
     monkeypatch.setattr(epoch_reader, "_PART_CLIPS", BATCH)
     last, free = 16, threading.Event()  # of a chunk of more than one step
     fetch = RangeReader.fetch_joined
@@ -215,6 +222,15 @@ def test_a_step_waits_for_its_own_packets_alone(packed: Path, tmp_path: Path, mo
         planned.append([[step.number for step in part] for part in parts])
         return plan_parts(dataset, parts, *args)
 
+    class Executor(ThreadPoolExecutor):
+        """Later chunks have a second to get ahead of the one that step `last` is in."""
+
+        def submit(self, function: Any, /, *args: Any, **options: Any) -> Any:
+            if any(args[2:] == (parts[0][0],) and [last] in parts for parts in planned):
+                threading.Event().wait(1)
+            return super().submit(function, *args, **options)
+
+    monkeypatch.setattr(epoch_reader, "ThreadPoolExecutor", Executor)
     monkeypatch.setattr(RangeReader, "fetch_joined", gated)
     monkeypatch.setattr(epoch_reader, "plan_parts", noted)
     with faulty_s3() as s3:
