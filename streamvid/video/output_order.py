@@ -95,7 +95,7 @@ def output_order(
         kinds: list[PacketKind] = []
         number = -1
         end = None if count is None else num_skipped + count
-        for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, end)):
+        for number, packet in enumerate(islice(demux(source, container, stream, codec), num_skipped, end)):
             if codec == "mpeg4":
                 kinds.append(kind_of(memoryview(bytes(packet))))
             if packet.is_discard:  # cut off by an edit list: its picture would be kept back

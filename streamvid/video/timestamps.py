@@ -19,7 +19,7 @@ from streamvid.video.containers import TRUSTED_TIMES, is_timed
 from streamvid.video.output_order import OutputOrder, distinct, output_order
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, breaks_off, follow_on, is_whole
+from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, is_whole
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -110,8 +110,6 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
     codec, demuxed = about.codec, _demux_all(source, about.codec)
-    if about.container == "mpegts" and breaks_off(source.path, demuxed.track):
-        demuxed = replace(demuxed, packets=demuxed.packets.rows(slice(-1)), clock=demuxed.clock[:-1])
     found = demuxed.packets
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
@@ -136,7 +134,7 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
     if codec == "mpeg4":
         clock = mpeg4.VopClock()
         with source.open() as (container, stream), suppress(ValueError):
-            pts = np.array([clock.time(bytes(packet)) for packet in demux(container, stream, codec)])
+            pts = np.array([clock.time(bytes(packet)) for packet in demux(source, container, stream, codec)])
             if (np.diff(pts[order]) > 0).all():
                 return replace(found, pts=pts, time_base=(1, clock.resolution), last_duration=0)
     rate = frame_rate(source)
@@ -231,7 +229,7 @@ class _Demuxed:
 def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
     """int64 [packets]: the presentation times in the container, without those that FFmpeg invents."""
     with source.open(fill_times=False) as (container, stream):
-        found = demux(container, stream, codec)
+        found = demux(source, container, stream, codec)
         pts = np.array([_NO_PTS if packet.pts is None else packet.pts for packet in found], dtype=np.int64)
     if len(pts) != count or (pts == _NO_PTS).all():
         raise ValueError("none of its frames has a time")
@@ -242,7 +240,7 @@ def _has_decode_times_alone(source: VideoFile, codec: str) -> bool:
     """Whether a Matroska file has its track from an AVI, as `V_MS/VFW/FOURCC`: its blocks have decode times, from which
     FFmpeg makes up others."""
     with source.open(fill_times=False) as (container, stream):
-        first = next(iter(demux(container, stream, codec)), None)
+        first = next(iter(demux(source, container, stream, codec)), None)
     return first is not None and first.pts is None and first.dts is not None
 
 
@@ -262,7 +260,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
                     packet.duration or 0,
                     packet.is_corrupt,
                 )
-                for packet in demux(container, stream, codec)
+                for packet in demux(source, container, stream, codec)
             ),
             dtype=_ROW,
         )

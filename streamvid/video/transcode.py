@@ -32,7 +32,7 @@ from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import EncoderFormat
 from streamvid.video.probe import VideoFile, frame_rotation
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import breaks_off, whole_packets
+from streamvid.video.recordings import whole_packets
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.timestamps import decoded_times, last_frame_duration
@@ -341,8 +341,7 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
 
 def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The frames of a track, without a last one that is cut off."""
-    cut_off = container.format.name == "mpegts" and breaks_off(source.path, stream.id)
-    for packet in whole_packets(container, stream, cut_off=cut_off):
+    for packet in whole_packets(container, stream, cut_off=source.cut_off):
         yield from packet.decode()
 
 
