@@ -16,7 +16,7 @@ from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
-from streamvid.video.output_order import OutputOrder, distinct, output_order
+from streamvid.video.output_order import OutputOrder, distinct, output_order, ticks_needed
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
 from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, is_whole
@@ -28,6 +28,8 @@ _REORDERED: Final = (
 _NO_PTS: Final = -(1 << 63)
 _DATES_PACKS: Final = ("mpeg",)
 """Containers with times of packs, which may have several frames; times that FFmpeg derives may be wrong."""
+_COARSE: Final = ("flv", "matroska")
+"""Containers that count in ms, mostly: frames that were taken at different times may have one there."""
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
     ("duration", np.int64), ("corrupt", np.bool_),
@@ -142,8 +144,10 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
     return _shown(found, order, np.arange(len(order), dtype=np.int64))
 
 
-def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bool = False) -> Int64 | None:
-    """int64 [frames], ascending: the times of the decoded frames of a file; None if they are those of its packets.
+def decoded_times(
+    source: VideoFile, codec: str, container: str, *, by_order: bool = False
+) -> tuple[Int64, Fraction] | None:
+    """int64 [frames], ascending: times of a file's decoded frames, and a tick's seconds; None: those of its packets.
 
     Args:
         codec, container: FFmpeg's names.
@@ -156,8 +160,9 @@ def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bo
     dated = _date_by_order(source, demuxed, codec, container)
     if dated is None and (by_order or len(demuxed.parts)):
         order = output_order(source, codec).matched()
-        return _times_in_order(demuxed.packets.pts, order) if by_order else demuxed.packets.pts[order.packets]
-    return None if dated is None else dated[1]
+        times = _times_in_order(demuxed.packets.pts, order) if by_order else demuxed.packets.pts[order.packets]
+        return times, Fraction(*demuxed.packets.time_base)
+    return None if dated is None else (dated[1], Fraction(*demuxed.packets.time_base))
 
 
 def _times_in_order(pts: Int64, order: OutputOrder) -> Int64:
@@ -265,23 +270,26 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
             dtype=_ROW,
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
-        track = stream.id
-        if container.format.name == "mpegts" and rows["corrupt"].any() and not is_whole(source.path, track):
+        name, track = container.format.name.split(",")[0], stream.id
+        if name == "mpegts" and rows["corrupt"].any() and not is_whole(source.path, track):
             raise ValueError(DAMAGED)
-    pts, parts = rows["pts"].copy(), np.empty(0, dtype=np.int64)
-    if not (pts == _NO_PTS).any() and not rows["discarded"].any():
+    pts, clock, parts = rows["pts"].copy(), rows["clock"].copy(), np.empty(0, dtype=np.int64)
+    complete = not (pts == _NO_PTS).any()
+    if complete and not rows["discarded"].any():
         pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])
-    durations = rows["duration"][rows["duration"] != 0]
+    finer = ticks_needed(pts) if complete and name in _COARSE else 1
+    clock[clock != _NO_PTS] *= finer
+    durations = rows["duration"][rows["duration"] != 0] * finer
     packets = PacketTimes(
-        pts=pts,
+        pts=pts * finer,
         size=rows["size"].copy(),
         keyframe=rows["keyframe"].copy(),
         hidden=rows["discarded"].copy(),
         last_duration=int(durations[-1]) if len(durations) else 0,
-        time_base=(base.numerator, base.denominator),
+        time_base=(base / finer).as_integer_ratio(),
         edits_applied=apply_edits,
     )
-    return _Demuxed(packets, rows["clock"].copy(), rows["duration"].copy(), expected, track, parts)
+    return _Demuxed(packets, clock, rows["duration"] * finer, expected, track, parts)
 
 
 def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:

@@ -335,7 +335,7 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
         rate = frame_rate(source)
         return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation, siting=usual_siting(codec))
     times = decoded_times(source, codec, name, by_order=by_order)
-    frames = _decode_file(source) if times is None else _decode_dated(source, times)
+    frames, base = (_decode_file(source), base) if times is None else (_decode_dated(source, times[0]), times[1])
     return TimedFrames(frames, base, rate or Fraction(25), rotation, siting=usual_siting(codec))
 
 
