@@ -221,8 +221,27 @@ def test_a_broken_nal_unit_rejects_the_video(codec: Codec, container: Container,
         data = source.read_bytes()
         assert data.count(packet) == 1
         (tmp_path / f"b.{container}").write_bytes(data.replace(packet, broken))
-        with pytest.raises(VideoError, match="its packet 6 cannot be decoded: its NAL units do not fit"):
+        with pytest.raises(VideoError, match="the NAL units of its packet 6 do not fit"):
             store_clip(tmp_path / f"b.{container}", tmp_path)
+
+
+def test_start_codes_in_an_mp4(tmp_path: Path) -> None:
+    """As some recorders write them, in place of lengths: FFmpeg's decoder takes both, so that it is transcoded."""
+    source = write(Recipe(frames=20, gop=10), tmp_path / "a.mp4")
+    data = bytearray(source.read_bytes())
+    with av.open(str(source)) as file:
+        places = [(packet.pos, packet.size) for packet in file.demux(video=0) if packet.size]
+    for at, size in places:
+        end = at + size
+        while at < end:
+            length = int.from_bytes(data[at : at + 4], "big")
+            data[at : at + 4] = b"\0\0\0\1"
+            at += 4 + length
+    source.write_bytes(data)
+    clip, transcoded = remux_or_build(str(source), source, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
+    assert transcoded
+    frames = decode_with_pyav(slice_of(clip, range(20)))
+    assert [read_frame_number(frame) for frame in frames] == [*range(20)]
 
 
 @pytest.mark.parametrize("trim", [0, 4, 13])
