@@ -48,8 +48,10 @@ def up_to_last_whole(source: VideoFile) -> VideoFile:
 
 
 def _ends_damaged(source: VideoFile, first: int) -> bool:
-    """Whether the last packet does not decode to a whole picture, if decoding starts with packet `first`."""
-    damaged, last = set[object](), -1
+    """Whether the last packet, which may be a field, does not decode to a whole picture, if decoding starts with packet
+    `first`."""
+    damaged: dict[int, bool] = {}  # by the packets with which pictures begin
+    last = -1
     with source.open() as (container, stream):
         context = stream.codec_context
         context.flags |= av.codec.context.Flags.copy_opaque
@@ -60,7 +62,9 @@ def _ends_damaged(source: VideoFile, first: int) -> bool:
             if packet is not None:
                 packet.opaque = last = last + 1
             try:
-                damaged.update(frame.opaque for frame in context.decode(packet) if frame.is_corrupt)
+                for frame in context.decode(packet):
+                    if isinstance(frame.opaque, int):
+                        damaged[frame.opaque] = frame.is_corrupt
             except av.error.FFmpegError:
-                damaged.add(last)
-    return last in damaged
+                damaged[last] = True
+    return bool(damaged) and damaged[max(damaged)]

@@ -13,7 +13,7 @@ from streamvid.arrays import Int64
 from streamvid.bitstream import mpeg4
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.video.codec_context import padded_packet
-from streamvid.video.probe import VideoFile, demux
+from streamvid.video.probe import CannotCopyError, VideoFile, demux
 
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
@@ -38,6 +38,7 @@ class OutputOrder:
             count: how many packets there are; None: those that gave a picture.
 
         Raises:
+            CannotCopyError: there are fewer pictures than packets, as where packets hold single fields.
             ValueError: packets and pictures do not match.
         """
         order = self.packets.tolist()
@@ -45,7 +46,10 @@ class OutputOrder:
         leading = sorted(set(range(count or 0)).difference(order))
         if leading == list(range(1, len(leading) + 1)):
             order = leading + order
-        if len(order) != (len(order) if count is None else count) or len(set(order)) != len(order):
+        apart = len(set(order)) == len(order)
+        if count is not None and len(order) < count and apart:
+            raise CannotCopyError(f"its {count} packets decode to {len(order)} frames, and a frame is a packet")
+        if count not in (None, len(order)) or not apart:
             raise ValueError(
                 f"its {count or len(set(order))} packets decode to {len(order)} frames, "
                 "and its container holds no times to match them: re-encode it first"

@@ -21,12 +21,15 @@ from hypothesis import strategies as st
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.sample_entry import codec_configuration
+from streamvid.packing.options import PackOptions
+from streamvid.packing.prepare import remux_or_build
+from streamvid.storage.retry import Retry
 from streamvid.video.encoders import ENCODERS, TARGETS, Target
 from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import EncoderFormat, encoded_size
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
-from streamvid.video.stored_clip import StoredClip
+from streamvid.video.stored_clip import CUT_OFF, StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
 from tests.support.clips import without_packets, write
 from tests.support.field_pictures import Picture, write_fields
@@ -424,3 +427,31 @@ def test_fields_in_packets_of_their_own_are_no_frames(tmp_path: Path) -> None:
     made = decode_with_pyav(whole(store_clip(tmp_path / "encoded.mp4", tmp_path)))
     assert made.shape == expected.shape == (12, 160, 160, 3)
     assert np.abs(made.astype(int) - expected).mean() < 4
+
+
+@pytest.mark.parametrize("container", ["h264", "ts"])
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_fields_of_which_the_second_has_no_time(container: str, cut_off: bool, tmp_path: Path) -> None:
+    """As in broadcasts, with one time for both in a PES packet, and in raw streams: FFmpeg's parser cuts them apart. If
+    the file ends within the last field, its frame is left out."""
+    pictures: list[Picture] = ["fields", "frame", "repeated field", "fields"]
+    together = write_fields(tmp_path / "a.mp4", pictures * 3)
+    expected = decode_with_pyav(whole(store_clip(together, tmp_path)))[: 11 if cut_off else 12]
+    source = tmp_path / f"a.{container}"
+    if container == "ts":
+        with av.open(str(together)) as file, av.open(str(source), "w", format="mpegts") as output:
+            track = output.add_stream_from_template(file.streams.video[0])
+            for packet in file.demux(video=0):
+                if packet.size:
+                    packet.stream = track
+                    output.mux(packet)
+    source.write_bytes(source.read_bytes()[: -5000 if cut_off else None])
+    options = PackOptions(transcode=TranscodeOptions("h264", crf=1), fps=Fraction(25))
+    clip, transcoded = remux_or_build(str(source), source, tmp_path / "clip", options, Retry(), cut_only=False)
+    assert transcoded
+    assert (CUT_OFF in clip.left_out) == cut_off
+    made = decode_with_pyav(whole(clip))
+    assert made.shape == expected.shape
+    assert np.abs(made.astype(int) - expected).mean() < 4
+    shown = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(shown, np.arange(len(expected)) / 25, atol=0.0001)
