@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
 
 from streamvid.arrays import Int64
-from streamvid.bitstream import mpeg4
+from streamvid.bitstream import h264, mpeg4
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.video.codec_context import padded_packet
 from streamvid.video.probe import CannotCopyError, VideoFile, demux
 
 if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
 
@@ -105,7 +107,7 @@ def output_order(
             if packet.is_discard:  # cut off by an edit list: its picture would be kept back
                 packet = padded_packet(bytes(packet))
             packet.opaque = number
-            order.extend(_number(frame) for frame in context.decode(packet))
+            order.extend(_number(frame) for frame in decode(context, packet))
             newest.extend([number] * (len(order) - len(newest)))
         order.extend(_number(frame) for frame in context.decode(None))
         newest.extend([number + 1] * (len(order) - len(newest)))
@@ -118,6 +120,22 @@ def output_order(
         every = mpeg4.output_order([kind.disposable for kind in kinds])
         order = every if [number for number in every if number not in silent] == order else order
     return OutputOrder(np.array(order, dtype=np.int64), delay)
+
+
+def decode(context: VideoCodecContext, packet: Packet[Any]) -> list[VideoFrame]:
+    """The frames that a decoder outputs for a packet. A packet of H.264 without a picture, such as recorders make of
+    parameter sets or messages alone, is an error to FFmpeg's decoder, which players ignore.
+
+    Raises:
+        av.error.FFmpegError: the packet cannot be decoded.
+    """
+    try:
+        return context.decode(packet)
+    except av.error.InvalidDataError:
+        avcc = (context.codec.canonical_name == "h264" and context.extradata) or b""
+        if avcc[:1] == b"\1" and h264.lacks_picture(memoryview(packet), avcc):
+            return []
+        raise
 
 
 def distinct(clock: Int64) -> Int64:

@@ -28,8 +28,7 @@ _REORDERED: Final = (
 _NO_PTS: Final = -(1 << 63)
 _DATES_PACKS: Final = ("mpeg",)
 """Containers with times of packs, which may have several frames; times that FFmpeg derives may be wrong."""
-_COARSE: Final = ("flv", "matroska")
-"""Containers that count in ms, mostly: frames that were taken at different times may have one there."""
+_COARSE: Final = ("flv", "matroska")  # they count in ms: frames of different times may have one there
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
     ("duration", np.int64), ("corrupt", np.bool_),
@@ -158,10 +157,10 @@ def decoded_times(
     """
     demuxed = _demux_all(source, codec)
     dated = _date_by_order(source, demuxed, codec, container)
+    pts = demuxed.packets.pts
     if dated is None and (by_order or len(demuxed.parts)):
         order = output_order(source, codec).matched()
-        times = _times_in_order(demuxed.packets.pts, order) if by_order else demuxed.packets.pts[order.packets]
-        return times, Fraction(*demuxed.packets.time_base)
+        dated = order.packets, _times_in_order(pts, order) if by_order else pts[order.packets]
     return None if dated is None else (dated[1], Fraction(*demuxed.packets.time_base))
 
 
@@ -242,8 +241,7 @@ def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
 
 
 def _has_decode_times_alone(source: VideoFile, codec: str) -> bool:
-    """Whether a Matroska file has its track from an AVI, as `V_MS/VFW/FOURCC`: its blocks have decode times, from which
-    FFmpeg makes up others."""
+    """Whether a Matroska file has its track from an AVI, as `V_MS/VFW/FOURCC`: with decode times in its blocks."""
     with source.open(fill_times=False) as (container, stream):
         first = next(iter(demux(source, container, stream, codec)), None)
     return first is not None and first.pts is None and first.dts is not None

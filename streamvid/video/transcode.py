@@ -29,6 +29,7 @@ from streamvid.mp4.edit_list import read_edit
 from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options, leave_real_time
 from streamvid.video.frame_index import HIDDEN, LEADING
+from streamvid.video.output_order import decode
 from streamvid.video.pixel_format import EncoderFormat
 from streamvid.video.probe import VideoFile, frame_rotation
 from streamvid.video.raw_rate import frame_rate
@@ -325,7 +326,7 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
 def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames:
     """Args: `by_order`, as of `decoded_times`."""
     with source.open() as (container, stream):
-        first = next(iter(container.decode(stream)), None)
+        first = next(_decoded(source, container, stream), None)
         base, rate = stream.time_base, stream.average_rate
         codec, name = stream.codec_context.codec.canonical_name, container.format.name.split(",")[0]
         if first is None or base is None:
@@ -342,7 +343,7 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
 def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The frames of a track, without a last one that is cut off."""
     for packet in whole_packets(container, stream, cut_off=source.cut_off):
-        yield from packet.decode()
+        yield from decode(stream.codec_context, packet)
 
 
 def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:

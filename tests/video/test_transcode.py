@@ -455,3 +455,31 @@ def test_fields_of_which_the_second_has_no_time(container: str, cut_off: bool, t
     assert np.abs(made.astype(int) - expected).mean() < 4
     shown = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(shown, np.arange(len(expected)) / 25, atol=0.0001)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [b"\x09\x10", b"\x0c\xff\xff\x80", b"\x06\x05\x11" + bytes(range(16)) + b"x\x80", b""],
+    ids=["delimiter", "filler", "message", "parameter set"],
+)
+@pytest.mark.parametrize("at", [7, 20])
+def test_packets_of_h264_without_a_picture_are_no_frames(unit: bytes, at: int, tmp_path: Path) -> None:
+    """Some recorders make packets of delimiters, filler, messages or parameter sets alone, in the midst or at the end.
+    FFmpeg's decoder calls them invalid, and players go on."""
+    source, target = write(Recipe(frames=20, gop=10, b_frames=2), tmp_path / "a.mp4"), tmp_path / "b.mp4"
+    with av.open(str(source)) as file, av.open(str(target), "w") as output:
+        track = output.add_stream_from_template(file.streams.video[0])
+        avcc = file.streams.video[0].codec_context.extradata or b""
+        unit = unit or avcc[8 : 8 + int.from_bytes(avcc[6:8], "big")]  # its SPS (ISO/IEC 14496-15, 5.3.3.1.2)
+        packets = [packet for packet in file.demux(video=0) if packet.size]
+        base, ticks = packets[0].time_base, packets[0].duration or 1
+        more = av.Packet(len(unit).to_bytes(4, "big") + unit)
+        more.dts = (packets[at].dts or 0) - 1 if at < 20 else (packets[-1].dts or 0) + ticks
+        more.pts, more.time_base = more.dts + 8 * ticks, base
+        for packet in [*packets[:at], more, *packets[at:]]:
+            packet.stream = track
+            output.mux(packet)
+    clip, transcoded = remux_or_build(str(target), target, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
+    assert transcoded
+    frames = decode_with_pyav(whole(clip))
+    assert [read_frame_number(frame) for frame in frames] == [*range(20)]
