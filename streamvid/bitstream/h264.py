@@ -338,6 +338,17 @@ def _x264_version(units: list[memoryview]) -> int | None:
     return None
 
 
+def lacks_picture(packet: memoryview, avcc: bytes) -> bool:
+    """Whether a packet in the format of MP4 files is sound and has no slice, but parameter sets or messages alone.
+
+    Args:
+        avcc: the payload of the track's `avcC` box.
+    """
+    length_size = SYNTAX.length_size(avcc)
+    units = split_packet(packet, length_size)
+    return not (is_broken(packet, units, length_size) or any(unit[0] & 31 in _VCL for unit in units))
+
+
 def classifier(stsd: bytes) -> Classifier:
     """The classifier of a track's packets.
 

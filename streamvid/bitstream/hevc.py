@@ -40,11 +40,12 @@ _RASL: Final = (8, 9)
 _SUB_LAYER_NON_REFERENCE: Final = frozenset(range(0, 16, 2))
 _NOT_PREVIOUS: Final = _SUB_LAYER_NON_REFERENCE.union(range(6, 10))
 """Types of pictures that are never prevTid0Pic (8.3.1): sub-layer non-reference, RADL and RASL pictures."""
+_VPS: Final = 32
 _SPS: Final = 33
 _PPS: Final = 34
 _ENDS: Final = (36, 37)
 """Types that end a coded video sequence: end of sequence, end of bitstream."""
-_PARAMETER_SETS: Final = (32, _SPS, _PPS)
+_PARAMETER_SETS: Final = (_VPS, _SPS, _PPS)
 SYNTAX: Final = NalSyntax(2, 1, 63, _VCL, _IDR, _SPS, _PARAMETER_SETS, b"hvcC", 21)
 
 _HVCC_HEADER_BYTES: Final = 23
@@ -61,6 +62,11 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
     box = codec_configuration(stsd, SYNTAX.configuration)
     sets = b"".join(units for _, units, _ in _arrays(box))
     return ParameterSets(sets, SYNTAX.length_size(box), 8 + (box[17] & 7))  # bitDepthLumaMinus8
+
+
+def has_vps(sets: bytes) -> bool:
+    """Whether parameter sets in Annex B have a video parameter set, to which the others refer."""
+    return any(SYNTAX.unit_type(unit[0]) == _VPS for unit in sets.split(START_CODE) if unit)
 
 
 def pictures(packet: bytes) -> bytes:

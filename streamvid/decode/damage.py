@@ -191,7 +191,8 @@ def _hidden_damage(encoded: EncodedSlice) -> str | None:
         later = next((n for n in range(first + 1, end) if kinds[n].random_access), end)
         taken = [n for n in range(first, end) if n > later or not kinds[n].skipped_leading]
         run = [hevc.pictures(packets[n]) for n in taken]
-        run[0] = hevc.pictures(sets.annex_b) + run[0]
+        if hevc.has_vps(sets.annex_b):  # without it, a strict decoder refuses the others; then they are in band, too
+            run[0] = hevc.pictures(sets.annex_b) + run[0]
         ranks = encoded.display_order[taken].tolist()
         context = ReusableCodecContext(strict=True)
         sums: list[list[list[int]]] = []

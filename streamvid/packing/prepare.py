@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from streamvid.packing.images import is_sequence, sequence_video
 from streamvid.packing.options import PackOptions
 from streamvid.storage.retry import Retry
+from streamvid.video.cut_off import up_to_last_whole
 from streamvid.video.gpu_support import check
 from streamvid.video.left_out import left_out
 from streamvid.video.probe import CannotCopyError, VideoFile
@@ -67,6 +68,7 @@ def remux_or_build(
             if options.transcode is None and options.compatible_with == "any":
                 raise
         with as_video_error():
+            source = up_to_last_whole(source)
             missing = left_out(source)
         made, transcoded = folder / "transcoded-source.mp4", True
         transcode(source, made, options.transcode or TranscodeOptions())

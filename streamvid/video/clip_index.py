@@ -74,7 +74,7 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
 
     packets = [data[o : o + s] for o, s in zip(offset, size, strict=True)]
     kinds = packet_info.classify(codec, stsd, packets)
-    if not kinds[0].random_access:
+    if not (kinds[0].random_access or kinds[0].broken):
         hidden = hidden | before_first_decodable(target, raw)
     ticks = scan.last_frame_ticks() * scan.time_base[0] * base.denominator // (scan.time_base[1] * base.numerator)
     times = ClipTimes(stored, hidden, max(1, ticks), (base.numerator, base.denominator))
@@ -113,7 +113,8 @@ def build_clip(
         crcs: the CRC-32C of each packet.
 
     Raises:
-        CannotCopyError: packets are not frames, or size or colours of the pictures change.
+        CannotCopyError: packets are not frames or NAL units not framed as the container says, or size or colours of
+            the pictures change.
         ValueError: no frame of it can be decoded, or a packet is broken.
     """
     several = next((number for number, kind in enumerate(kinds) if kind.several), None)
@@ -122,8 +123,9 @@ def build_clip(
         raise CannotCopyError(f"its packet {several} holds several pictures{packed}, and a packet is a frame")
     broken = next((number for number, kind in enumerate(kinds) if kind.broken), None)
     if broken is not None:
-        why = "it has no scan" if codec == "mjpeg" else "its NAL units do not fit"
-        raise ValueError(f"its packet {broken} cannot be decoded: {why}; re-encode it")
+        if codec == "mjpeg":
+            raise ValueError(f"its packet {broken} cannot be decoded: it has no scan; re-encode it")
+        raise CannotCopyError(f"the NAL units of its packet {broken} do not fit, as with start codes in an MP4")
     if any(kind.drops_prior for kind in kinds):
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
     if any(kind.lone_field for kind in kinds):

@@ -7,7 +7,6 @@ from typing import BinaryIO, Final
 
 from streamvid.mp4.boxes import iter_file_boxes
 from streamvid.video.probe import VideoFile, video_streams
-from streamvid.video.recordings import breaks_off
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
 
 _MEDIA: Final = (b"mdat", b"moof", b"moov")
@@ -24,10 +23,10 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
         OSError: the file cannot be read.
         ValueError: as in `streamvid.video.probe.video_stream`.
     """
-    with source.open() as (container, stream):
+    with source.open() as (container, _):
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
-        cut_off = breaks_off(source.path, stream.id) if name == "mpegts" else _is_cut_off(source.path, name)
+        cut_off = source.cut_off or _is_cut_off(source.path, name)
     return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off
 
 

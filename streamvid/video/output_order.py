@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import av
 import numpy as np
 
 from streamvid.arrays import Int64
-from streamvid.bitstream import mpeg4
+from streamvid.bitstream import h264, mpeg4
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.video.codec_context import padded_packet
-from streamvid.video.probe import VideoFile, demux
+from streamvid.video.probe import CannotCopyError, VideoFile, demux
 
 if TYPE_CHECKING:
+    from av.packet import Packet
+    from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
 
@@ -38,6 +40,7 @@ class OutputOrder:
             count: how many packets there are; None: those that gave a picture.
 
         Raises:
+            CannotCopyError: there are fewer pictures than packets, as where packets hold single fields.
             ValueError: packets and pictures do not match.
         """
         order = self.packets.tolist()
@@ -45,7 +48,10 @@ class OutputOrder:
         leading = sorted(set(range(count or 0)).difference(order))
         if leading == list(range(1, len(leading) + 1)):
             order = leading + order
-        if len(order) != (len(order) if count is None else count) or len(set(order)) != len(order):
+        apart = len(set(order)) == len(order)
+        if count is not None and len(order) < count and apart:
+            raise CannotCopyError(f"its {count} packets decode to {len(order)} frames, and a frame is a packet")
+        if count not in (None, len(order)) or not apart:
             raise ValueError(
                 f"its {count or len(set(order))} packets decode to {len(order)} frames, "
                 "and its container holds no times to match them: re-encode it first"
@@ -95,13 +101,13 @@ def output_order(
         kinds: list[PacketKind] = []
         number = -1
         end = None if count is None else num_skipped + count
-        for number, packet in enumerate(islice(demux(container, stream, codec), num_skipped, end)):
+        for number, packet in enumerate(islice(demux(source, container, stream, codec), num_skipped, end)):
             if codec == "mpeg4":
                 kinds.append(kind_of(memoryview(bytes(packet))))
             if packet.is_discard:  # cut off by an edit list: its picture would be kept back
                 packet = padded_packet(bytes(packet))
             packet.opaque = number
-            order.extend(_number(frame) for frame in context.decode(packet))
+            order.extend(_number(frame) for frame in decode(context, packet))
             newest.extend([number] * (len(order) - len(newest)))
         order.extend(_number(frame) for frame in context.decode(None))
         newest.extend([number + 1] * (len(order) - len(newest)))
@@ -114,6 +120,22 @@ def output_order(
         every = mpeg4.output_order([kind.disposable for kind in kinds])
         order = every if [number for number in every if number not in silent] == order else order
     return OutputOrder(np.array(order, dtype=np.int64), delay)
+
+
+def decode(context: VideoCodecContext, packet: Packet[Any]) -> list[VideoFrame]:
+    """The frames that a decoder outputs for a packet. A packet of H.264 without a picture, such as recorders make of
+    parameter sets or messages alone, is an error to FFmpeg's decoder, which players ignore.
+
+    Raises:
+        av.error.FFmpegError: the packet cannot be decoded.
+    """
+    try:
+        return context.decode(packet)
+    except av.error.InvalidDataError:
+        avcc = (context.codec.canonical_name == "h264" and context.extradata) or b""
+        if avcc[:1] == b"\1" and h264.lacks_picture(memoryview(packet), avcc):
+            return []
+        raise
 
 
 def distinct(clock: Int64) -> Int64:
@@ -129,6 +151,12 @@ def distinct(clock: Int64) -> Int64:
     if 2 * len(np.unique(first)) <= len(first) > 1 or (np.diff(apart) <= 0).any():
         raise ValueError("frames of it are shown at the same time")
     return apart
+
+
+def ticks_needed(times: Int64) -> int:
+    """In how many each tick must be divided so that `distinct` has room."""
+    found, counts = np.unique(times, return_counts=True)
+    return int(np.ceil(counts[:-1] / np.diff(found)).max(initial=1))
 
 
 def _number(frame: VideoFrame) -> int:

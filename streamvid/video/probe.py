@@ -126,11 +126,14 @@ class VideoFile:
         path: path of the file.
         track: number of the video track, as in FFmpeg's `V:0`, `V:1`, …; None: the one that `video_stream` chooses.
         fps: frames per second of a file that has neither times nor a rate.
+        cut_off: whether the track's last packet is left out, because the file ends within it
+            (`streamvid.video.cut_off`).
     """
 
     path: Path
     track: int | None = None
     fps: Fraction | None = None
+    cut_off: bool = False
 
     @contextmanager
     def open(
@@ -248,7 +251,7 @@ def _first_frame(source: VideoFile, *, apply_edits: bool) -> FrameFormat:
         context = stream.codec_context
         width, height, most = context.width, context.height, limit_pixels(context)
         try:
-            for packet in chain(demux(container, stream, context.codec.canonical_name), [None]):
+            for packet in chain(demux(source, container, stream, context.codec.canonical_name), [None]):
                 for frame in context.decode(packet):
                     found = _frame_format(frame, source.path)
                     if packet and context.name == "mjpeg" and not found.rotation:
@@ -356,15 +359,15 @@ _CONFIGURATIONS: Final = {"h264": (b"avcC", (b"\x01",)), "hevc": (b"hvcC", (b"\x
 """Configuration boxes, and what those begin with that hold their stream's framing."""
 
 
-def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[VideoStream]]:
+def demux(source: VideoFile, container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[Any]]:
     """The track's packets from the first key frame on, without empty ones, and without a last one that is cut off.
 
     A key frame is what the container calls one, or the bitstream: some muxers leave the flag out where an edit begins.
     Pictures behind a recovery point of H.264 may show what came before it, so that then earlier packets count, too.
 
     Args:
-        container: as `open_video` gives it.
-        stream: one of its tracks.
+        source: the file.
+        container, stream: as its `open` gives them.
         codec: of that track, one of CODECS.
 
     Raises:
@@ -381,7 +384,7 @@ def demux(container: InputContainer, stream: VideoStream, codec: str) -> Iterato
     started, classify = False, _classifier(stream, codec)
     framed = codec == "h264" and (stream.codec_context.extradata or b"")[:1] == b"\1"  # its parameter sets are known
     held: deque[Packet[VideoStream]] = deque(maxlen=1000 if framed else 0)
-    for packet in whole_packets(container, stream):
+    for packet in whole_packets(container, stream, cut_off=source.cut_off):
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):

@@ -40,7 +40,7 @@ def _stated_rate(source: VideoFile) -> Fraction | None:
         if codec.canonical_name not in _STATES_RATE:
             return None
         bare = bare_context(codec.name, stream.codec_context.extradata)
-        for packet in demux(container, stream, codec.canonical_name):
+        for packet in demux(source, container, stream, codec.canonical_name):
             with suppress(av.error.FFmpegError):
                 if bare.decode(packet):
                     break

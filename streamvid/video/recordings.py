@@ -68,28 +68,27 @@ def whole_packets(
     """The packets of a track, without a last one that is cut off. FFmpeg marks that as corrupt.
 
     Args:
-        container, stream: as `VideoFile.open` gives them. Of a transport stream FFmpeg's marks do not count.
-        cut_off: whether the last packet is cut off: `breaks_off`.
+        container, stream: as `VideoFile.open` gives them. Of a transport or program stream FFmpeg's marks do not count:
+            they may be of the packet before.
+        cut_off: whether the last packet is cut off: `streamvid.video.cut_off`.
 
     Raises:
-        ValueError: one is damaged; or the last one is cut off, in a file whose tables name it, or in a container of
-            which `streamvid.video.left_out` does not tell where it should end.
+        ValueError: one is damaged; or the last one is cut off, in a file whose tables name it.
     """
     name, corrupt = container.format.name.split(",")[0], False
-    must_end = name not in _MAY_BREAK_OFF or (name == "mov" and stream.frames > 0)
+    must_end = name == "mov" and stream.frames > 0
     held: list[Packet[VideoStream]] = []  # the last packet with data, and empty ones behind it
     for packet in container.demux(stream):
         if packet.size:
             if corrupt or (packet.is_corrupt and must_end):
                 raise ValueError(DAMAGED)
-            corrupt = packet.is_corrupt and name != "mpegts"
+            corrupt = packet.is_corrupt and name not in ("mpegts", "mpeg")
             yield from held
             held.clear()
         held.append(packet)
     yield from held[1:] if held and held[0].size and (corrupt or cut_off) else held
 
 
-_MAY_BREAK_OFF: Final = ("avi", "flv", "matroska", "mov", "mpegts")
 DAMAGED: Final = "a packet in it is damaged or cut off: copy or record it again, or re-encode it"
 
 

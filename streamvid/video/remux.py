@@ -29,6 +29,7 @@ from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.mp4.writer import clip_header, decode_times
 from streamvid.text import format_count
 from streamvid.video.clip_index import index_clip
+from streamvid.video.cut_off import up_to_last_whole
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.left_out import left_out
 from streamvid.video.output_order import OutputOrder, output_order
@@ -90,8 +91,8 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
     Raises:
         VideoError: as for `store_clip`.
     """
-    source = VideoFile(source) if isinstance(source, Path) else source
     with as_video_error():
+        source = up_to_last_whole(VideoFile(source) if isinstance(source, Path) else source)
         about = read_stream_info(source)
         first = probe_first_frame(source)
         missing = left_out(source)
@@ -207,7 +208,7 @@ def _mux(
         track.codec_context.width, track.codec_context.height = first.width, first.height
         if about.codec == "hevc" and not about.annex_b and _states_sets(stream.codec_context.extradata or b""):
             track.codec_context.codec_tag = "hvc1"
-        for number, packet in enumerate(islice(demux(container, stream, about.codec), times.num_skipped, None)):
+        for number, packet in enumerate(islice(demux(source, container, stream, about.codec), times.num_skipped, None)):
             if number == len(pts):
                 break
             packet.stream, packet.time_base = track, Fraction(*times.time_base)
@@ -247,6 +248,6 @@ def _write_vp8(source: VideoFile, target: Path, times: PacketTimes, first: Frame
     )
     with source.open(apply_edits=times.edits_applied) as (container, stream), target.open("wb") as file:
         file.write(head)
-        found = demux(container, stream, "vp8")
+        found = demux(source, container, stream, "vp8")
         for packet in islice(found, times.num_skipped, times.num_skipped + len(pts)):
             file.write(packet)

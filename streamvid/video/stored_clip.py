@@ -19,7 +19,7 @@ from streamvid.video.read_buffer import coalesce, read_blocks, read_range
 
 AUDIO: Final = "audio is left out: shards hold video alone"
 OTHER_TRACKS: Final = "one of several video tracks is packed, the one that FFmpeg takes unless --track names another"
-CUT_OFF: Final = "a file is shorter than its container says, and packed as far as it goes: copy it again"
+CUT_OFF: Final = "a file is cut off, and packed as far as it is whole: copy it again"
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
 

@@ -16,10 +16,10 @@ from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
-from streamvid.video.output_order import OutputOrder, distinct, output_order
+from streamvid.video.output_order import OutputOrder, distinct, output_order, ticks_needed
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, breaks_off, follow_on, is_whole
+from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, is_whole
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -28,6 +28,7 @@ _REORDERED: Final = (
 _NO_PTS: Final = -(1 << 63)
 _DATES_PACKS: Final = ("mpeg",)
 """Containers with times of packs, which may have several frames; times that FFmpeg derives may be wrong."""
+_COARSE: Final = ("flv", "matroska")  # they count in ms: frames of different times may have one there
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
     ("duration", np.int64), ("corrupt", np.bool_),
@@ -110,8 +111,6 @@ def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
     codec, demuxed = about.codec, _demux_all(source, about.codec)
-    if about.container == "mpegts" and breaks_off(source.path, demuxed.track):
-        demuxed = replace(demuxed, packets=demuxed.packets.rows(slice(-1)), clock=demuxed.clock[:-1])
     found = demuxed.packets
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
@@ -136,7 +135,7 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
     if codec == "mpeg4":
         clock = mpeg4.VopClock()
         with source.open() as (container, stream), suppress(ValueError):
-            pts = np.array([clock.time(bytes(packet)) for packet in demux(container, stream, codec)])
+            pts = np.array([clock.time(bytes(packet)) for packet in demux(source, container, stream, codec)])
             if (np.diff(pts[order]) > 0).all():
                 return replace(found, pts=pts, time_base=(1, clock.resolution), last_duration=0)
     rate = frame_rate(source)
@@ -144,8 +143,10 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
     return _shown(found, order, np.arange(len(order), dtype=np.int64))
 
 
-def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bool = False) -> Int64 | None:
-    """int64 [frames], ascending: the times of the decoded frames of a file; None if they are those of its packets.
+def decoded_times(
+    source: VideoFile, codec: str, container: str, *, by_order: bool = False
+) -> tuple[Int64, Fraction] | None:
+    """int64 [frames], ascending: times of a file's decoded frames, and a tick's seconds; None: those of its packets.
 
     Args:
         codec, container: FFmpeg's names.
@@ -156,10 +157,11 @@ def decoded_times(source: VideoFile, codec: str, container: str, *, by_order: bo
     """
     demuxed = _demux_all(source, codec)
     dated = _date_by_order(source, demuxed, codec, container)
+    pts = demuxed.packets.pts
     if dated is None and (by_order or len(demuxed.parts)):
         order = output_order(source, codec).matched()
-        return _times_in_order(demuxed.packets.pts, order) if by_order else demuxed.packets.pts[order.packets]
-    return None if dated is None else dated[1]
+        dated = order.packets, _times_in_order(pts, order) if by_order else pts[order.packets]
+    return None if dated is None else (dated[1], Fraction(*demuxed.packets.time_base))
 
 
 def _times_in_order(pts: Int64, order: OutputOrder) -> Int64:
@@ -231,7 +233,7 @@ class _Demuxed:
 def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
     """int64 [packets]: the presentation times in the container, without those that FFmpeg invents."""
     with source.open(fill_times=False) as (container, stream):
-        found = demux(container, stream, codec)
+        found = demux(source, container, stream, codec)
         pts = np.array([_NO_PTS if packet.pts is None else packet.pts for packet in found], dtype=np.int64)
     if len(pts) != count or (pts == _NO_PTS).all():
         raise ValueError("none of its frames has a time")
@@ -239,10 +241,9 @@ def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
 
 
 def _has_decode_times_alone(source: VideoFile, codec: str) -> bool:
-    """Whether a Matroska file has its track from an AVI, as `V_MS/VFW/FOURCC`: its blocks have decode times, from which
-    FFmpeg makes up others."""
+    """Whether a Matroska file has its track from an AVI, as `V_MS/VFW/FOURCC`: with decode times in its blocks."""
     with source.open(fill_times=False) as (container, stream):
-        first = next(iter(demux(container, stream, codec)), None)
+        first = next(iter(demux(source, container, stream, codec)), None)
     return first is not None and first.pts is None and first.dts is not None
 
 
@@ -262,28 +263,31 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
                     packet.duration or 0,
                     packet.is_corrupt,
                 )
-                for packet in demux(container, stream, codec)
+                for packet in demux(source, container, stream, codec)
             ),
             dtype=_ROW,
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
-        track = stream.id
-        if container.format.name == "mpegts" and rows["corrupt"].any() and not is_whole(source.path, track):
+        name, track = container.format.name.split(",")[0], stream.id
+        if name == "mpegts" and rows["corrupt"].any() and not is_whole(source.path, track):
             raise ValueError(DAMAGED)
-    pts, parts = rows["pts"].copy(), np.empty(0, dtype=np.int64)
-    if not (pts == _NO_PTS).any() and not rows["discarded"].any():
+    pts, clock, parts = rows["pts"].copy(), rows["clock"].copy(), np.empty(0, dtype=np.int64)
+    complete = not (pts == _NO_PTS).any()
+    if complete and not rows["discarded"].any():
         pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])
-    durations = rows["duration"][rows["duration"] != 0]
+    finer = ticks_needed(pts) if complete and name in _COARSE else 1
+    clock[clock != _NO_PTS] *= finer
+    durations = rows["duration"][rows["duration"] != 0] * finer
     packets = PacketTimes(
-        pts=pts,
+        pts=pts * finer,
         size=rows["size"].copy(),
         keyframe=rows["keyframe"].copy(),
         hidden=rows["discarded"].copy(),
         last_duration=int(durations[-1]) if len(durations) else 0,
-        time_base=(base.numerator, base.denominator),
+        time_base=(base / finer).as_integer_ratio(),
         edits_applied=apply_edits,
     )
-    return _Demuxed(packets, rows["clock"].copy(), rows["duration"].copy(), expected, track, parts)
+    return _Demuxed(packets, clock, rows["duration"] * finer, expected, track, parts)
 
 
 def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:

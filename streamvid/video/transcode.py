@@ -29,10 +29,11 @@ from streamvid.mp4.edit_list import read_edit
 from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options, leave_real_time
 from streamvid.video.frame_index import HIDDEN, LEADING
+from streamvid.video.output_order import decode
 from streamvid.video.pixel_format import EncoderFormat
 from streamvid.video.probe import VideoFile, frame_rotation
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import breaks_off, whole_packets
+from streamvid.video.recordings import whole_packets
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.timestamps import decoded_times, last_frame_duration
@@ -325,7 +326,7 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
 def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames:
     """Args: `by_order`, as of `decoded_times`."""
     with source.open() as (container, stream):
-        first = next(iter(container.decode(stream)), None)
+        first = next(_decoded(source, container, stream), None)
         base, rate = stream.time_base, stream.average_rate
         codec, name = stream.codec_context.codec.canonical_name, container.format.name.split(",")[0]
         if first is None or base is None:
@@ -335,15 +336,14 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
         rate = frame_rate(source)
         return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation, siting=usual_siting(codec))
     times = decoded_times(source, codec, name, by_order=by_order)
-    frames = _decode_file(source) if times is None else _decode_dated(source, times)
+    frames, base = (_decode_file(source), base) if times is None else (_decode_dated(source, times[0]), times[1])
     return TimedFrames(frames, base, rate or Fraction(25), rotation, siting=usual_siting(codec))
 
 
 def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The frames of a track, without a last one that is cut off."""
-    cut_off = container.format.name == "mpegts" and breaks_off(source.path, stream.id)
-    for packet in whole_packets(container, stream, cut_off=cut_off):
-        yield from packet.decode()
+    for packet in whole_packets(container, stream, cut_off=source.cut_off):
+        yield from decode(stream.codec_context, packet)
 
 
 def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:

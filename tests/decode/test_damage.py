@@ -170,3 +170,19 @@ def test_sei_messages_that_are_not_as_they_should_be_are_no_damage(tmp_path: Pat
         return replace(part, data=np.frombuffer(data, dtype=np.uint8), sizes=part.sizes + len(sei))
 
     assert find_damage(clip.index, np.arange(len(clip.index.visible)), with_sei) is None
+
+
+def test_hevc_whose_container_lacks_a_parameter_set_that_is_in_band(tmp_path: Path) -> None:
+    recipe = replace(CODECS["hevc_open_gop"], frames=24, tag="hev1", params=(("repeat-headers", "1"),))
+    source = write(recipe, tmp_path / "a.mp4")
+    data = source.read_bytes()
+    box = data.index(b"hvcC") - 4
+    end = box + int.from_bytes(data[box : box + 4], "big")
+    count, vps = data[box + 30], data.index(bytes([32]), box + 31)  # numOfArrays; its type (ISO/IEC 14496-15, 8.3.3.1)
+    assert (vps, count) == (box + 31, 4)
+    size = int.from_bytes(data[vps + 3 : vps + 5], "big") + 5
+    shorter = data[box + 8 : box + 30] + bytes([count - 1]) + data[vps + size : end]
+    free = struct.pack(">I", size) + b"free" + bytes(size - 8)
+    source.write_bytes(data[:box] + struct.pack(">I", end - box - size) + b"hvcC" + shorter + free + data[end:])
+    clip = store_clip(source, tmp_path)
+    assert find_damage(clip.index, np.arange(24), clip.slice) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from streamvid.video.output_order import OutputOrder, distinct
+from streamvid.video.output_order import OutputOrder, distinct, ticks_needed
 from streamvid.video.timestamps import _times_in_order
 
 CLOCK = np.array([0, 10, 20, 100, 110, 120])
@@ -23,9 +23,13 @@ def test_pictures_are_shown_when_a_decoder_outputs_them(delay: int, shown: list[
 
 def test_pictures_with_one_time_are_a_tick_apart() -> None:
     assert distinct(np.array([30, 10, 10, 20, 30, 30, 40])).tolist() == [10, 11, 20, 30, 31, 32, 40]
-    for crowded in ([10, 10, 11, 12, 13], [10, 10, 20, 20], [0, 0, 0]):
+    for crowded, finer in (([10, 10, 11, 12, 13], 2), ([11, 10, 13, 10, 10, 10, 12], 4)):
         with pytest.raises(ValueError, match="at the same time"):
             distinct(np.array(crowded))
+        assert ticks_needed(np.array(crowded)) == finer
+        assert (np.diff(distinct(finer * np.array(crowded))) > 0).all()
+    with pytest.raises(ValueError, match="at the same time"):
+        distinct(np.array([0, 0, 0]))
 
 
 def test_times_that_do_not_contradict_the_order_stay() -> None:

@@ -221,8 +221,27 @@ def test_a_broken_nal_unit_rejects_the_video(codec: Codec, container: Container,
         data = source.read_bytes()
         assert data.count(packet) == 1
         (tmp_path / f"b.{container}").write_bytes(data.replace(packet, broken))
-        with pytest.raises(VideoError, match="its packet 6 cannot be decoded: its NAL units do not fit"):
+        with pytest.raises(VideoError, match="the NAL units of its packet 6 do not fit"):
             store_clip(tmp_path / f"b.{container}", tmp_path)
+
+
+def test_start_codes_in_an_mp4(tmp_path: Path) -> None:
+    """As some recorders write them, in place of lengths: FFmpeg's decoder takes both, so that it is transcoded."""
+    source = write(Recipe(frames=20, gop=10), tmp_path / "a.mp4")
+    data = bytearray(source.read_bytes())
+    with av.open(str(source)) as file:
+        places = [(packet.pos, packet.size) for packet in file.demux(video=0) if packet.size]
+    for at, size in places:
+        end = at + size
+        while at < end:
+            length = int.from_bytes(data[at : at + 4], "big")
+            data[at : at + 4] = b"\0\0\0\1"
+            at += 4 + length
+    source.write_bytes(data)
+    clip, transcoded = remux_or_build(str(source), source, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
+    assert transcoded
+    frames = decode_with_pyav(slice_of(clip, range(20)))
+    assert [read_frame_number(frame) for frame in frames] == [*range(20)]
 
 
 @pytest.mark.parametrize("trim", [0, 4, 13])
@@ -532,8 +551,27 @@ def test_reordered_frames_at_the_same_time_are_a_tick_apart(codec: Codec, tmp_pa
     np.testing.assert_allclose(seconds, np.array(shown) / 1000, atol=0.00101)
 
 
-def test_reordered_frames_at_the_same_time_are_refused(tmp_path: Path) -> None:
-    """Matroska counts milliseconds: of four frames each, nothing says which comes first."""
+@pytest.mark.parametrize("codec", ["h264", "ffv1"])
+def test_frames_at_the_same_time_where_no_tick_is_free(codec: str, tmp_path: Path) -> None:
+    """Matroska counts milliseconds, and frames may come faster: the decoder's order says which comes first."""
+    source = write(Recipe(fps=Fraction(1500), frames=24, gop=12, b_frames=2, container="mkv"), tmp_path / "a.mkv")
+    if codec == "ffv1":  # it is transcoded
+        with av.open(str(source)) as container, av.open(str(tmp_path / "b.mkv"), "w") as output:
+            track = output.add_stream("ffv1", rate=1500)
+            track.width, track.height, track.pix_fmt = 320, 180, "yuv420p"
+            for frame in container.decode(video=0):
+                output.mux(track.encode(frame))
+            output.mux(track.encode(None))
+        source = tmp_path / "b.mkv"
+    clip, transcoded = remux_or_build(str(source), source, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
+    assert transcoded == (codec == "ffv1")
+    frames = decode_with_pyav(slice_of(clip, range(24)))
+    assert [read_frame_number(frame) for frame in frames] == [*range(24)]
+    shown = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(shown, np.arange(24) / 1500, atol=0.0011)
+
+
+def test_frames_most_of_which_have_the_time_of_another_are_refused(tmp_path: Path) -> None:
     source = write(Recipe(fps=Fraction(4000), frames=12, container="mkv"), tmp_path / "a.mkv")
     with pytest.raises(VideoError, match="shown at the same time"):
         store_clip(source, tmp_path)

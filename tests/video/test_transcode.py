@@ -21,12 +21,15 @@ from hypothesis import strategies as st
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.sample_entry import codec_configuration
+from streamvid.packing.options import PackOptions
+from streamvid.packing.prepare import remux_or_build
+from streamvid.storage.retry import Retry
 from streamvid.video.encoders import ENCODERS, TARGETS, Target
 from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.pixel_format import EncoderFormat, encoded_size
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
-from streamvid.video.stored_clip import StoredClip
+from streamvid.video.stored_clip import CUT_OFF, StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
 from tests.support.clips import without_packets, write
 from tests.support.field_pictures import Picture, write_fields
@@ -424,3 +427,59 @@ def test_fields_in_packets_of_their_own_are_no_frames(tmp_path: Path) -> None:
     made = decode_with_pyav(whole(store_clip(tmp_path / "encoded.mp4", tmp_path)))
     assert made.shape == expected.shape == (12, 160, 160, 3)
     assert np.abs(made.astype(int) - expected).mean() < 4
+
+
+@pytest.mark.parametrize("container", ["h264", "ts"])
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_fields_of_which_the_second_has_no_time(container: str, cut_off: bool, tmp_path: Path) -> None:
+    """As in broadcasts, with one time for both in a PES packet, and in raw streams: FFmpeg's parser cuts them apart. If
+    the file ends within the last field, its frame is left out."""
+    pictures: list[Picture] = ["fields", "frame", "repeated field", "fields"]
+    together = write_fields(tmp_path / "a.mp4", pictures * 3)
+    expected = decode_with_pyav(whole(store_clip(together, tmp_path)))[: 11 if cut_off else 12]
+    source = tmp_path / f"a.{container}"
+    if container == "ts":
+        with av.open(str(together)) as file, av.open(str(source), "w", format="mpegts") as output:
+            track = output.add_stream_from_template(file.streams.video[0])
+            for packet in file.demux(video=0):
+                if packet.size:
+                    packet.stream = track
+                    output.mux(packet)
+    source.write_bytes(source.read_bytes()[: -5000 if cut_off else None])
+    options = PackOptions(transcode=TranscodeOptions("h264", crf=1), fps=Fraction(25))
+    clip, transcoded = remux_or_build(str(source), source, tmp_path / "clip", options, Retry(), cut_only=False)
+    assert transcoded
+    assert (CUT_OFF in clip.left_out) == cut_off
+    made = decode_with_pyav(whole(clip))
+    assert made.shape == expected.shape
+    assert np.abs(made.astype(int) - expected).mean() < 4
+    shown = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(shown, np.arange(len(expected)) / 25, atol=0.0001)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    [b"\x09\x10", b"\x0c\xff\xff\x80", b"\x06\x05\x11" + bytes(range(16)) + b"x\x80", b""],
+    ids=["delimiter", "filler", "message", "parameter set"],
+)
+@pytest.mark.parametrize("at", [7, 20])
+def test_packets_of_h264_without_a_picture_are_no_frames(unit: bytes, at: int, tmp_path: Path) -> None:
+    """Some recorders make packets of delimiters, filler, messages or parameter sets alone, in the midst or at the end.
+    FFmpeg's decoder calls them invalid, and players go on."""
+    source, target = write(Recipe(frames=20, gop=10, b_frames=2), tmp_path / "a.mp4"), tmp_path / "b.mp4"
+    with av.open(str(source)) as file, av.open(str(target), "w") as output:
+        track = output.add_stream_from_template(file.streams.video[0])
+        avcc = file.streams.video[0].codec_context.extradata or b""
+        unit = unit or avcc[8 : 8 + int.from_bytes(avcc[6:8], "big")]  # its SPS (ISO/IEC 14496-15, 5.3.3.1.2)
+        packets = [packet for packet in file.demux(video=0) if packet.size]
+        base, ticks = packets[0].time_base, packets[0].duration or 1
+        more = av.Packet(len(unit).to_bytes(4, "big") + unit)
+        more.dts = (packets[at].dts or 0) - 1 if at < 20 else (packets[-1].dts or 0) + ticks
+        more.pts, more.time_base = more.dts + 8 * ticks, base
+        for packet in [*packets[:at], more, *packets[at:]]:
+            packet.stream = track
+            output.mux(packet)
+    clip, transcoded = remux_or_build(str(target), target, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
+    assert transcoded
+    frames = decode_with_pyav(whole(clip))
+    assert [read_frame_number(frame) for frame in frames] == [*range(20)]
