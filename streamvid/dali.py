@@ -117,7 +117,7 @@ def pipeline(
     if not samples.dataset.is_local:
         raise InputError('sv.dali.pipeline reads local shards: StreamLoader(engine="dali") takes them from a bucket')
     spec, views = samples.clip_transform(), by_view(samples.transform)
-    if any(one.dtype == "bfloat16" for one in views.values()):
+    if any(view.dtype == "bfloat16" for view in views.values()):
         raise InputError("DALI writes no bfloat16: give Transform(dtype='float32'), and convert in PyTorch")
     names = [*views, *BATCH_COLUMNS]
     places = _places(outputs, names, on_gpu=device_id is not None)
@@ -127,7 +127,7 @@ def pipeline(
     for number in range(left.done, left.steps):
         step = left.step(number)
         planned = plan_samples(samples.dataset, step, samples.spec)
-        plans += [one for one in planned if one.valid]
+        plans += [sample for sample in planned if sample.valid]
     if not plans:
         raise InputError("this rank has no samples in the rest of the epoch")
     # Not a TemporaryDirectory, which every forked child removes when it ends.
@@ -196,7 +196,7 @@ def iterator(
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
     pipelines = list(pipelines) if isinstance(pipelines, list | tuple) else [pipelines]
-    if not pipelines or not all(isinstance(one, Pipeline) for one in pipelines):
+    if not pipelines or not all(isinstance(item, Pipeline) for item in pipelines):
         raise InputError("iterator takes DALI pipelines, one for each GPU: iterator(dali.pipeline(dataset, …))")
     if isinstance(last_batch_policy, str):
         one_of(last_batch_policy, ("fill", "drop", "partial"), "last_batch_policy")

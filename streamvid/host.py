@@ -105,7 +105,7 @@ def _control_groups(controller: str) -> Iterator[Path]:
             continue
         tree = _ROOT / "sys/fs/cgroup" / (controller if controllers else "")
         group = Path(path.lstrip("/"))
-        yield from (tree / one for one in (group, *group.parents))
+        yield from (tree / folder for folder in (group, *group.parents))
 
 
 def _numbers(folder: Path, names: tuple[str, ...]) -> list[int]:

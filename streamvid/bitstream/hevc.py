@@ -347,7 +347,7 @@ def classifier(stsd: bytes) -> Classifier:
     stated_sets = tuple(filter(_is_base_set, SYNTAX.sequence_parameter_sets(stated)))
     size = stated_size(stated_sets, 2, shown_area)
     with suppress(ValueError):
-        reorders = not stated_sets or any(dpb_requirement(BitReader.of_nal(one[2:])).reorder for one in stated_sets)
+        reorders = not stated_sets or any(dpb_requirement(BitReader.of_nal(unit[2:])).reorder for unit in stated_sets)
 
     def classify(packet: memoryview) -> PacketKind:
         nonlocal skips_leading, ended, begun, size

@@ -70,7 +70,7 @@ def vop_classifier(headers: bytes) -> Classifier:
 def _size(headers: bytes) -> tuple[int, int] | None:
     """The size of pictures by the last VideoObjectLayer among headers; None if they have none that says it."""
     with suppress(ValueError):
-        sizes = [(one.width, one.height) for one in video_object_layers(headers) if one.width]
+        sizes = [(layer.width, layer.height) for layer in video_object_layers(headers) if layer.width]
         return sizes[-1] if sizes else None
     return None
 
@@ -79,7 +79,9 @@ def _sections(headers: bytes) -> list[bytes]:
     """VideoObjectLayers and names of encoders, each without its start code prefix."""
     found = headers.split(_START)[1:]
     return [
-        one for one in found if one and (one[0] in _VOL or (one[0] == _USER_DATA and one[1:].startswith(_ENCODERS)))
+        unit
+        for unit in found
+        if unit and (unit[0] in _VOL or (unit[0] == _USER_DATA and unit[1:].startswith(_ENCODERS)))
     ]
 
 

@@ -366,7 +366,7 @@ def stated_size(
         shown_area: the codec's function of this name.
     """
     with suppress(ValueError):
-        areas = [shown_area(BitReader.of_nal(one[header_bytes:])) for one in sets]
+        areas = [shown_area(BitReader.of_nal(unit[header_bytes:])) for unit in sets]
         sizes = {(area.width, area.height) for area in areas}
         return sizes.pop() if len(sizes) == 1 else None
     return None

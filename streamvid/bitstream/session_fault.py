@@ -74,7 +74,7 @@ def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width:
         if codec == "h264":
             syntax, sets = NAL_SYNTAX[codec], parameter_sets(codec, stsd)
             sps = {h264.read_sps(BitReader.of_nal(unit[1:])) for unit in syntax.sequence_parameter_sets(sets.annex_b)}
-            in_fields = any(h264.is_field(packet, sets.length_size, one) for packet in packets for one in sps)
+            in_fields = any(h264.is_field(packet, sets.length_size, sequence) for packet in packets for sequence in sps)
             return _FIELDS if in_fields else ""
         if any(not vpx.coded_sizes(codec, bytes(packet)) <= {(width, height)} for packet in packets):
             return "a session gives all of its frames the size of the first"
@@ -86,7 +86,7 @@ def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width:
 @lru_cache(maxsize=4096)
 def _may_have_fields(stsd: bytes) -> bool:
     try:
-        return any(one.fields for one in _shown_areas("h264", parameter_sets("h264", stsd).annex_b))
+        return any(area.fields for area in _shown_areas("h264", parameter_sets("h264", stsd).annex_b))
     except ValueError:
         return True
 

@@ -79,7 +79,7 @@ def _tab_lines(table: pa.Table) -> list[str]:
         if pa.types.is_nested(column.type):
             from streamvid.packing.typed_columns import dump_json, json_value
 
-            texts: Any = pa.chunked_array([pa.array([dump_json(json_value(one)) for one in column.to_pylist()])])
+            texts: Any = pa.chunked_array([pa.array([dump_json(json_value(value)) for value in column.to_pylist()])])
         else:
             texts = pc.round(column, 6) if pa.types.is_floating(column.type) else column
         cells.append(pc.fill_null(pc.cast(texts, pa.large_string()), ""))
@@ -94,7 +94,7 @@ def _printable(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     odd = pc.match_substring_regex(texts, r"[^\x20-\x7e]")
     if not pc.any(odd).as_py():
         return texts
-    return pa.chunked_array([pa.array([printable(str(one)) for one in texts.to_pylist()], pa.large_string())])
+    return pa.chunked_array([pa.array([printable(str(text)) for text in texts.to_pylist()], pa.large_string())])
 
 
 def _extract(arguments: argparse.Namespace) -> int:

@@ -203,10 +203,10 @@ def _same(found: Duplicates) -> Iterator[str]:
 
 def _epoch(epoch: EpochCost) -> dict[str, str]:
     lines = []
-    for n, (name, one) in enumerate((("byte ranges", epoch.ranges), ("whole shards", epoch.shards))):
+    for n, (name, way) in enumerate((("byte ranges", epoch.ranges), ("whole shards", epoch.shards))):
         money = "" if epoch.money is None else f", {epoch.money[n]:,.2f} at the prices given"
         taken = " (fetch='auto' takes these)" if name.endswith(epoch.cheaper) else ""
-        size, requests = format_bytes(round(one.bytes)), format_count(round(one.requests), "request")
+        size, requests = format_bytes(round(way.bytes)), format_count(round(way.requests), "request")
         lines.append(f"{name}: {size} in {requests}{money}{taken}")
     return {"  an epoch, from a bucket": "\n".join([f"{format_count(epoch.samples, 'sample')}, by one node", *lines])}
 

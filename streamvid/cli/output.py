@@ -146,7 +146,7 @@ def add_options(
 def check_needs(arguments: argparse.Namespace, given: Sequence[str]) -> None:
     """Raise InputError for an option in the command line that does nothing without another option, which is missing."""
     for option, other in getattr(arguments, "needs", {}).items():
-        used = any(one.partition("=")[0] == option for one in given)
+        used = any(argument.partition("=")[0] == option for argument in given)
         if used and not getattr(arguments, other.lstrip("-").replace("-", "_")):
             raise InputError(f"{option} does nothing without {other}: give that, too, or leave out {option}")
 

@@ -163,8 +163,8 @@ def print_summary(report: PackReport, done: str) -> None:
         out.print(f"{format_count(report.resumed, 'clip')} of these had been {done} by an interrupted run")
     if report.skipped:
         out.print(f"skipped {format_count(report.skipped, 'video')} that the dataset had already")
-    for one in report.joins:
-        for sentence in one.sentences():
+    for joined in report.joins:
+        for sentence in joined.sentences():
             out.print(printable(sentence))
     if report.rejected:
         where = printable(redact(join(report.destination, REJECTED_FILE)))

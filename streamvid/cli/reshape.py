@@ -89,10 +89,10 @@ def _print(report: PackReport, done: str) -> None:
 def _named(given: Sequence[str], option: str, example: str) -> dict[str, str]:
     """NAME=VALUE, several, by name. Raises InputError if one is none, or a name comes twice."""
     found: dict[str, str] = {}
-    for one in given:
-        name, is_there, value = (part.strip() for part in one.partition("="))
+    for argument in given:
+        name, is_there, value = (part.strip() for part in argument.partition("="))
         if not (name and is_there and value) or name in found:
-            raise InputError(f"{option} {one}: give each part once, as {example}")
+            raise InputError(f"{option} {argument}: give each part once, as {example}")
         found[name] = value
     return found
 

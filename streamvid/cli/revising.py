@@ -82,12 +82,14 @@ def _ledger(arguments: argparse.Namespace) -> int:
 
     seen = call(ledger, arguments, run=arguments.state)
     if arguments.json:
-        print(json.dumps([asdict(one) for one in seen], indent=1))
+        print(json.dumps([asdict(revision) for revision in seen], indent=1))
         return 0
     out = console()
     out.print(f"seen {format_count(len(seen), 'time')}")
-    for one in seen:
-        more = ("" if one.sample == 0 else f", sample {one.sample}") + ("" if one.valid else ", not valid")
-        place = f"rank {one.rank} place {one.place}{more}"
-        out.print(f"epoch {one.epoch} step {one.step} (of the run {one.run_step}) {place}")
+    for revision in seen:
+        more = ("" if revision.sample == 0 else f", sample {revision.sample}") + (
+            "" if revision.valid else ", not valid"
+        )
+        place = f"rank {revision.rank} place {revision.place}{more}"
+        out.print(f"epoch {revision.epoch} step {revision.step} (of the run {revision.run_step}) {place}")
     return 0

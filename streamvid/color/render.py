@@ -64,9 +64,9 @@ def conversion(color: Color, bits: int) -> Float64:
     Equations of MatrixCoefficients and VideoFullRangeFlag in ITU-T H.273, 8.3. With the matrix "gbr" the planes are G,
     B and R.
     """
-    one, peak = 1 << (bits - 8), (1 << bits) - 1
-    chroma = 255 / peak if color.full_range else 255 / (224 * one)
-    luma, black = (255 / peak, 0.0) if color.full_range else (255 / (219 * one), 16.0 * one)
+    scale, peak = 1 << (bits - 8), (1 << bits) - 1
+    chroma = 255 / peak if color.full_range else 255 / (224 * scale)
+    luma, black = (255 / peak, 0.0) if color.full_range else (255 / (219 * scale), 16.0 * scale)
     if color.matrix == "gbr":
         factors = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 0]]) * luma
         return np.column_stack([factors, np.full(3, -luma * black)])
@@ -78,7 +78,7 @@ def conversion(color: Color, bits: int) -> Float64:
         green = 1 - kr - kb
         factors = np.array([[1, 0, of_red], [1, -of_blue * kb / green, -of_red * kr / green], [1, of_blue, 0]])
     factors = factors * [luma, chroma, chroma]
-    return np.column_stack([factors, -factors @ [black, 128 * one, 128 * one]])
+    return np.column_stack([factors, -factors @ [black, 128 * scale, 128 * scale]])
 
 
 def recolouring(color: Color) -> Float32:
@@ -86,7 +86,7 @@ def recolouring(color: Color) -> Float32:
     and full range. It cannot restore levels that DALI clipped, nor move DALI's chroma from its siting at the centre."""
     if color.as_dali or color.matrix in ("bt601", "gbr"):
         return np.eye(3, dtype=np.float32)
-    made, wanted = (conversion(Color(one, True, (0, 0)), 8)[:, :3] for one in ("bt601", color.matrix))
+    made, wanted = (conversion(Color(matrix, True, (0, 0)), 8)[:, :3] for matrix in ("bt601", color.matrix))
     return np.asarray(wanted @ np.linalg.inv(made), dtype=np.float32)
 
 

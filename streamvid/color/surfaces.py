@@ -108,13 +108,13 @@ def clip_params(
         change: float64 [3, 4], from `color_change`.
     """
     scales = [(high - low) / out for low, high, out in zip(start, end, size, strict=True)]
-    across, down = (0.25 * one for one in color.siting)  # as in `streamvid.color.resample.taps`
+    across, down = (0.25 * position for position in color.siting)  # as in `streamvid.color.resample.taps`
     counts = [math.ceil(2 * max(scale * share, 1.0)) + 1 for share in (1, 0.5) for scale in scales]
     made = np.empty(PARAMS, dtype=np.int64)
     _PACKED.pack_into(
         made.data, 0, form.height, form.width, *size, *strides, 16 - form.bits if form.bits > 8 else 0,
         start[0], scales[0], start[1], scales[1], across, down, *counts, *_conversion(color, form.bits),
-        *(one for pair in zip(mean, std, strict=True) for one in (pair[0], 1 / pair[1])),
+        *(value for pair in zip(mean, std, strict=True) for value in (pair[0], 1 / pair[1])),
         *(_NO_CHANGE if change is None else change.ravel()),
     )  # fmt: skip
     return made

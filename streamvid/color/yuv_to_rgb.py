@@ -84,8 +84,8 @@ def _may_overflow(frame: VideoFrame) -> bool:
     if frame.format.is_rgb or len(frame.planes) < 3:
         return False
     luma, chroma = _samples(frame, 0), _samples(frame, 1)
-    one = 1 << (frame.format.components[0].bits - 8)
-    return bool(chroma.max() >= 243 * one and luma.max() >= 234 * one)
+    scale = 1 << (frame.format.components[0].bits - 8)
+    return bool(chroma.max() >= 243 * scale and luma.max() >= 234 * scale)
 
 
 def _with_less_luma(frame: VideoFrame) -> VideoFrame:

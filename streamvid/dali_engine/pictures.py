@@ -70,7 +70,7 @@ def find_picture(encoded: EncodedSlice, begin: int) -> Picture:
 
 def picture_inputs(*, videos: bool) -> dict[str, InputType]:
     """The inputs of `decode_by_kind` by name, for images with videos or alone."""
-    return {name: one for name, one in _INPUTS.items() if videos or name != "is_image"}
+    return {name: value for name, value in _INPUTS.items() if videos or name != "is_image"}
 
 
 def picture_arrays(
@@ -80,9 +80,9 @@ def picture_arrays(
     some = [picture or Picture(b"", b"", 0, 0) for picture in pictures]
     made: dict[str, list[npt.NDArray[np.generic]]] = {
         "is_image": [np.array(picture is not None) for picture in pictures],
-        "head": [np.frombuffer(one.head, dtype=np.uint8) for one in some],
-        "start": [np.array([one.start], dtype=np.int32) for one in some],
-        "size": [np.array([one.size], dtype=np.int32) for one in some],
+        "head": [np.frombuffer(picture.head, dtype=np.uint8) for picture in some],
+        "start": [np.array([picture.start], dtype=np.int32) for picture in some],
+        "size": [np.array([picture.size], dtype=np.int32) for picture in some],
     }
     return (made[name] for name in names)
 

@@ -125,10 +125,10 @@ def write_indexes(sources: Sequence[VideoSource], folder: Path, *, spare: int) -
     """
     runs: list[tuple[str, list[str]]] = []
     sources = _written(sources, folder / "packets")
-    for one in sources:
-        if not runs or runs[-1][0] != one.path:
-            runs.append((one.path, []))
-        line = " ".join(f"r{n} {start} {end - start} range" for n, (start, end) in enumerate(one.ranges.tolist()))
+    for source in sources:
+        if not runs or runs[-1][0] != source.path:
+            runs.append((source.path, []))
+        line = " ".join(f"r{n} {start} {end - start} range" for n, (start, end) in enumerate(source.ranges.tolist()))
         runs[-1][1].append(line)
     runs[-1][1].extend([f"r0 {sources[-1].ranges[0, 0]} 1 spare"] * spare)
     indexes = []
@@ -143,16 +143,16 @@ def write_indexes(sources: Sequence[VideoSource], folder: Path, *, spare: int) -
 def _written(sources: Sequence[VideoSource], path: Path) -> list[VideoSource]:
     """The sources, after writing the data of those that have any into a file."""
     places, at = [], 0
-    for one in sources:
-        size = 0 if one.data is None else len(one.data)
+    for source in sources:
+        size = 0 if source.data is None else len(source.data)
         places.append(at)
         at += -(-size // TAR_BLOCK) * TAR_BLOCK
     if at:
         with path.open("wb") as file:
-            for one, place in zip(sources, places, strict=True):
-                if one.data is not None:
+            for source, place in zip(sources, places, strict=True):
+                if source.data is not None:
                     file.seek(place)
-                    file.write(one.data.data)
+                    file.write(source.data.data)
     return [
         source if source.data is None else replace(source, path=str(path), ranges=source.ranges + place)
         for source, place in zip(sources, places, strict=True)

@@ -282,7 +282,7 @@ class ClipSource:
         if not ranges:
             return
         with shard_errors(self, shard_of):
-            read = iter(reader.read([one for some in ranges.values() for one in some], neighbours=True))
+            read = iter(reader.read([wanted for some in ranges.values() for wanted in some], neighbours=True))
         parts = {row: [next(read) for _ in own] for row, own in ranges.items()}
         together = parse_together({row: own[0] for row, own in parts.items() if row not in known}, self.clips)
         for row, own in ranges.items():

@@ -141,17 +141,17 @@ class ClipTable:
     ) -> ClipTable:
         """A copy of the table with functions applied to its columns."""
 
-        def change(one: Any) -> Any:
-            if isinstance(one, Categories):
-                return Categories(numbers(one.codes), one.names)
-            if isinstance(one, FileColumns):
-                return FileColumns(**{name: change(column) for name, column in vars(one).items()})
-            return numbers(one) if isinstance(one, np.ndarray) else type(one)(texts(one.array))
+        def change(values: Any) -> Any:
+            if isinstance(values, Categories):
+                return Categories(numbers(values.codes), values.names)
+            if isinstance(values, FileColumns):
+                return FileColumns(**{name: change(column) for name, column in vars(values).items()})
+            return numbers(values) if isinstance(values, np.ndarray) else type(values)(texts(values.array))
 
         return ClipTable(
             **{
-                name: change(one) if one is not None and (stsds or name != "stsds") else one
-                for name, one in vars(self).items()
+                name: change(column) if column is not None and (stsds or name != "stsds") else column
+                for name, column in vars(self).items()
             }
         )
 

@@ -97,7 +97,7 @@ class ConcatDataset(ClipSource):
         forgotten = np.concatenate(
             [data.forgotten + part.first for part, data in zip(parts, self.datasets, strict=True)]
         )
-        retry = max((dataset.reader.retry for dataset in self.datasets), key=lambda one: one.seconds)
+        retry = max((dataset.reader.retry for dataset in self.datasets), key=lambda retry: retry.seconds)
         super().__init__(" + ".join(part.path for part in parts), clips, columns, classes, shards, retry, forgotten)
 
     @classmethod

@@ -89,8 +89,8 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
             if len(pending) > _WRITERS:
                 pending.popleft().result()
         ordered = np.sort(joined.key_hashes)
-        for one in pending:
-            one.result()
+        for future in pending:
+            future.result()
         about = json.dumps({"numbers": joined.places, "names": joined.names(), "texts": blocks_at}).encode()
         about += b" " * (-len(about) % 8)
         file.write(about + len(about).to_bytes(8, "little"), end)

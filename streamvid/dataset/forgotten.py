@@ -91,10 +91,10 @@ def _checked(path: str, manifest: Manifest, about: Forgotten, retry: Retry) -> p
         raise ValueError("it has another SHA-256")
 
     def choose(schema: pa.Schema, rows: int) -> list[str]:
-        there = {one.name: one.type for one in schema}
-        if rows != about.clips or any(there.get(one.name) != one.type for one in list(SCHEMA)[:_NEEDED]):
+        there = {field.name: field.type for field in schema}
+        if rows != about.clips or any(there.get(field.name) != field.type for field in list(SCHEMA)[:_NEEDED]):
             raise ValueError(f"it does not have {about.clips} rows of shard (string) and row (int32)")
-        return [one.name for one in SCHEMA if there.get(one.name) == one.type]
+        return [field.name for field in SCHEMA if there.get(field.name) == field.type]
 
     try:
         table = read_parquet(data, choose)

@@ -77,7 +77,7 @@ class ShardEntry:
     def checksums(self) -> dict[str, str]:
         """The SHA-256 of the shard's files by extension, in the order of `SHARD_EXTENSIONS`."""
         sums = (self.sha256, self.idx_sha256, self.packets_sha256, self.parquet_sha256)
-        return {extension: one for extension, one in zip(SHARD_EXTENSIONS, sums, strict=True) if one}
+        return {extension: checksum for extension, checksum in zip(SHARD_EXTENSIONS, sums, strict=True) if checksum}
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -88,7 +88,7 @@ class ShardEntry:
         """The object in dataset.json."""
         left_out = {
             *(() if self.has_tar else _OF_THE_TAR),
-            *(one for one in ("origin", "etags") if not getattr(self, one)),
+            *(name for name in ("origin", "etags") if not getattr(self, name)),
         }
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
@@ -96,7 +96,7 @@ class ShardEntry:
         """A copy of this entry with its files' ETags from a listing of the shard folder, by file name."""
         quoted = {extension: marks.get(f"{self.name}.{extension}", "") for extension in _READ_BY_RANGE}
         strong = {extension: mark[1:-1] for extension, mark in quoted.items() if mark[:1] == mark[-1:] == '"'}
-        return replace(self, etags={extension: one for extension, one in strong.items() if _ETAG.fullmatch(one)})
+        return replace(self, etags={extension: etag for extension, etag in strong.items() if _ETAG.fullmatch(etag)})
 
     def file(self, extension: str) -> str:
         """Path of one of the shard's files relative to the dataset."""
@@ -207,7 +207,11 @@ class Manifest:
             **({"forgotten": asdict(self.forgotten)} if self.forgotten else {}),
             **({"overlays": [overlay.to_json() for overlay in self.overlays]} if self.overlays else {}),
             # Leave out tables of shards that were replaced since then.
-            **({"tables": tables} if (tables := [asdict(one) for one, _ in usable(self.tables, self.shards)]) else {}),
+            **(
+                {"tables": tables}
+                if (tables := [asdict(table) for table, _ in usable(self.tables, self.shards)])
+                else {}
+            ),
             "shards": [shard.to_json() for shard in self.shards],
         }
         return (json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode()

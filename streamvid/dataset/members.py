@@ -57,7 +57,7 @@ def members_of(source: ClipSource, row: int) -> dict[str, tuple[int, int]]:
         return {}
     try:
         found = {str(name): (value[0], value[1]) for name, value in json.loads(text).items()}
-        if not all(is_integer(one) for value in found.values() for one in value):
+        if not all(is_integer(item) for value in found.values() for item in value):
             raise ValueError("an offset or size is no whole number")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DatasetError(f"clip {source.key(row)!r}: its column {MEMBERS!r} is damaged ({error})") from error
@@ -106,8 +106,8 @@ def read_columns(source: ClipSource, columns: Sequence[MemberColumn], rows: Sequ
         values: list[Any] = read[column.name]
         if column.name.lower().endswith("npy"):
             values = [None if value is None else parse_npy(value) for value in values]
-        for row, one in zip(rows if column.kind else (), values, strict=False):
-            if one is None or _kind(one.dtype, one.shape) != column.kind:
+        for row, array in zip(rows if column.kind else (), values, strict=False):
+            if array is None or _kind(array.dtype, array.shape) != column.kind:
                 what = f"its member {column.name!r} is not the array that was indexed"
                 at = int(source.clips.mp4_offset[row])
                 raise source.clip_error(int(row), what, source.location(int(row)), offset=at, suspect="source")

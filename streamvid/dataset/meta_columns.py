@@ -157,9 +157,9 @@ def _stored_type(text: str, kind: pa.DataType) -> pa.DataType:
         inner = _stored_type(text[5:-1], kind.value_type)
         return kind if pa.types.is_temporal(inner) else pa.list_(inner)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        known = {str(one): one for one in (*_INTEGERS, *_FLOATS)}.get(text, kind)
+        known = {str(dtype): dtype for dtype in (*_INTEGERS, *_FLOATS)}.get(text, kind)
         return kind if pa.types.is_floating(kind) and pa.types.is_integer(known) else known
-    times = {str(one): one for one in (pa.date32(), pa.time64("us"))}
+    times = {str(dtype): dtype for dtype in (pa.date32(), pa.time64("us"))}
     found = _TIMESTAMP.fullmatch(text)
     return times.get(text, kind) if found is None else pa.timestamp(found[1], found[2])
 

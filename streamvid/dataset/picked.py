@@ -93,9 +93,9 @@ class Pick:
             weights = columns.get(self.weights).take(pa.array(rows)).to_pylist()
         found = [_one(*each) for each in zip(taken, weights, draws.tolist(), strict=True)]
         if is_number(lists.values):
-            return np.array([np.nan if one is None else one for one in found], dtype=np.float64)
+            return np.array([np.nan if value is None else value for value in found], dtype=np.float64)
         text = pa.types.is_large_string(lists.type.value_type)
-        return ["" if one is None and text else one for one in found]
+        return ["" if value is None and text else value for value in found]
 
 
 def _one(values: list[Any] | None, weights: Sequence[float] | None, draw: float) -> Any:

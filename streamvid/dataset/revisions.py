@@ -147,7 +147,7 @@ def ended_by(path: str, shard: ShardEntry) -> str:
     if shard in newest.shards:
         return replaced(path, shard)
     # A revision gives shards with new content new names, and keeps the earlier shards.
-    if not newest.revision or any(one.name == shard.name for one in newest.shards):
+    if not newest.revision or any(entry.name == shard.name for entry in newest.shards):
         return (
             f"shard {shard.name} of the dataset {redact(path)} is gone: the dataset was replaced by another one since "
             "it was opened; put it back, and go on from the last checkpoint, or begin anew"
@@ -165,7 +165,7 @@ FIRST_REWRITTEN: Final = 50_000_000
 
 
 def _used_numbers(path: str, manifest: Manifest) -> set[int]:
-    return {int(shard.name) for one in (manifest, *kept_manifests(path)) for shard in one.shards}
+    return {int(shard.name) for revision in (manifest, *kept_manifests(path)) for shard in revision.shards}
 
 
 def next_number(path: str, manifest: Manifest) -> int:
@@ -240,7 +240,7 @@ def with_etags(path: str, manifest: Manifest, listed: Mapping[str, Details] | No
         if there is not None and there.mark == f'"{etag}"':  # otherwise the dataset is a copy
             return manifest
     found = filesystem.list_details(join(path, SHARD_FOLDER)) if listed is None else listed
-    marks = {name: one.mark for name, one in found.items()}
+    marks = {name: folder.mark for name, folder in found.items()}
     return replace(manifest, shards=tuple(entry.with_etags(marks) for entry in manifest.shards))
 
 
@@ -335,7 +335,7 @@ def _what_is_there(path: str) -> str:
     names = [name]
     if is_local(path) and os.path.isdir(local_path(path)):
         folder = local_path(path)
-        if inner := sorted(one.parent.name for one in islice(Path(folder).glob(f"*/{FILE_NAME}"), _FOLDERS_SEEN)):
+        if inner := sorted(file.parent.name for file in islice(Path(folder).glob(f"*/{FILE_NAME}"), _FOLDERS_SEEN)):
             return f"this is a folder of datasets; give one of them: {', '.join(inner[:3])}{', …' * (len(inner) > 3)}"
         # Look a few folders deep, as videos often lie in one folder for each class.
         files = (file.lower() for _, _, files in islice(os.walk(folder), _FOLDERS_SEEN) for file in files)

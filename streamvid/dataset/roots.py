@@ -33,10 +33,10 @@ def given_roots(roots: object) -> tuple[str, ...]:
     """The paths or URLs of the option `roots`, one or several. Raises InputError for other values. Warns of local ones
     that are no folders, but a dataset can be opened while its videos are not mounted."""
     several = [roots] if isinstance(roots, str | os.PathLike) else listed(roots, "roots", "folders and URLs")
-    found = tuple(given_path(one, "roots") for one in several)
-    for one in found:
-        if is_local(one) and not os.path.isdir(local_path(one)):
-            log.warning("roots: %r is no folder on this machine: mount it, or name another", one[:200])
+    found = tuple(given_path(root, "roots") for root in several)
+    for root in found:
+        if is_local(root) and not os.path.isdir(local_path(root)):
+            log.warning("roots: %r is no folder on this machine: mount it, or name another", root[:200])
     return found
 
 
@@ -76,8 +76,8 @@ class Bounds:
     def of(cls, dataset: str, roots: Sequence[str], allowed: Sequence[str]) -> Bounds:
         """The bounds of a dataset; `roots` is the result of `resolve_roots`, whose other arguments these are."""
         every = dict.fromkeys((*roots, *allowed, *(granted(dataset) if roots else ())))
-        hosts = dict.fromkeys(urlsplit(one).hostname or "" for one in every if not is_local(one))
-        return cls(tuple(os.path.realpath(local_path(one)) for one in every if is_local(one)), tuple(hosts))
+        hosts = dict.fromkeys(urlsplit(root).hostname or "" for root in every if not is_local(root))
+        return cls(tuple(os.path.realpath(local_path(root)) for root in every if is_local(root)), tuple(hosts))
 
 
 def _resolved(dataset: str, root: str, granted: tuple[str, ...]) -> str:
@@ -94,7 +94,7 @@ def _resolved(dataset: str, root: str, granted: tuple[str, ...]) -> str:
         raise DatasetError(
             f"the dataset {redact(dataset)} names local files, which only a local one may: {root[:100]!r}"
         )
-    if ".." in whole.split("/") or not whole.startswith(tuple(one.rstrip("/") + "/" for one in granted)):
+    if ".." in whole.split("/") or not whole.startswith(tuple(root.rstrip("/") + "/" for root in granted)):
         shown = redact(root)[:200]
         raise InputError(
             f"the dataset {redact(dataset)} reads files of {shown}: if you trust whoever indexed it, open it with "

@@ -69,7 +69,7 @@ def parse_tables(value: object) -> tuple[TableEntry, ...]:
     if not isinstance(value, list):
         raise ValueError("'tables' is not a list")
     # A table without texts is of a version with one file of all columns, and is ignored.
-    return tuple(_entry(one) for one in value if not isinstance(one, dict) or "texts" in one)
+    return tuple(_entry(entry) for entry in value if not isinstance(entry, dict) or "texts" in entry)
 
 
 def _entry(value: Any) -> TableEntry:
@@ -89,7 +89,7 @@ def usable(tables: Sequence[TableEntry], entries: Sequence[Shard]) -> Iterator[t
     slice of its shards."""
     at = {entry.name: n for n, entry in enumerate(entries)}
     end = 0
-    for table in sorted((one for one in tables if one.first in at), key=lambda one: at[one.first]):
+    for table in sorted((table for table in tables if table.first in at), key=lambda table: at[table.first]):
         start = at[table.first]
         some = entries[start : start + table.shards]
         # Shards with and without tars have different schemas.

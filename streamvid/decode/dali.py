@@ -153,7 +153,7 @@ def group(slices: Sequence[EncodedSlice], streams: int) -> list[list[int]]:
             lightest = loads.index(min(loads))
             bins[lightest].append(number)
             loads[lightest] += int(packets[number])
-        groups += [sorted(one) for one in bins]
+        groups += [sorted(numbers) for numbers in bins]
     return groups
 
 
@@ -184,6 +184,8 @@ def fuse(slices: Sequence[EncodedSlice]) -> EncodedSlice:
         color=first.color,
         data=np.concatenate([encoded.data for encoded in slices]),
         sizes=np.concatenate([encoded.sizes for encoded in slices]),
-        display_order=np.concatenate([one.display_order + base for one, base in zip(slices, bases, strict=True)]),
-        frames=np.concatenate([one.frames + base for one, base in zip(slices, bases, strict=True)]),
+        display_order=np.concatenate(
+            [encoded.display_order + base for encoded, base in zip(slices, bases, strict=True)]
+        ),
+        frames=np.concatenate([encoded.frames + base for encoded, base in zip(slices, bases, strict=True)]),
     )

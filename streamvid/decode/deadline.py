@@ -65,8 +65,8 @@ class Pace:
     def add_all(self, slices: Sequence[EncodedSlice], seconds: float) -> None:
         """Record that a batch was decoded in `seconds`, divided among its slices in proportion to packets × pixels."""
         pixels = [len(encoded.sizes) * encoded.width * encoded.height for encoded in slices]
-        for one, share in zip(slices, pixels, strict=True):
-            self.add(one, len(one.sizes), seconds * share / sum(pixels))
+        for encoded, share in zip(slices, pixels, strict=True):
+            self.add(encoded, len(encoded.sizes), seconds * share / sum(pixels))
 
     def deadline_of_all(self, slices: Sequence[EncodedSlice]) -> float:
         """Most seconds for decoding a batch."""

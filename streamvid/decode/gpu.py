@@ -171,7 +171,7 @@ class GpuDecoder:
         def gather() -> list[torch.Tensor]:
             frames: dict[int, torch.Tensor] = {}
             try:
-                frames.update(zip(images, (one.tensor() for one in image_frames()), strict=True))
+                frames.update(zip(images, (image.tensor() for image in image_frames()), strict=True))
                 for n, made in zip(by_dali, self._decode_by_dali([slices[n] for n in by_dali]), strict=True):
                     frames[n] = recoloured(made, slices[n].color.chosen(color))
                 frames.update(zip(by_cpu, self._to_device(cpu_frames.result()), strict=True))

@@ -48,7 +48,7 @@ class ImageBatches:
         import torch
 
         files = [_wanted(encoded) for encoded in slices]
-        images = [_Image(one, *image) for one, wanted in zip(slices, files, strict=True) for image in wanted]
+        images = [_Image(encoded, *image) for encoded, wanted in zip(slices, files, strict=True) for image in wanted]
         on_gpu = [is_for_gpu(image.header) for image in images]
         order = sorted(range(len(images)), key=on_gpu.__getitem__)
         sizes = [images[n].decoded_bytes for n in order]
@@ -60,7 +60,9 @@ class ImageBatches:
                 self._run([images[n] for n in some], memory[starts[some[0]] :], slices, on_gpu=route)
         torch.cuda.synchronize(self._device)
         parts = np.split(starts, np.cumsum([len(wanted) for wanted in files])[:-1])
-        return [GpuFrames(memory, part, one.height, one.width) for part, one in zip(parts, slices, strict=True)]
+        return [
+            GpuFrames(memory, part, encoded.height, encoded.width) for part, encoded in zip(parts, slices, strict=True)
+        ]
 
     def _run(
         self, images: Sequence[_Image], memory: torch.Tensor, slices: Sequence[EncodedSlice], *, on_gpu: bool
@@ -72,7 +74,7 @@ class ImageBatches:
             device_id=self._device.index if on_gpu else None, threads=self._threads, max_batch=self._max_batch
         )
         try:
-            decoded = run_images(pipeline, [one.data for one in images])
+            decoded = run_images(pipeline, [image.data for image in images])
         except RuntimeError as error:
             abandon_failed(pipeline, [encoded.stsd for encoded in slices])
             names = ", ".join(sorted({encoded.name for encoded in slices})[:8])
@@ -84,7 +86,7 @@ class ImageBatches:
                 what = f"{image.encoded.width}x{image.encoded.height}, but decodes to {list(shape)}"
                 raise VideoError(f"the image {image.encoded.name} is said to be {what}: pack it again")
         # All at once: a tensor for each would take Python a tenth of a millisecond.
-        target = memory if on_gpu else torch.empty(sum(one.decoded_bytes for one in images), dtype=torch.uint8)
+        target = memory if on_gpu else torch.empty(sum(image.decoded_bytes for image in images), dtype=torch.uint8)
         decoded.copy_to_external(ctypes.c_void_p(target.data_ptr()))
         if not on_gpu:
             memory[: len(target)].copy_(target)

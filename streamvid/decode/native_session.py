@@ -102,7 +102,9 @@ class NativeSession:
         self._calls, self._staging, self.key = library.calls, Staging(slots=slots or staged(key)), key
         staging = self._staging
         self._numbers, self._rows = np.ctypeslib.as_array(staging.jobs), np.ctypeslib.as_array(staging.rows)
-        self._surfaces = [np.ctypeslib.as_array(one) for one in (staging.places, staging.columns, staging.chroma_at)]
+        self._surfaces = [
+            np.ctypeslib.as_array(field) for field in (staging.places, staging.columns, staging.chroma_at)
+        ]
         self._take, self._launch = take, launch
         # Configuration and DPB frames of the jobs in the decoder.
         self._now, self._dpb_frames = key, 0
@@ -167,7 +169,7 @@ class NativeSession:
         """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         self._put += sum(len(job.packets) for job in jobs)
         given = (NativeJob * len(jobs))(*map(self._native_job, count(number), jobs))
-        self._given |= {n: (job, one) for n, job, one in zip(count(number), jobs, given)}
+        self._given |= {n: (job, native) for n, job, native in zip(count(number), jobs, given)}
         # A single job is one of the last: an engine that takes another early would leave none to an idle one.
         self._call(given, ahead=self._ahead if len(jobs) > 1 else min(self._ahead, _AHEAD))
 

@@ -238,15 +238,15 @@ class NvdecWorker:
             session = self._session(job)
         except Exception as error:
             self._fail(error)
-            for one in jobs:
-                self._queue.retry(one, one.as_video_error(error))
+            for refused in jobs:
+                self._queue.retry(refused, refused.as_video_error(error))
             if job.key not in self:
                 self._queue.session_closed(job.key)
             return
         first = self._last_number + 1
         self._last_number += len(jobs)
-        for number, one in enumerate(jobs, first):
-            self._jobs[number], self._frames_left[number] = one, int(np.count_nonzero(one.rows >= 0))
+        for number, queued in enumerate(jobs, first):
+            self._jobs[number], self._frames_left[number] = queued, int(np.count_nonzero(queued.rows >= 0))
         try:
             session.decode(first, jobs)
             # Frames of an earlier batch wait for one call at most.

@@ -77,7 +77,7 @@ def make_targets(
     ready.record(stream)
     first, each, kept = table.data_ptr(), table[:1].nbytes, (*memory, table)
     return [
-        SurfaceTarget([one._replace(params=first + each * one.params) for one in made], part, kept, ready)
+        SurfaceTarget([write._replace(params=first + each * write.params) for write in made], part, kept, ready)
         for made, part in zip(writes, windows, strict=True)
     ]
 
@@ -106,7 +106,7 @@ def full_size(
     if len(set(shapes)) == 1:
         frames = list(flat.view(len(shapes), *shapes[0]).unbind())
     else:
-        frames = [one.view(shape) for one, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
+        frames = [part.view(shape) for part, shape in zip(flat.split_with_sizes(sizes), shapes, strict=True)]
     writes, windows, params = [], [], []
     for number, (encoded, form, first) in enumerate(zip(slices, forms, starts, strict=False)):
         meaning, size = encoded.color.chosen(color), (form.height, form.width)

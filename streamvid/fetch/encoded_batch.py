@@ -268,7 +268,8 @@ def read_slices(
     except DatasetError as error:
         raise dataset.file_error(error, foreign) from error
     blocks = [list(itertools.islice(read, len(sample.spans))) for sample in samples]
-    slices, every = [], extract_each([one.packets for one in samples], [one.spans for one in samples], blocks)
+    every = extract_each([sample.packets for sample in samples], [sample.spans for sample in samples], blocks)
+    slices = []
     for sample, path, origin, own, data in zip(samples, paths, origins, blocks, every, strict=True):
         if checksum is not None:
             _check(dataset, sample, path, origin, data, own[0] if checksum == "sha256" else None)
@@ -345,7 +346,8 @@ def encoded_batch(
 ) -> EncodedBatch:
     """A batch of samples, all with the same number of frame positions, and their slices."""
     rows = dataset.clips
-    clips, selections = np.array([one.clip for one in samples], dtype=np.int64), [one.selection for one in samples]
+    clips = np.array([sample.clip for sample in samples], dtype=np.int64)
+    selections = [sample.selection for sample in samples]
     return EncodedBatch(
         slices=slices,
         clips=clips,

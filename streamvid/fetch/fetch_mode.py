@@ -83,18 +83,19 @@ def cost_of_ranges(
         reader.noted.clear()
         plans = plan_samples(dataset, step, spec, reader=reader)
         packets = []
-        for one in plans:
-            spans, path, origin = one.spans, dataset.location(one.clip), int(dataset.clips.mp4_offset[one.clip])
+        for sample in plans:
+            spans, path = sample.spans, dataset.location(sample.clip)
+            origin = int(dataset.clips.mp4_offset[sample.clip])
             if spec.checksum != "sha256":  # as local files are planned with other gaps
-                spans = byte_ranges(one.packets, gap=reader.remote.link.gap, waste=WASTE)
+                spans = byte_ranges(sample.packets, gap=reader.remote.link.gap, waste=WASTE)
             packets += [ByteRange(path, origin + start, origin + end) for start, end in spans.tolist()]
         kept = _kept_files(dataset, rows_of(probed))
         for ranges in (*reader.noted, packets):
-            whole = [whole_blocks(one, kept[one.path]) if one.path in kept else one for one in ranges]
+            whole = [whole_blocks(piece, kept[piece.path]) if piece.path in kept else piece for piece in ranges]
             asked = wanted = join(whole, gap=reader.remote.link.gap)[0]
             if ranges is not packets:  # bytes between frame indexes are not read again
                 asked, wanted = join(whole, gap=REQUEST_BYTES, waste=math.inf)[0], join(whole, gap=0)[0]
-            size += sum(one.end - one.start for one in wanted)
+            size += sum(piece.end - piece.start for piece in wanted)
             requests += len(in_parts(asked))
         planned += len(plans)
     return FetchCost(size * samples / planned, requests * samples / planned)

@@ -137,9 +137,9 @@ def make_samples(
     random = draws_of_each(spec.seed, passes, step.sample_ids.tolist(), spec.num_random, purpose=AUGMENT)
     selections = [selection for selection, _ in found]
     shown = zip(found, shown_frames(selections), strict=True)
-    whole = [(one, frames) for (_, one), frames in shown if isinstance(one, FrameIndex)]
+    whole = [(index, frames) for (_, index), frames in shown if isinstance(index, FrameIndex)]
     selected = iter(select_each([index for index, _ in whole], [frames for _, frames in whole]))
-    packets = [next(selected) if isinstance(one, FrameIndex) else one for _, one in found]
+    packets = [next(selected) if isinstance(index, FrameIndex) else index for _, index in found]
     if spec.checksum == "sha256":
         spans = [np.array([[0, size]], dtype=np.int64) for size in dataset.clips.mp4_size[rows].tolist()]
     else:
@@ -153,7 +153,7 @@ def make_samples(
         spans = [next(near if path in local else away) for path in paths]
     valid, absent, members = step.valid.tolist(), step.stands_for.tolist(), [spec.members] * len(rows)
     every = zip(rows, passes, valid, selections, random, packets, spans, absent, members, strict=True)
-    return [SamplePlan(*one) for one in every]
+    return [SamplePlan(*values) for values in every]
 
 
 def clip_paths(dataset: ClipSource, rows: Sequence[int], path_of: ShardPaths | None = None) -> list[str]:
@@ -172,8 +172,8 @@ def shown_frames(selections: Sequence[Selection]) -> list[Int64]:
     falls[1:] |= (frames[1:] <= frames[:-1]) & (clip[1:] == clip[:-1])
     others = set(clip[falls].tolist())
     shown = []
-    for number, one in enumerate(selections):
-        own = one.frames
+    for number, selection in enumerate(selections):
+        own = selection.frames
         if number in others or not len(own):
             own = np.unique(own[own >= 0])
         shown.append(own if len(own) else np.zeros(1, dtype=np.int64))

@@ -183,7 +183,10 @@ class ShardAccess:
         if self._cache is None or is_local(self._dataset.shard_path(number)):
             return []
         sums = entry.checksums
-        return [(one, self._dataset.shard_path(number, one), size, sums[one]) for one, size in entry.sizes.items()]
+        return [
+            (extension, self._dataset.shard_path(number, extension), size, sums[extension])
+            for extension, size in entry.sizes.items()
+        ]
 
     def _fetched_bytes(self, number: int) -> int:
         """Bytes that opening a shard takes in the cache; 0 for a local shard."""

@@ -34,7 +34,7 @@ _NAMED: Final = 5
 def notes(path: str, manifest: Manifest) -> Iterator[str]:
     """Files beside the dataset that readers ignore."""
     folder = join(path, SHARD_FOLDER)
-    known = {entry.name for one in (manifest, *kept_manifests(path)) for entry in one.shards}
+    known = {entry.name for revision in (manifest, *kept_manifests(path)) for entry in revision.shards}
     try:
         files = filesystem.list_files(folder) if manifest.shards else []
     except DatasetError:  # the storage cannot list, such as HTTP; a missing folder is reported as a problem

@@ -150,7 +150,7 @@ def _documents(dataset: Dataset, rows: Sequence[int]) -> list[bytes]:
     found |= {name: columns.meta_column(name).take(pa.array(rows)).to_pylist() for name in usable}
     lines = (dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True))
     return [
-        (dump_json({name: json_value(one) for name, one in line.items() if one is not None}) + "\n").encode()
+        (dump_json({name: json_value(value) for name, value in line.items() if value is not None}) + "\n").encode()
         for line in lines
     ]
 

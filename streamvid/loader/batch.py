@@ -77,24 +77,24 @@ class LoaderStats:
     bad_clips: int = 0
     bad: tuple[BadClip, ...] = ()
 
-    def plus(self, one: RenderedBatch | None, waited: float) -> LoaderStats:
+    def plus(self, rendered: RenderedBatch | None, waited: float) -> LoaderStats:
         """These statistics after one more batch (None at the end of the epoch), for which the loop waited `waited`
         seconds."""
-        if one is None:
+        if rendered is None:
             return replace(self, wait_seconds=self.wait_seconds + waited)
-        valid = one.encoded.valid  # not the tensors: reading those would wait for the GPU
+        valid = rendered.encoded.valid  # not the tensors: reading those would wait for the GPU
         return replace(
             self,
             batches=self.batches + 1,
             clips=self.clips + int(valid.sum()),
-            frames=self.frames + int(one.encoded.mask[valid].sum()),
-            bytes_read=self.bytes_read + one.encoded.bytes_read,
+            frames=self.frames + int(rendered.encoded.mask[valid].sum()),
+            bytes_read=self.bytes_read + rendered.encoded.bytes_read,
             wait_seconds=self.wait_seconds + waited,
         )
 
 
 def make_batch(
-    one: RenderedBatch,
+    rendered: RenderedBatch,
     dataset: ClipSource,
     columns: Sequence[str | Pick],
     part_of: Callable[[Int64], Int64] | None = None,
@@ -110,18 +110,20 @@ def make_batch(
     """
     import torch
 
-    batch: dict[str, object] = dict(one.tensors)
-    rows, device = one.encoded.clips, one.tensors["clip"].device
-    if masked and (one.encoded.absent >= 0).any():
-        rows = mask_absent(one.tensors, one.encoded.absent, dataset)
+    batch: dict[str, object] = dict(rendered.tensors)
+    rows, device = rendered.encoded.clips, rendered.tensors["clip"].device
+    if masked and (rendered.encoded.absent >= 0).any():
+        rows = mask_absent(rendered.tensors, rendered.encoded.absent, dataset)
     batch["key"] = [dataset.key(row) for row in rows.tolist()]
     if part_of is not None:
         batch["dataset"] = torch.from_numpy(part_of(rows)).to(device)
-    for name, values in column_values(dataset, columns, rows, one.encoded):
+    for name, values in column_values(dataset, columns, rows, rendered.encoded):
         if isinstance(values, np.ndarray):
             batch[name] = torch.from_numpy(values).to(device)
         else:
-            batch[name] = [torch.from_numpy(one).to(device) if isinstance(one, np.ndarray) else one for one in values]
+            batch[name] = [
+                torch.from_numpy(value).to(device) if isinstance(value, np.ndarray) else value for value in values
+            ]
     return cast(Batch, batch)
 
 
@@ -134,15 +136,18 @@ def column_values(
         rows: int64 [batch], the clips' rows; of masked absent clips their own, not those of the repeats.
         encoded: the batch. Its last random numbers are those of the `Pick`s, in their order.
     """
-    picks = [one for one in columns if isinstance(one, Pick)]
-    for one in columns:
-        if isinstance(one, Pick):
-            yield one.column, one.values(dataset.columns, rows, encoded.random[:, picks.index(one) - len(picks)])
-        elif (values := encoded.members.get(one)) is not None:
+    picks = [column for column in columns if isinstance(column, Pick)]
+    for column in columns:
+        if isinstance(column, Pick):
+            yield (
+                column.column,
+                column.values(dataset.columns, rows, encoded.random[:, picks.index(column) - len(picks)]),
+            )
+        elif (values := encoded.members.get(column)) is not None:
             same = rows is encoded.clips or np.array_equal(rows, encoded.clips)
-            yield one, values if same else without_absent(values, encoded.absent)
+            yield column, values if same else without_absent(values, encoded.absent)
         else:
-            yield one, dataset.columns.batch(one, rows)
+            yield column, dataset.columns.batch(column, rows)
 
 
 def without_absent(values: Values, absent: Int64) -> Values:

@@ -58,14 +58,16 @@ def _made(call: ast.Call, known: Mapping[str, Callable[..., object]], example: s
         if isinstance(node, ast.Call):
             return _made(node, known, example)
         if isinstance(node, ast.Dict):
-            return {ast.literal_eval(key or node): value(one) for key, one in zip(node.keys, node.values, strict=True)}
+            return {
+                ast.literal_eval(key or node): value(item) for key, item in zip(node.keys, node.values, strict=True)
+            }
         return ast.literal_eval(node)
 
     option = example.partition(" ")[0]
     name = ast.unparse(call.func).removeprefix("sv.").removeprefix("streamvid.")
     try:
-        arguments = [value(one) for one in call.args]
-        keywords = {str(one.arg): value(one.value) for one in call.keywords}
+        arguments = [value(argument) for argument in call.args]
+        keywords = {str(keyword.arg): value(keyword.value) for keyword in call.keywords}
     except TypeError as error:
         raise ValueError from error
     if name not in known:

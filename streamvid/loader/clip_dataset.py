@@ -173,11 +173,11 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         """Several samples, read concurrently; DataLoader's workers call this for a batch."""
         wanted = self._resolve(items)
         try:
-            return self._make([self._place(one) for one in wanted])
+            return self._make([self._place(item) for item in wanted])
         except BAD_CLIP:
             if self.policy.on_error == "raise":
                 raise
-        return [self._make_or_replace(one) for one in wanted]
+        return [self._make_or_replace(item) for item in wanted]
 
     def _make(self, wanted: Sequence[ResolvedItem]) -> list[dict[str, Any]]:
         samples = self._choose(wanted)
@@ -227,7 +227,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             InputError: no items, or samples of several sizes, which do not fit into a batch. Others as in `ds[…]`.
         """
-        wanted = [self._place(one) for one in self._resolve(listed(items, "items", "clips"))]
+        wanted = [self._place(item) for item in self._resolve(listed(items, "items", "clips"))]
         check(len(wanted) > 0, items, "items", "at least one clip")
         samples = pad_to_longest(self._choose(wanted), self._spec.sampling.pad)
         rows = np.array([sample.clip for sample in samples], dtype=np.int64)
@@ -268,8 +268,8 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
 
         def members(number: int) -> list[Member]:
             found = []
-            for one in self._resolve(items(number)):
-                placed = self._place(one, number)
+            for item in self._resolve(items(number)):
+                placed = self._place(item, number)
                 sample = (placed.number, self.epoch)
                 read = partial(self._read_one, placed)
                 found.append(Member(placed.row, sample, read, placed.absent < 0, placed.absent))
@@ -383,7 +383,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         row = int(batch.clips[0])
         tensors = self._renderer.render(batch)
         if self.policy.on_error == "mask" and batch.absent[0] >= 0:
-            (row,) = mask_absent({name: one.unsqueeze(0) for name, one in tensors.items()}, batch.absent, self.dataset)
+            (row,) = mask_absent({name: frames[None] for name, frames in tensors.items()}, batch.absent, self.dataset)
         sample: dict[str, Any] = dict(tensors)
         sample["key"] = self.dataset.key(int(row))
         for name, values in column_values(self.dataset, self._columns, np.array([row]), batch):

@@ -114,13 +114,15 @@ def choose(dataset: ClipSource, wanted: Sequence[ResolvedItem], spec: SampleSpec
     """
 
     def select_frames(n: int, index: AnyIndex) -> Chosen:
-        one = wanted[n]
-        times = clip_times(dataset, one.row, index)
-        return chosen(_given(times, one.at) if one.at is not None else _sampled(times, one.number, spec, epoch), index)
+        item = wanted[n]
+        times = clip_times(dataset, item.row, index)
+        return chosen(
+            _given(times, item.at) if item.at is not None else _sampled(times, item.number, spec, epoch), index
+        )
 
-    found = dataset.use_indexes([one.row for one in wanted], select_frames)
-    absent = np.array([one.absent for one in wanted], dtype=np.int64)
-    numbers = np.array([one.number for one in wanted], dtype=np.int64)
+    found = dataset.use_indexes([item.row for item in wanted], select_frames)
+    absent = np.array([item.absent for item in wanted], dtype=np.int64)
+    numbers = np.array([item.number for item in wanted], dtype=np.int64)
     step = Step(numbers, np.full(len(wanted), epoch), absent < 0, absent=absent)
     return make_samples(dataset, spec, step, found)
 

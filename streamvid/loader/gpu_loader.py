@@ -254,15 +254,15 @@ class GpuDataLoader(BatchLoader[SamplerPosition]):
         try:
             while True:
                 started = time.perf_counter()
-                one = next(rendered, None)
-                self._stats = self._stats.plus(one, time.perf_counter() - started)
-                if one is None:
+                result = next(rendered, None)
+                self._stats = self._stats.plus(result, time.perf_counter() - started)
+                if result is None:
                     break
                 del order.given[made]
                 made += 1
                 last = order.count == made
                 masked = policy.on_error == "mask"
-                batch = make_batch(one, self.dataset.dataset, self.dataset.columns, masked=masked)
+                batch = make_batch(result, self.dataset.dataset, self.dataset.columns, masked=masked)
                 position = following if last else SamplerPosition(number, made, samplers)
                 yield Delivery(batch, position, following, last)
         finally:

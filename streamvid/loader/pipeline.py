@@ -116,8 +116,8 @@ class RenderPipeline:
                     encoded.start()
                 rendered = renderer.run(encoded, decode_ahead, rescue)
                 yield None
-                for one in rendered:
-                    yield one
+                for batch in rendered:
+                    yield batch
                     self.home.enter()
                 complete = True
             finally:
@@ -128,7 +128,7 @@ class RenderPipeline:
                     self._give_back(renderer, complete)
 
     def _take(self) -> Renderer:
-        shared = [one for one in self._used if one.shared]
+        shared = [memory for memory in self._used if memory.shared]
         self._used.append(shared[0] if shared else self._idle.pop() if self._idle else self._make_renderer())
         return self._used[-1]
 

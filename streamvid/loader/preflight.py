@@ -125,9 +125,9 @@ def find_cpu_decoded(
                 table.append(_on_gpu(group, routes[group], count))
     table += [ClipRoute("cpu", len(members), str(group), reason) for group, members, reason in left]
     counts = Counter[ClipRoute]()
-    for one in table:
-        counts[replace(one, clips=0)] += one.clips
-    found = tuple(replace(one, clips=clips) for one, clips in counts.items())
+    for row in table:
+        counts[replace(row, clips=0)] += row.clips
+    found = tuple(replace(row, clips=clips) for row, clips in counts.items())
     on_cpu = np.zeros(len(dataset), dtype=bool)
     if not left:
         return ClipRoutes(on_cpu, found)

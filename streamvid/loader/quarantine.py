@@ -276,8 +276,8 @@ def quarantined(manifest: Manifest, given: str | os.PathLike[str]) -> list[tuple
             "lies where the run was started, if that found a bad clip"
         )
     named: dict[str, list[dict[str, Any]]] = {}
-    for one in sorted(file.glob("*.jsonl")) if file.is_dir() else [file]:
-        for line in _entries(one):
+    for path in sorted(file.glob("*.jsonl")) if file.is_dir() else [file]:
+        for line in _entries(path):
             if isinstance(line.get("packets_sha256"), str) and is_integer(line.get("number")):
                 named.setdefault(line["packets_sha256"], []).append(line)
     rows = []

@@ -100,7 +100,7 @@ class Rescuer:
             members = self._members(number)
             # If the decoder named the clip that it failed on, the other clips of the batch need no test.
             named = cause.clip if isinstance(cause, DamagedClipError) and not damaged else None
-            errors = self._examine([one for one in members if one.sample not in good], good, named, decode)
+            errors = self._examine([member for member in members if member.sample not in good], good, named, decode)
             for error in errors:
                 self._absent.add(error.row, number)
             for error in errors:
@@ -108,14 +108,15 @@ class Rescuer:
             if not errors:
                 break
             damaged = True
-        known = self._absent.found(np.array([one.absent for one in members]), number).any()
+        known = self._absent.found(np.array([member.absent for member in members]), number).any()
         if cause is not None and not damaged and not known:
-            shards = sorted({int(self._dataset.clips.shard[one.row]) for one in members})
+            shards = sorted({int(self._dataset.clips.shard[member.row]) for member in members})
             self._distrust(shards)
             log.warning("read again, all clips of the batch are good; what failed: %s", cause)
-        made = [good[one.sample] for one in members]
+        made = [good[member.sample] for member in members]
         plans = [
-            replace(plan, valid=one.valid, absent=one.absent) for one, (plan, _) in zip(members, made, strict=True)
+            replace(plan, valid=member.valid, absent=member.absent)
+            for member, (plan, _) in zip(members, made, strict=True)
         ]
         slices = [encoded for _, encoded in made]
         return encoded_batch(self._dataset, pad_to_longest(plans, self._pad), slices, number=number)
@@ -131,24 +132,24 @@ class Rescuer:
         returns one error for each of the others."""
         errors: dict[int, ClipError] = {}
         read: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]] = {}
-        for one in members:
+        for member in members:
             try:
                 try:
-                    read[one.sample] = one.read()
+                    read[member.sample] = member.read()
                 except (ClipError, FileTooShort):
                     # This reply may have been damaged in transit, too, while damage in the storage is the same every
                     # time.
-                    read[one.sample] = one.read()
+                    read[member.sample] = member.read()
             except ClipError as error:
-                errors.setdefault(one.row, error)
+                errors.setdefault(member.row, error)
             except FileTooShort as error:
-                path, at = self._dataset.location(one.row), int(self._dataset.clips.mp4_offset[one.row])
+                path, at = self._dataset.location(member.row), int(self._dataset.clips.mp4_offset[member.row])
                 what = f"its file {str(error).removeprefix(f'{error.path} ')}"
-                short = self._dataset.clip_error(one.row, what, path, offset=at, suspect="shard")
-                errors.setdefault(one.row, short)
+                short = self._dataset.clip_error(member.row, what, path, offset=at, suspect="shard")
+                errors.setdefault(member.row, short)
         suspects = {sample for sample, (_, encoded) in read.items() if encoded.name == named} or set(read)
-        tried = {sample: one for sample, one in read.items() if decode and sample in suspects}
-        good.update((sample, one) for sample, one in read.items() if sample not in tried)
+        tried = {sample: values for sample, values in read.items() if decode and sample in suspects}
+        good.update((sample, values) for sample, values in read.items() if sample not in tried)
         outcomes = decode_isolated([encoded for _, encoded in tried.values()], processes=self._processes)
         for (sample, (plan, encoded)), failure in zip(tried.items(), outcomes, strict=True):
             # Another error says nothing about the clip: the process got no memory.
@@ -195,8 +196,8 @@ def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: Rang
         step: with repeats in the place of absent clips.
     """
 
-    def read(one: Step) -> tuple[SamplePlan, EncodedSlice]:
-        planned = plan_samples(dataset, one, spec, reader=reader, path_of=dataset.shard_path)
+    def read(single: Step) -> tuple[SamplePlan, EncodedSlice]:
+        planned = plan_samples(dataset, single, spec, reader=reader, path_of=dataset.shard_path)
         read_columns(dataset, spec.members, [planned[0].clip])
         return planned[0], read_slices(
             dataset, planned, reader, dataset.shard_path, checksum=spec.checksum or "crc32c"
@@ -204,9 +205,9 @@ def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: Rang
 
     members = []
     for n, row in enumerate(rows_of(step.sample_ids).tolist()):
-        one = step.at(n)
-        sample = (int(one.sample_ids[0]), int(one.passes[0]))
-        members.append(Member(row, sample, partial(read, one), bool(one.valid[0]), int(step.stands_for[n])))
+        single = step.at(n)
+        sample = (int(single.sample_ids[0]), int(single.passes[0]))
+        members.append(Member(row, sample, partial(read, single), bool(single.valid[0]), int(step.stands_for[n])))
     return members
 
 

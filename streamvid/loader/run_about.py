@@ -29,7 +29,7 @@ def run_about(source: Source, schedule: RunSchedule) -> dict[str, Any]:
     """The arguments of a schedule. `data` is None if they cannot be written as text: keys or weights given as lists, a
     pyarrow expression. Credentials in URLs are left out."""
     plan, stream = schedule.plan, schedule.plan.stream
-    parts = [_part(one.path, subset) for one, subset in zip(source.datasets, source.subsets, strict=True)]
+    parts = [_part(dataset.path, subset) for dataset, subset in zip(source.datasets, source.subsets, strict=True)]
     return {
         "data": None if None in parts else parts,
         "sampling": repr(schedule.sampling),

@@ -92,12 +92,12 @@ class RunPosition(Generic[P]):
         this, begun, last = object(), False, None
         try:
             with limits_named():
-                for one in deliveries:
+                for delivery in deliveries:
                     if not begun:
-                        begun, self._iteration, self.next = True, this, one.following
+                        begun, self._iteration, self.next = True, this, delivery.following
                     if self._iteration is this:  # not if another iteration has begun, or a state was loaded
-                        self._now, self._left, last = one.position, None, one
-                    yield one.batch
+                        self._now, self._left, last = delivery.position, None, delivery
+                    yield delivery.batch
         except GeneratorExit:
             if last is not None and self._now is last.position:
                 self._now, self._left = None, None if last.last else last.position

@@ -79,10 +79,10 @@ class SampleSet:
         if transform is not None and not isinstance(transform, Transform | Views):
             raise InputError(f"transform must be a Transform, or a dict of them by name; it is {shown(transform)}")
         given = () if columns is None else tuple(listed(columns, "columns", "names"))
-        if not all(isinstance(one, str | Pick) for one in given):
+        if not all(isinstance(column, str | Pick) for column in given):
             raise InputError(f"columns must be a list of names; it is {shown(columns)}")
-        picks = [one for one in given if isinstance(one, Pick)]
-        names = [one.column if isinstance(one, Pick) else one for one in given]
+        picks = [column for column in given if isinstance(column, Pick)]
+        names = [column.column if isinstance(column, Pick) else column for column in given]
         if not is_integer(seed):
             raise InputError(f"seed must be a whole number; it is {shown(seed)}")
         if checksum is not None:
@@ -97,8 +97,8 @@ class SampleSet:
             log.info("Revision %d of %s is read.", part.manifest.revision, redact(part.path))
         for pick in picks:
             pick.check(source.dataset.columns)
-        plain = (one for one in given if not isinstance(one, Pick))
-        members = tuple(one for name in plain if (one := find_member(source.dataset, name)) is not None)
+        plain = (column for column in given if not isinstance(column, Pick))
+        members = tuple(member for name in plain if (member := find_member(source.dataset, name)) is not None)
         # After the transform's random numbers, which are then the same with and without picks.
         spec = SampleSpec(sampling, int(seed), transform.num_random + len(picks), checksum, members)
         return cls(source, make_pools(source, sampling), spec, transform, given)

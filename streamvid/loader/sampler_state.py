@@ -113,7 +113,7 @@ class ResumableBatches:
     def num_replicas(self) -> int:
         """Ranks among which a sampler divides the items; 1 if none does."""
         found = (getattr(part, "num_replicas", None) for part in self._parts)
-        return next((int(one) for one in found if is_integer(one)), 1)
+        return next((int(number) for number in found if is_integer(number)), 1)
 
     def begin(self, epoch: int, skip: int) -> EpochOrder:
         """Make the next `iter()` be this epoch without its first `skip` batches; returns the same order."""
@@ -206,7 +206,7 @@ def from_state(
             raise InputError(f"the state is of a loader with {differs}: make the loader the same, or leave it out")
     try:
         epoch, made = (integer(state[name], "a count", least=0) for name in ("epoch", "batches"))
-        position = SamplerPosition(epoch, made, [dict(one) for one in state["samplers"]])
+        position = SamplerPosition(epoch, made, [dict(sampler) for sampler in state["samplers"]])
         saved_by = str(state["rank"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
@@ -230,7 +230,7 @@ def _parts(found: list[Any]) -> list[Any]:
     parts: list[Any] = []
     while found:
         part = found.pop(0)
-        if part is not None and not any(part is one for one in parts):
+        if part is not None and not any(part is other for other in parts):
             parts.append(part)
             found += [getattr(part, name, None) for name in ("batch_sampler", "sampler")]
     return parts

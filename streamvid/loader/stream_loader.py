@@ -325,10 +325,10 @@ class StreamLoader(BatchLoader[Cursor]):
         try:
             for left in reversed(range(epoch.left)):
                 started = time.perf_counter()
-                one = next(rendered)
-                self._stats = self._stats.plus(one, time.perf_counter() - started)
+                result = next(rendered)
+                self._stats = self._stats.plus(result, time.perf_counter() - started)
                 self._meet_world(settle=True)
-                batch = make_batch(one, self.dataset, self._samples.columns, part_of, masked=masked)
+                batch = make_batch(result, self.dataset, self._samples.columns, part_of, masked=masked)
                 if self._batch_fn is not None:
                     batch = self._batch_fn(batch)
                     if batch is None:

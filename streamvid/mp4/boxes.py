@@ -199,7 +199,7 @@ def rotation_of_matrix(a: float, b: float, c: float, d: float) -> int | None:
         return None
     mirrored = a * d - b * c < 0
     turn = (-a, -b, c, d) if mirrored else (a, b, c, d)
-    return next(degrees for degrees, one in _TURNS.items() if one == turn) + MIRRORED * mirrored
+    return next(degrees for degrees, matrix in _TURNS.items() if matrix == turn) + MIRRORED * mirrored
 
 
 def write_rotation(file: BinaryIO, rotation: int, *, width: int, height: int) -> None:

@@ -349,7 +349,7 @@ class _Movie:
         require(at == start + 16, "a sample entry with a long header")
         require(struct.unpack_from(">H", self._data, at + 6) == (1,), "packets in other files")
         inner = self._children(at - 8 + ENTRY_BYTES, stop)
-        require({one[0] for one in inner} <= _ENTRY_BOXES, "a sample entry with more in it")
+        require({box[0] for box in inner} <= _ENTRY_BOXES, "a sample entry with more in it")
         stsd = self._data[start - 8 : end]
         if kind in _MORE_ENTRIES:
             codec = "vp9"

@@ -111,7 +111,9 @@ def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Coll
         InputError: all keys that a source may have are used.
     """
     known = base.sources
-    new = [one for one in sources if one.name in changed or not {one.name, purged_name(one.name)} & known]
+    new = [
+        source for source in sources if source.name in changed or not {source.name, purged_name(source.name)} & known
+    ]
     taken: set[str] = {source.key.casefold() for source in new}
     found = []
     for source in new:

@@ -286,7 +286,7 @@ def publish(
         raise InputError(f"the dataset at {redact(destination)} was changed meanwhile: run this again")
     strays = [path for path in shard_files(destination) if path.rpartition("/")[2] not in named]
     if strays:
-        kept = {shard.name for one in kept_manifests(destination) for shard in one.shards}
+        kept = {shard.name for manifest in kept_manifests(destination) for shard in manifest.shards}
         strays = [path for path in strays if path.rpartition("/")[2][:8] not in kept]
     map_in_threads(filesystem.remove_file, strays)
     _write_rejected(destination, rejected)

@@ -79,9 +79,9 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
                 single.append(i)  # a folder, or a name that the listing spells differently, needs a request of its own
             else:
                 found[i] = details
-    for i, one in zip(single, map_in_threads(partial(_remote, hosts), [paths[i] for i in single]), strict=True):
-        found[i] = one
-    return [MISSING if one is None else one for one in found]
+    for i, fingerprint in zip(single, map_in_threads(partial(_remote, hosts), [paths[i] for i in single]), strict=True):
+        found[i] = fingerprint
+    return [MISSING if value is None else value for value in found]
 
 
 def _local(path: str) -> Details:
@@ -90,7 +90,7 @@ def _local(path: str) -> Details:
         if stat.S_ISDIR(found.st_mode):
             with os.scandir(path) as entries:
                 files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
-            return _together([(name, one.st_size, str(one.st_mtime_ns)) for name, one in files])
+            return _together([(name, status.st_size, str(status.st_mtime_ns)) for name, status in files])
         return Details(found.st_size, str(found.st_mtime_ns), False)
     except OSError:
         return MISSING  # reading the file will fail as well, with the reason
@@ -174,13 +174,13 @@ def fingerprint(content: str, *, settings: Mapping[str, object], versions: Mappi
 def _described(value: SourceVideo | Cut, metadata: Metadata) -> dict[str, Json]:
     """The fields of a source or cut, with its metadata in place of the numbers of its rows."""
     fields: dict[str, Json] = {}
-    for name, one in vars(value).items():
+    for name, part in vars(value).items():
         if name == "rows":
-            fields["meta"] = metadata.json(one)
-        elif name == "cuts" and one is not None:
-            fields["cuts"] = [_described(cut, metadata) for cut in one]
+            fields["meta"] = metadata.json(part)
+        elif name == "cuts" and part is not None:
+            fields["cuts"] = [_described(cut, metadata) for cut in part]
         else:
-            fields[name] = to_json(one)
+            fields[name] = to_json(part)
     return fields
 
 
@@ -208,7 +208,7 @@ def to_json(value: object) -> Json:
     if isinstance(value, pa.Schema):
         return [[field.name, str(field.type)] for field in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {name: to_json(one) for name, one in vars(value).items()}
+        return {name: to_json(part) for name, part in vars(value).items()}
     if isinstance(value, Mapping):
         return {str(key): to_json(inner) for key, inner in sorted(value.items(), key=lambda item: str(item[0]))}
     if isinstance(value, list | tuple):

@@ -109,7 +109,7 @@ def cut_spans(clip: StoredClip, cuts: Sequence[Cut]) -> list[FrameSpan | Rejecte
     Ends behind the end of the video are moved to it, because durations are often rounded up.
     """
     made = [_cut_span(clip, cut) for cut in cuts]
-    return sorted(made, key=lambda one: (0, 0) if isinstance(one, RejectedCut) else (one.first + 1, one.end))
+    return sorted(made, key=lambda cut: (0, 0) if isinstance(cut, RejectedCut) else (cut.first + 1, cut.end))
 
 
 def _cut_span(clip: StoredClip, cut: Cut) -> FrameSpan | RejectedCut:
@@ -158,8 +158,8 @@ def source_spans(
     match options.cutting:
         case None:
             found = cut_spans(whole, source.cuts or ())
-            spans = [one for one in found if isinstance(one, FrameSpan)]
-            rejected = [one for one in found if isinstance(one, RejectedCut)]
+            spans = [cut for cut in found if isinstance(cut, FrameSpan)]
+            rejected = [cut for cut in found if isinstance(cut, RejectedCut)]
             if not spans:
                 raise no_clip(rejected) if rejected else VideoError("no cuts are listed for it")
         case FixedLength() as rule:
@@ -225,7 +225,7 @@ def scene_starts(clip: StoredClip, rule: Scenes) -> list[int]:
         time = FrameTimecode(Timecode(pts, base), rate)
         found += detector.process_frame(time, _small(frame, clip))
     found += detector.post_process(time)
-    starts = np.searchsorted(clip.index.frame_pts, sorted({one.pts for one in found}))
+    starts = np.searchsorted(clip.index.frame_pts, sorted({frame.pts for frame in found}))
     return [int(number) for number in starts if number > 0]
 
 

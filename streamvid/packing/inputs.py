@@ -128,12 +128,20 @@ def find_sources(
     keys = make_keys([names[i] if at in again else short[at] for at, i in enumerate(order)])
     sources = []
     for i, key in zip(order, keys, strict=True):
-        one = chosen[i]
+        listed = chosen[i]
         source = SourceVideo(
-            one.path, names[i], key, one.label, one.rows, one.cuts, mark=one.mark, part=one.part, problem=one.problem
+            listed.path,
+            names[i],
+            key,
+            listed.label,
+            listed.rows,
+            listed.cuts,
+            mark=listed.mark,
+            part=listed.part,
+            problem=listed.problem,
         )
         if places is not None:
-            root, file = place_of(one)
+            root, file = place_of(listed)
             source = replace(source, root=root, file=file, hosts=places.hosts)
         sources.append(source)
     return sources
@@ -151,11 +159,11 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
         taken = (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS * (places is not None), *IMAGE_EXTENSIONS * images)
         found = _find(given, lists, taken, sequences=not images)
     if places is not None:
-        found = [places.check(one) for one in found if not places.is_own(one)]
-    tars = [one for one in found if not one.problem and unsigned(one.path).lower().endswith(TAR_EXTENSIONS)]
+        found = [places.check(video) for video in found if not places.is_own(video)]
+    tars = [video for video in found if not video.problem and unsigned(video.path).lower().endswith(TAR_EXTENSIONS)]
     hosts = () if places is None else places.hosts
     inside = find_in_tars(tars, lists, hosts, images=images, members=places is not None) if tars else []
-    return [one for one in found if one not in tars] + inside
+    return [video for video in found if video not in tars] + inside
 
 
 def _columns(video: Found, lists: MetadataLists) -> tuple[int | str | None, ...]:

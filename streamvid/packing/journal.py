@@ -252,7 +252,9 @@ def upload_id(data: bytes, fingerprint: str = "") -> str:
 def is_complete(entry: ShardEntry, details: Callable[[str], Details | None]) -> bool:
     """Whether all files of a shard exist, in the sizes of its entry, according to `details`."""
     there = {extension: details(entry.file(extension)) for extension in entry.checksums}
-    return all(one is not None and one.size == entry.sizes.get(name, one.size) for name, one in there.items())
+    return all(
+        status is not None and status.size == entry.sizes.get(name, status.size) for name, status in there.items()
+    )
 
 
 def finished_records(
@@ -294,9 +296,9 @@ def _parse(data: bytes, number: int, fingerprint: str) -> Record | None:
             number,
             None if entry is None else ShardEntry(**entry),
             float(document["seconds"]),
-            tuple(Rejected(**one) for one in document["rejected"]),
+            tuple(Rejected(**fields) for fields in document["rejected"]),
             None if following is None else (int(following[0]), int(following[1])),
-            tuple(Notice(**one) for one in document["notices"]),
+            tuple(Notice(**fields) for fields in document["notices"]),
         )
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
         return None

@@ -259,8 +259,8 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
     added = tuple(record.entry for record in records if record.entry is not None)
     rejected = tuple(video for record in records for video in record.rejected)
     notices = merged(notice for record in records for notice in record.notices)
-    for one in notices:
-        log.warning("%s: %s, the first of them %s", one.text, format_count(one.videos, "video"), one.first)
+    for notice in notices:
+        log.warning("%s: %s, the first of them %s", notice.text, format_count(notice.videos, "video"), notice.first)
     base, destination = spec.base, run.destination
     listed: Sequence[Rejected] = rejected
     if base is not None:  # its rejected.parquet keeps rejected videos that were not tried again

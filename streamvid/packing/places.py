@@ -88,7 +88,7 @@ class Places:
     @property
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the URLs among them, to which redirects may lead."""
-        urls = (urlsplit(one).hostname for one in (*self.given, *self.told) if not is_local(one))
+        urls = (urlsplit(place).hostname for place in (*self.given, *self.told) if not is_local(place))
         return tuple(dict.fromkeys(host for host in urls if host))
 
     def check(self, video: Found) -> Found:
@@ -104,7 +104,7 @@ class Places:
             return "its name cannot be stored: rename it"
         if is_local(path):
             real = os.path.realpath(path)
-            folders = [root, *(local_path(one) for one in (*self.given, *self.told) if is_local(one))]
+            folders = [root, *(local_path(place) for place in (*self.given, *self.told) if is_local(place))]
             if not any(is_within(real, os.path.realpath(folder)) for folder in folders):
                 return f"it is a link to {real}: name the folder there with --roots if it is meant"
             return ""
@@ -140,7 +140,7 @@ def check_destination(paths: Iterable[str], destination: str) -> None:
 def is_private(host: str) -> bool:
     """Whether a host has an address that is not public: private, loopback, link-local or reserved."""
     try:
-        found = {str(one[4][0]).partition("%")[0] for one in socket.getaddrinfo(host, None)}
+        found = {str(address[4][0]).partition("%")[0] for address in socket.getaddrinfo(host, None)}
     except OSError:
         return False  # reading the file will fail as well
     return any(not ipaddress.ip_address(address).is_global for address in found)

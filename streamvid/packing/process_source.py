@@ -137,9 +137,9 @@ def process_sources(
     """Process several sources concurrently, each with its folder, by `process`, such as `process_source`; errors as
     there."""
 
-    def outcome(one: tuple[SourceVideo, Path]) -> Outcome:
+    def outcome(pair: tuple[SourceVideo, Path]) -> Outcome:
         try:
-            return process(*one, options, retry)
+            return process(*pair, options, retry)
         except VideoError as error:
             return str(error)
 
@@ -268,8 +268,8 @@ def _clips(
         for number, span in enumerate(spans):
             clip = cut_clip(whole, span.first, span.end, readable=readable)
             clips.append(prepare_cut(source, whole, number, span, clip, options, readable))
-        if not any(isinstance(one, PreparedClip) for one in clips):
-            raise no_clip([one for one in clips if isinstance(one, RejectedCut)])
+        if not any(isinstance(clip, PreparedClip) for clip in clips):
+            raise no_clip([clip for clip in clips if isinstance(clip, RejectedCut)])
     _check_unchanged(source)
     return clips
 

@@ -75,7 +75,7 @@ def merge(
     given = [] if isinstance(datasets, os.PathLike | ClipSource) else listed(datasets, "datasets", _DATASETS)
     if not given:
         raise InputError(f"datasets must be a list of {_DATASETS}; it is {datasets!r}"[:300])
-    opened = [_opened(one) for one in given]
+    opened = [_opened(path) for path in given]
     source = opened[0] if len(opened) == 1 and not prefix else ConcatDataset(opened)
     rows = _delivered(source)
     keys = _merged_keys(source, rows, prefix=prefix) if isinstance(source, ConcatDataset) else None

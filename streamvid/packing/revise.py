@@ -58,7 +58,7 @@ def remove_leftovers(base: Base) -> None:
     remove_temporaries(base.path)
     kept, newest = kept_manifests(base.path), base.manifest
     # A kept dataset.json that cannot be parsed may name any of the files.
-    if {one.revision for one in kept}.issuperset(range(newest.oldest, newest.revision)):
+    if {entry.revision for entry in kept}.issuperset(range(newest.oldest, newest.revision)):
         named, root = named_files([newest, *kept]), join(base.path, "")
         files = [root + name for name in table_files(base.path)] + consolidated_files(base.path)
         left = [file for file in files if file.removeprefix(root) not in named]

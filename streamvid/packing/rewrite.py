@@ -98,9 +98,9 @@ class Rewrite:
                 _plain(files.roots[int(root[at])] if root[at] >= 0 else files.dataset), len(self.roots)
             )
         tars = {
-            one.path("tar"): one.entry.bytes
+            owner.path("tar"): owner.entry.bytes
             for s in np.unique(shard)
-            if (one := self.source.shard_files[s]).entry.has_tar
+            if (owner := self.source.shard_files[s]).entry.has_tar
         }
         for (path, size), found in zip(tars.items(), source_details(list(tars)), strict=True):
             if found.size != size:

@@ -181,9 +181,9 @@ class NewShard:
 
     def close(self) -> None:
         """Close the files."""
-        for one in (self._tar, self._packets):
-            if one is not None:
-                one.file.close()
+        for file in (self._tar, self._packets):
+            if file is not None:
+                file.file.close()
 
 
 class ShardWriter:

@@ -106,8 +106,8 @@ def _runs(destination: str, shards: Sequence[ShardEntry]) -> Iterator[tuple[list
         ):
             if entries and (
                 not table.schema.equals(tables[0].schema)
-                or sum(one.clips for one in entries) + entry.clips > _CLIPS
-                or sum(one.nbytes for one in tables) + table.nbytes > _BYTES
+                or sum(entry.clips for entry in entries) + entry.clips > _CLIPS
+                or sum(table.nbytes for table in tables) + table.nbytes > _BYTES
             ):
                 yield entries, pa.concat_tables(tables)
                 entries, tables = [], []

@@ -143,7 +143,7 @@ def _fold(videos: Sequence[_Video]) -> None:
 def _is_nested(value: Any, most: int) -> bool:
     """Whether a JSON value has more than `most` levels."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return bool(inner) and (most == 0 or any(_is_nested(one, most - 1) for one in inner))
+    return bool(inner) and (most == 0 or any(_is_nested(item, most - 1) for item in inner))
 
 
 def _take_labels(videos: Sequence[_Video]) -> list[int | str | None]:
@@ -342,4 +342,4 @@ def _parse(data: bytes, kind: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {"json": value}
     taken = (*RESERVED_COLUMNS, *_COLUMNS, "npy", MEMBERS)
-    return {f"json_{name}" if name in taken or not name else name: one for name, one in value.items()}
+    return {f"json_{name}" if name in taken or not name else name: item for name, item in value.items()}

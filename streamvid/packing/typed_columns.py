@@ -113,8 +113,8 @@ def _utf8(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list):
-        return [_utf8(one) for one in value]
-    return {_utf8(name): _utf8(one) for name, one in value.items()} if isinstance(value, dict) else value
+        return [_utf8(item) for item in value]
+    return {_utf8(name): _utf8(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def usable_type(kind: pa.DataType) -> pa.DataType:

@@ -89,7 +89,8 @@ def repeats(
         DatasetError: all samples of all pools are absent.
     """
     drawn = [
-        draws(seed, *one, _DRAWS + 1, purpose=REPEAT) for one in zip(passes.tolist(), sample_ids.tolist(), strict=True)
+        draws(seed, *pair, _DRAWS + 1, purpose=REPEAT)
+        for pair in zip(passes.tolist(), sample_ids.tolist(), strict=True)
     ]
     for pool in (made() for made in pools):
         drawn_here = [pool[(numbers[:_DRAWS] * len(pool)).astype(np.int64)] for numbers in drawn]

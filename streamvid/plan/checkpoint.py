@@ -115,7 +115,7 @@ class RunSchedule:
     def identity(self) -> Identity:
         """The hashes that states of this schedule contain."""
         plan, stream = self.plan, self.plan.stream
-        arrays = (one for pool in stream.pools for one in (pool.sample_ids, pool.weights) if one is not None)
+        arrays = (array for pool in stream.pools for array in (pool.sample_ids, pool.weights) if array is not None)
         order = (stream.seed, stream.shuffle, stream.block_shards, stream.weights, plan.local, plan.steps)
         return Identity(
             clips_digest(self.checksums, arrays), digest(self.sampling), digest(order),

@@ -69,7 +69,7 @@ class Position:
         if last and last[0].topology == topology:
             return replace(self, history=(*before, replace(last[0], steps=last[0].steps + 1)))
         topologies = [topology, *(run.topology for run in self.history)]
-        if all(one.partitions == 1 and not one.bucket_steps for one in topologies):
+        if all(topology.partitions == 1 and not topology.bucket_steps for topology in topologies):
             # A single partition keeps its order, so only the number of samples that earlier topologies consumed
             # matters.
             consumed = min(self.size, self.consumed)

@@ -44,10 +44,10 @@ def draws_of_each(
     back."""
     made = np.empty((len(sample_ids), count))
     if made.size:
-        one = generator(seed, 0, purpose)
-        state = dict(one.bit_generator.state)
+        philox = generator(seed, 0, purpose)
+        state = dict(philox.bit_generator.state)
         for row, (number, sample_id) in enumerate(zip(numbers, sample_ids, strict=True)):
             state["state"]["key"][1], state["state"]["counter"][2] = number & _MASK64, sample_id
-            one.bit_generator.state = state
-            made[row] = [one.random() for _ in range(count)]
+            philox.bit_generator.state = state
+            made[row] = [philox.random() for _ in range(count)]
     return made

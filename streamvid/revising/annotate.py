@@ -257,4 +257,4 @@ def _write(columns: dict[str, pa.Array], revision: int, rows: int, work: Path) -
 def _superseded(overlays: Sequence[Overlay], names: set[str]) -> list[Overlay]:
     """The overlays without columns of these names; overlays without any column left are dropped."""
     left = [replace(old, columns=tuple(item for item in old.columns if item[0] not in names)) for old in overlays]
-    return [one for one in left if one.columns]
+    return [table for table in left if table.columns]

@@ -203,5 +203,5 @@ def _state_in(document: object, depth: int) -> Mapping[str, Any] | None:
     if isinstance(document, Mapping) and "segments" in document and "legs" in document:
         return document
     inner = document.values() if isinstance(document, Mapping) else document if isinstance(document, list) else ()
-    found = (_state_in(one, depth - 1) for one in inner if depth)
-    return next((one for one in found if one is not None), None)
+    found = (_state_in(value, depth - 1) for value in inner if depth)
+    return next((state for state in found if state is not None), None)

@@ -50,11 +50,14 @@ class Caches:
     def of(cls, base: Base, cache_dir: Path | None) -> Caches:
         """The user's cache folder and `cache_dir`, with the names for `base` and its older revisions."""
         names: set[str] = set()
-        for one in (base.manifest, *kept_manifests(base.path)):
-            signatures = [ShardFiles(base.path, entry, None).signature() for entry in one.shards]
-            names.add(consolidated.cache_key(one.shards, signatures))
-            names |= {row_texts.cache_key(table.texts, one.shards[at]) for table, at in usable(one.tables, one.shards)}
-            names |= {cache_key(overlay, name) for overlay in one.overlays for name, _ in overlay.columns}
+        for manifest in (base.manifest, *kept_manifests(base.path)):
+            signatures = [ShardFiles(base.path, entry, None).signature() for entry in manifest.shards]
+            names.add(consolidated.cache_key(manifest.shards, signatures))
+            names |= {
+                row_texts.cache_key(table.texts, manifest.shards[at])
+                for table, at in usable(manifest.tables, manifest.shards)
+            }
+            names |= {cache_key(overlay, name) for overlay in manifest.overlays for name, _ in overlay.columns}
         folders = set() if cache_dir is None else {cache_dir}
         with contextlib.suppress(InputError):  # without a home folder there is no cache of this user
             folders.add(user_cache_dir())
@@ -119,7 +122,7 @@ def _without(base: Base, rows: Int64, work: Path) -> tuple[tuple[Overlay, ...], 
                     table = parquet.read_row_group(group, columns=names).select(names)
                     empty = np.isin(np.arange(done, done + len(table)), rows)
                     places = pa.array(np.arange(len(table)), mask=empty)
-                    columns = [table[one].take(places) if one != LABEL else table[one] for one in names]
+                    columns = [table[name].take(places) if name != LABEL else table[name] for name in names]
                     writer.write_table(pa.table(columns, schema=schema))
                     done += len(table)
         sha256 = file_sha256(path)
@@ -132,13 +135,13 @@ def _without(base: Base, rows: Int64, work: Path) -> tuple[tuple[Overlay, ...], 
 def sweep(path: str, newest: Manifest, caches: Caches) -> None:
     """Remove all files of ended revisions, and files that killed changes left, but no others."""
     older = kept_manifests(path)
-    kept = [newest, *(one for one in older if one.revision >= newest.oldest)]
+    kept = [newest, *(manifest for manifest in older if manifest.revision >= newest.oldest)]
     named = named_files(kept)
-    ended = [one for one in older if one.revision < newest.oldest]
-    gone = [entry for one in ended for entry in one.shards if entry.name not in named]
+    ended = [manifest for manifest in older if manifest.revision < newest.oldest]
+    gone = [entry for manifest in ended for entry in manifest.shards if entry.name not in named]
     sums = {checksum for entry in gone for checksum in entry.checksums.values()}
-    sums |= {overlay.sha256 for one in ended for overlay in one.overlays if overlay.file not in named}
-    tables = {file for one in ended for table in one.tables for file in table.files} - named
+    sums |= {overlay.sha256 for manifest in ended for overlay in manifest.overlays if overlay.file not in named}
+    tables = {file for manifest in ended for table in manifest.tables for file in table.files} - named
     sums |= {Path(file).stem for file in tables}
     folder = join(path, SHARD_FOLDER)
     shards = (_SHARD_FILE.fullmatch(name) for name in filesystem.list_details(folder))

@@ -128,7 +128,7 @@ def _sources(dataset: Dataset, rows: Sequence[int], paths: list[str], path: str)
         places = Places(tuple(paths), destination=path) if placed else None
         videos = find_sources(paths, MetadataLists(), places=places)
         needed = {dataset.clips.source[row] for row in rows if (row in in_place) == placed}
-        found[placed] = {one.name: one for one in with_details([v for v in videos if v.name in needed], places)}
+        found[placed] = {video.name: video for video in with_details([v for v in videos if v.name in needed], places)}
     wanted = {}
     spans = {
         name: dataset.columns.meta_column(name) if name in dataset.meta.names else None
@@ -169,11 +169,11 @@ def _made(
             except (StreamvidError, WorkerCrashError, WorkerStuckError) as error:
                 outcome = []
                 bad[dataset.key(row)] = str(error)
-            for one in outcome:
-                if isinstance(one, PreparedClip):
-                    made[row] = one
+            for result in outcome:
+                if isinstance(result, PreparedClip):
+                    made[row] = result
                 else:
-                    bad[dataset.key(row)] = one.reason
+                    bad[dataset.key(row)] = result.reason
             bar.advance(1)
     return made, bad
 

@@ -165,7 +165,7 @@ class PaddedSampler:
         shown = [
             f"{name}={value!r}" for name, value in given.items() if name not in defaults or value != defaults[name]
         ]
-        return f"{type(self).__name__}({', '.join(sorted(shown, key=lambda one: one.startswith('pad=')))})"
+        return f"{type(self).__name__}({', '.join(sorted(shown, key=lambda argument: argument.startswith('pad=')))})"
 
     @property
     def num_random(self) -> int:

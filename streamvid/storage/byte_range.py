@@ -41,18 +41,18 @@ class ByteRange:
     end: int
 
 
-def whole_blocks(one: ByteRange, size: int) -> ByteRange:
+def whole_blocks(wanted: ByteRange, size: int) -> ByteRange:
     """A range extended to whole blocks of `BLOCK_BYTES`, in a file of `size` bytes."""
-    start, end = one.start // BLOCK_BYTES * BLOCK_BYTES, -(-one.end // BLOCK_BYTES) * BLOCK_BYTES
-    return ByteRange(one.path, start, min(end, size))
+    start, end = wanted.start // BLOCK_BYTES * BLOCK_BYTES, -(-wanted.end // BLOCK_BYTES) * BLOCK_BYTES
+    return ByteRange(wanted.path, start, min(end, size))
 
 
 def in_parts(ranges: Sequence[ByteRange]) -> list[tuple[str, int, int]]:
     """Split ranges into requests of at most `PART_BYTES`: path, start and end of each."""
     return [
-        (one.path, start, min(start + PART_BYTES, one.end))
-        for one in ranges
-        for start in range(one.start, max(one.end, one.start + 1), PART_BYTES)
+        (wanted.path, start, min(start + PART_BYTES, wanted.end))
+        for wanted in ranges
+        for start in range(wanted.start, max(wanted.end, wanted.start + 1), PART_BYTES)
     ]
 
 
@@ -68,16 +68,16 @@ def join(ranges: Sequence[ByteRange], *, gap: int, waste: float = WASTE) -> tupl
     apart = set()
     end = wanted = 0
     for place, n in enumerate(order):
-        one = ranges[n]
-        if not place or ranges[order[place - 1]].path != one.path:
+        current = ranges[n]
+        if not place or ranges[order[place - 1]].path != current.path:
             apart.add(place)
-        elif one.start > end:
-            between.append((one.start - end, place))
+        elif current.start > end:
+            between.append((current.start - end, place))
         else:
-            end = max(end, one.end)
+            end = max(end, current.end)
             continue
-        end = one.end
-        wanted += one.end - one.start
+        end = current.end
+        wanted += current.end - current.start
     budget = waste * wanted
     for size, place in sorted(between):
         budget -= size
@@ -86,10 +86,10 @@ def join(ranges: Sequence[ByteRange], *, gap: int, waste: float = WASTE) -> tupl
     joined: list[ByteRange] = []
     places = [0] * len(ranges)
     for place, n in enumerate(order):
-        one = ranges[n]
-        if place in apart or (one.start >= joined[-1].end and one.end - joined[-1].start > PART_BYTES):
-            joined.append(one)
-        elif one.end > joined[-1].end:
-            joined[-1] = ByteRange(one.path, joined[-1].start, one.end)
+        current = ranges[n]
+        if place in apart or (current.start >= joined[-1].end and current.end - joined[-1].start > PART_BYTES):
+            joined.append(current)
+        elif current.end > joined[-1].end:
+            joined[-1] = ByteRange(current.path, joined[-1].start, current.end)
         places[n] = len(joined) - 1
     return joined, places

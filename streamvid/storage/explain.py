@@ -110,7 +110,9 @@ async def refusal(answer: Any) -> RefusedError:
     with contextlib.suppress(Exception):  # the status is known without the body
         body = await answer.content.read(1 << 16)
     answer.close()
-    code = next((one for name in _CODE_HEADERS if re.fullmatch(r"\w{1,64}", one := answer.headers.get(name, ""))), "")
+    code = next(
+        (given for name in _CODE_HEADERS if re.fullmatch(r"\w{1,64}", given := answer.headers.get(name, ""))), ""
+    )
     if not code and (found := _CODE.search(body)):
         code = (found[1] or found[2]).decode()
     if answer.status in (400, 401, 403) and code not in _REFUSED_CREDENTIALS and _HAS_EXPIRED.search(body):

@@ -196,7 +196,7 @@ class Link:
         times: Collection[float] = self._times.get(size.bit_length(), ())
         extra = 0.0
         if len(times) < _FEWEST_TIMES:
-            times = [one for some in self._times.values() for one in some]
+            times = [seconds for some in self._times.values() for seconds in some]
             extra = size / _EXPECTED_BANDWIDTH
         if len(times) >= _FEWEST_TIMES:
             ordered = sorted(times)
@@ -250,5 +250,5 @@ class _Race(Generic[T]):
             self.answer.cancel()
         elif error is None:
             self.answer.set_result(asked.result())
-        elif all(one.done() for one in self._asked):
+        elif all(request.done() for request in self._asked):
             self.answer.set_exception(error)

@@ -138,7 +138,7 @@ def _row_groups(read: _ReadAt, size: int) -> list[tuple[int, list[_Chunk]]]:
             raise TooLargeError(f"its footer has {length} bytes, where {MAX_FOOTER_BYTES} are the most")
         found = _struct(read(size - 8 - length, length), 0, _FOOTER, [_MAX_ITEMS])[0][4]
         return [
-            (group[3], [_Chunk(*(one[3].get(number, 0) for number in (5, 7, 9, 11))) for one in group[1]])
+            (group[3], [_Chunk(*(chunk[3].get(number, 0) for number in (5, 7, 9, 11))) for chunk in group[1]])
             for group in found
         ]
     except (IndexError, KeyError, TypeError, AttributeError) as error:

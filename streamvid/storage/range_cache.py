@@ -78,23 +78,23 @@ class RangeCache:
                         fcntl.flock(file, fcntl.LOCK_SH)
                         touch(file)
                         for n in numbers:
-                            one = ranges[n]
-                            first, last = one.start // _BLOCK, -(-one.end // _BLOCK)
+                            wanted = ranges[n]
+                            first, last = wanted.start // _BLOCK, -(-wanted.end // _BLOCK)
                             there = _read(file, _map(known) + first, _map(known) + last)
                             if len(there) == last - first and there.all():
-                                found[n] = _read(file, one.start, one.end)
+                                found[n] = _read(file, wanted.start, wanted.end)
         return {n: block for n, block in found.items() if len(block) == ranges[n].end - ranges[n].start}
 
-    def whole_blocks(self, one: ByteRange) -> ByteRange:
+    def whole_blocks(self, wanted: ByteRange) -> ByteRange:
         """The range extended to whole blocks, which `keep` can write."""
-        if (known := self._files.get(one.path)) is None or one.end > known.size:
-            return one
-        return whole_blocks(one, known.size)
+        if (known := self._files.get(wanted.path)) is None or wanted.end > known.size:
+            return wanted
+        return whole_blocks(wanted, known.size)
 
-    def file_or(self, one: ByteRange) -> ByteRange:
+    def file_or(self, wanted: ByteRange) -> ByteRange:
         """The whole file of a range if that costs no more than another request; otherwise the range."""
-        known = self._files.get(one.path)
-        return one if known is None or known.size > REQUEST_BYTES else ByteRange(one.path, 0, known.size)
+        known = self._files.get(wanted.path)
+        return wanted if known is None or known.size > REQUEST_BYTES else ByteRange(wanted.path, 0, known.size)
 
     @contextlib.contextmanager
     def claimed(self, ranges: Sequence[ByteRange], until: float) -> Iterator[list[int]]:
@@ -109,12 +109,12 @@ class RangeCache:
         with contextlib.ExitStack() as claims:
             with contextlib.suppress(OSError):
                 make_folder(self._cache.folder.root)
-                for n, one in enumerate(ranges):
-                    if known := self._files.get(one.path):
+                for n, wanted in enumerate(ranges):
+                    if known := self._files.get(wanted.path):
                         if known not in files:
                             opened = _opened(self._cache.folder, known, os.O_RDWR | os.O_CREAT)
                             files[known] = claims.enter_context(opened)
-                        if _lock(files[known], one):
+                        if _lock(files[known], wanted):
                             own.append(n)
                         else:
                             taken.append((n, files[known]))
@@ -127,24 +127,24 @@ class RangeCache:
     def _waits(self, until: float) -> bool:
         return (now := time.monotonic()) < until and now - self._cache.evicted >= _EVICTED_SECONDS
 
-    def part(self, one: ByteRange) -> tuple[UInt8, list[ByteRange]]:
+    def part(self, wanted: ByteRange) -> tuple[UInt8, list[ByteRange]]:
         """The cached blocks of a range of whole blocks, with arbitrary bytes elsewhere; and the missing ranges."""
-        known = self._files.get(one.path)
+        known = self._files.get(wanted.path)
         with contextlib.suppress(OSError):
             if known is not None:
                 with _opened(self._cache.folder, known) as file:
                     fcntl.flock(file, fcntl.LOCK_SH)
-                    first, last = one.start // _BLOCK, -(-one.end // _BLOCK)
+                    first, last = wanted.start // _BLOCK, -(-wanted.end // _BLOCK)
                     there = _read(file, _map(known) + first, _map(known) + last)
-                    data = _read(file, one.start, one.end)
-                if len(there) == last - first and len(data) == one.end - one.start:
+                    data = _read(file, wanted.start, wanted.end)
+                if len(there) == last - first and len(data) == wanted.end - wanted.start:
                     edges = np.flatnonzero(np.diff(np.concatenate([[1], there != 0, [1]]))) + first
                     missing = [
-                        ByteRange(one.path, a * _BLOCK, min(b * _BLOCK, one.end))
+                        ByteRange(wanted.path, a * _BLOCK, min(b * _BLOCK, wanted.end))
                         for a, b in edges.reshape(-1, 2).tolist()
                     ]
                     return data.copy(), missing
-        return np.empty(one.end - one.start, dtype=np.uint8), [one]
+        return np.empty(wanted.end - wanted.start, dtype=np.uint8), [wanted]
 
     def keep(self, ranges: Sequence[ByteRange], blocks: Sequence[UInt8]) -> None:
         """Write ranges of whole blocks to the cache, if the folder can be used."""
@@ -154,26 +154,26 @@ class RangeCache:
             # They are not kept if another program removes the folder meanwhile.
             with self._cache.usable(), self._cache.writing, contextlib.suppress(FileNotFoundError):
                 make_folder(folder.root)
-                for one, block in zip(ranges, blocks, strict=True):
-                    known = self._files.get(one.path)
-                    if known is None or len(block) != one.end - one.start or not len(block):
+                for wanted, block in zip(ranges, blocks, strict=True):
+                    known = self._files.get(wanted.path)
+                    if known is None or len(block) != wanted.end - wanted.start or not len(block):
                         continue
                     self._cache.reserve(len(block) + 2 * _BLOCK)  # the map takes space, too
                     with _opened(folder, known, os.O_RDWR | os.O_CREAT) as file:
                         fcntl.flock(file, fcntl.LOCK_SH)
                         os.truncate(file.fileno(), _map(known) + -(-known.size // _BLOCK))
-                        self._cache.write(file, block.data, one.start)
-                        first, last = one.start // _BLOCK, -(-one.end // _BLOCK)
+                        self._cache.write(file, block.data, wanted.start)
+                        first, last = wanted.start // _BLOCK, -(-wanted.end // _BLOCK)
                         self._cache.write(file, bytes([1]) * (last - first), _map(known) + first)
         except CacheUnusable as error:
             self._cache.warn("without", "%s Until then ranges are fetched again.", error)
 
 
-def _lock(file: FileIO, one: ByteRange) -> bool:
+def _lock(file: FileIO, wanted: ByteRange) -> bool:
     """Lock a range for this open file description (fcntl(2), F_OFD_SETLK), until it is closed. Returns False if another
     one has locked a part of the range."""
     try:
-        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, one.start, one.end - one.start, 0)
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, wanted.start, wanted.end - wanted.start, 0)
         fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
@@ -220,24 +220,24 @@ def give_up_latest(folder: CacheFolder, extents: Sequence[Extents], wanted: int)
     """
     blocks: list[Int64] = []
     when: list[Float64] = []
-    for one in extents:
+    for extent in extents:
         there = np.empty(0, dtype=np.int64)
-        with contextlib.suppress(OSError), _opened(folder, one.file) as file:
-            there = np.flatnonzero(_read(file, _map(one.file), _map(one.file) + -(-one.file.size // _BLOCK)))
+        with contextlib.suppress(OSError), _opened(folder, extent.file) as file:
+            there = np.flatnonzero(_read(file, _map(extent.file), _map(extent.file) + -(-extent.file.size // _BLOCK)))
         # A block that two parts share is needed as soon as one of them is.
-        parts = [np.searchsorted(one.starts, there * _BLOCK + at, side="right") - 1 for at in (0, _BLOCK - 1)]
+        parts = [np.searchsorted(extent.starts, there * _BLOCK + at, side="right") - 1 for at in (0, _BLOCK - 1)]
         blocks.append(there)
-        when.append(np.minimum(*(one.when[np.maximum(part, 0)] for part in parts)))
+        when.append(np.minimum(*(extent.when[np.maximum(part, 0)] for part in parts)))
     every = np.concatenate([np.empty(0), *when])
     count = min(-(-wanted // _BLOCK), len(every))
     if not count:
         return 0
     latest = np.partition(every, len(every) - count)[len(every) - count]
     freed = 0
-    for one, own, needed in zip(extents, blocks, when, strict=True):
+    for extent, own, needed in zip(extents, blocks, when, strict=True):
         if (needed >= latest).any() and freed < wanted:
             with contextlib.suppress(OSError, BusyError):
-                freed += _punch(folder, one.file, own[needed >= latest])
+                freed += _punch(folder, extent.file, own[needed >= latest])
     return freed
 
 

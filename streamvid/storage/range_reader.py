@@ -102,7 +102,7 @@ class RangeReader:
             StorageUnavailable: the storage did not answer for as long as `retry` says.
         """
         versions = versions or {}
-        remote = [n for n, one in enumerate(ranges) if not is_local(one.path)]
+        remote = [n for n, wanted in enumerate(ranges) if not is_local(wanted.path)]
         local = sorted(set(range(len(ranges))) - set(remote), key=lambda n: (ranges[n].path, ranges[n].start))
         blocks: dict[int, UInt8] = {}
         if remote:
@@ -115,9 +115,9 @@ class RangeReader:
                 with suppress(StorageUnavailable):
                     self._file(ranges[n].path, versions).read_ahead(ranges[n])
             blocks |= {n: self._read_local(ranges[n], versions) for n in some}
-        for n, one in enumerate(ranges):
-            if len(blocks[n]) != one.end - one.start:
-                raise _unreadable(one.path, f"ends before byte {one.end}", FileTooShort)
+        for n, wanted in enumerate(ranges):
+            if len(blocks[n]) != wanted.end - wanted.start:
+                raise _unreadable(wanted.path, f"ends before byte {wanted.end}", FileTooShort)
         return [blocks[n] for n in range(len(ranges))]
 
     def _read_remote(
@@ -140,33 +140,33 @@ class RangeReader:
     ) -> list[UInt8]:
         joined, places = self.joined(ranges, gap, waste)
         blocks = self.fetch_joined(joined, versions)
-        return [cut_out(one, joined[n], blocks[n]) for one, n in zip(ranges, places, strict=True)]
+        return [cut_out(wanted, joined[n], blocks[n]) for wanted, n in zip(ranges, places, strict=True)]
 
     def _fetch_neighbours(
         self, cache: RangeCache, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion]
     ) -> list[UInt8]:
         """Read ranges with the gaps between them into the cache, and return the ranges. Blocks that other processes
         have put there meanwhile are not fetched again."""
-        joined, places = self.joined([cache.file_or(one) for one in ranges], REQUEST_BYTES, math.inf)
+        joined, places = self.joined([cache.file_or(wanted) for wanted in ranges], REQUEST_BYTES, math.inf)
         blocks: dict[int, UInt8] = {}
         until = time.monotonic() + _PATIENCE
         while left := [n for n in range(len(joined)) if n not in blocks]:
             with cache.claimed([joined[n] for n in left], until) as own:
                 parts = {left[n]: cache.part(joined[left[n]]) for n in own}
-                missing = [(n, one) for n, (_, rest) in parts.items() for one in rest]
-                fetched = self.fetch_joined([one for _, one in missing], versions) if missing else []
+                missing = [(n, wanted) for n, (_, rest) in parts.items() for wanted in rest]
+                fetched = self.fetch_joined([wanted for _, wanted in missing], versions) if missing else []
             blocks.update((n, block) for n, (block, _) in parts.items())
-            for (n, one), block in zip(missing, fetched, strict=True):
-                start = one.start - joined[n].start
+            for (n, wanted), block in zip(missing, fetched, strict=True):
+                start = wanted.start - joined[n].start
                 blocks[n][start : start + len(block)] = block
-                if len(block) < one.end - one.start:  # the file ends
+                if len(block) < wanted.end - wanted.start:  # the file ends
                     blocks[n] = blocks[n][: start + len(block)]
-        return [cut_out(one, joined[n], blocks[n]) for one, n in zip(ranges, places, strict=True)]
+        return [cut_out(wanted, joined[n], blocks[n]) for wanted, n in zip(ranges, places, strict=True)]
 
     def joined(self, ranges: Sequence[ByteRange], gap: int, waste: float = WASTE) -> tuple[list[ByteRange], list[int]]:
         """The requests for remote ranges, as in `streamvid.storage.byte_range.join`; of whole blocks if a cache keeps
         them."""
-        wanted = ranges if self.cache is None else [self.cache.whole_blocks(one) for one in ranges]
+        wanted = ranges if self.cache is None else [self.cache.whole_blocks(wanted) for wanted in ranges]
         return join(wanted, gap=gap, waste=waste)
 
     def fetch_joined(self, joined: Sequence[ByteRange], versions: Mapping[str, FileVersion]) -> list[UInt8]:
@@ -175,8 +175,8 @@ class RangeReader:
         asked = self.remote.read(parts, retry=retry, versions=versions, turn=self.turn.number)
         read = iter(np.frombuffer(data, dtype=np.uint8) for data in asked)
         blocks = []
-        for one in joined:
-            pieces = [next(read) for _ in range(max(1, -(-(one.end - one.start) // PART_BYTES)))]
+        for wanted in joined:
+            pieces = [next(read) for _ in range(max(1, -(-(wanted.end - wanted.start) // PART_BYTES)))]
             blocks.append(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
         if self.cache is not None:
             self.cache.keep(joined, blocks)

@@ -80,7 +80,7 @@ class RemoteRanges:
         """
         if files and in_s3(folder):
             prefix = _url(*locate(folder, patient=True))
-            self._told |= {f"{prefix}/{name}": (prefix, *one) for name, one in files.items()}
+            self._told |= {f"{prefix}/{name}": (prefix, *details) for name, details in files.items()}
 
     def read_object(self, path: AnyPath, *, most: int, retry: Retry, tries: int = 3) -> bytes:
         """Read a whole object in S3. The response with the first part has the size, so that a short object takes one
@@ -322,7 +322,7 @@ def _of_version(
 ) -> list[bytes | BaseException]:
     """Read ranges of files in storages without If-Match, and check the files' versions: on web servers by If-Range, in
     other storages by requesting a file's mark after its ranges, which are of the expected version if the mark is."""
-    names, starts, ends = [one[0] for one in ranges], [one[1] for one in ranges], [one[2] for one in ranges]
+    names, starts, ends = [span[0] for span in ranges], [span[1] for span in ranges], [span[2] for span in ranges]
     if not hasattr(fs, "encode_url"):
         read = fs.cat_ranges(names, starts, ends, on_error="return")
         marks = {name: mark_of_info(fs.info(name)) for name, version in versions.items() if version is not None}

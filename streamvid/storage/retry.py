@@ -131,7 +131,9 @@ class Retry:
             left, tries, now = list(errors), tries + 1, clock()
             if not left:
                 break
-            error = next((one for one in errors.values() if isinstance(one, AccessRefused)), errors[left[0]])
+            error = next(
+                (refused for refused in errors.values() if isinstance(refused, AccessRefused)), errors[left[0]]
+            )
             begin, limit = since, self.seconds
             if not isinstance(error, StorageUnavailable):
                 limit = min(limit, REFUSED_SECONDS)

@@ -91,7 +91,7 @@ class S3Ranges:
         s3 = await fs.get_s3(bucket)
         wanted = {"Bucket": bucket, "Key": key} | ({"VersionId": version} if version else {})
         # Keys that the user has configured for encrypted objects are headers, which reading needs, too.
-        more = fs.req_kw | {name: one for name, one in fs.s3_additional_kwargs.items() if "Customer" in name}
+        more = fs.req_kw | {name: value for name, value in fs.s3_additional_kwargs.items() if "Customer" in name}
         if more:
             return _Signed(s3, wanted | more)
         # botocore still signs URLs by version 2 by default, which newer servers refuse.

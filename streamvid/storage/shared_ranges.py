@@ -26,18 +26,18 @@ class SharedRanges:
         self._like = reader
         owners: dict[ByteRange, int] = {}
         for number, ranges in enumerate(wanted):
-            for one in ranges:
-                if not is_local(one.path):
-                    owners.setdefault(one, number)
+            for piece in ranges:
+                if not is_local(piece.path):
+                    owners.setdefault(piece, number)
         every = list(owners)
         found = {} if reader.cache is None else reader.cache.read(every)
         self._found = {every[n]: block for n, block in found.items()}
-        missing = [one for one in every if one not in self._found]
+        missing = [piece for piece in every if piece not in self._found]
         self._joined, places = reader.joined(missing, reader.remote.link.gap)
         self._place = dict(zip(missing, places, strict=True))
         first: dict[int, int] = {}
-        for one, place in self._place.items():
-            first[place] = min(first.get(place, owners[one]), owners[one])
+        for piece, place in self._place.items():
+            first[place] = min(first.get(place, owners[piece]), owners[piece])
         self._own: list[list[int]] = [[] for _ in wanted]
         for place, number in first.items():
             self._own[number].append(place)
@@ -85,4 +85,4 @@ class _Reader(RangeReader):
         self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion], neighbours: bool
     ) -> list[UInt8]:
         self._shared.fetch(self._number, self, versions)
-        return [self._shared.block(one) for one in ranges]
+        return [self._shared.block(wanted) for wanted in ranges]

@@ -67,10 +67,10 @@ def given_paths(given: object, name: str) -> list[str]:
     except TypeError:  # also raised for an array without dimensions
         raise InputError(f"{name} must be a path or URL or a list of them; it is {given!r}"[:300]) from None
     found = []
-    for one in several:
-        if not isinstance(one, str | os.PathLike):
-            raise InputError(f"{name} must be paths or URLs, one of them is {one!r}"[:300])
-        found.append(given_path(one, name))
+    for url in several:
+        if not isinstance(url, str | os.PathLike):
+            raise InputError(f"{name} must be paths or URLs, one of them is {url!r}"[:300])
+        found.append(given_path(url, name))
     return found
 
 
@@ -133,7 +133,7 @@ def unsigned(url: str) -> str:
     if not _SIGNATURE.search(url):
         return url
     address, _, query = url.partition("?")
-    kept = "&".join(one for one in query.split("&") if not _OF_SIGNATURES.fullmatch(one))
+    kept = "&".join(parameter for parameter in query.split("&") if not _OF_SIGNATURES.fullmatch(parameter))
     return f"{address}?{kept}" if kept else address
 
 

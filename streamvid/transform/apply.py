@@ -79,10 +79,10 @@ def _apply(transform: Transform | Views, pixels: Any, batch: EncodedBatch, *, on
     from nvidia.dali.experimental import dynamic
 
     outputs = GraphOutputs(ClipTransform(transform, rotates=False, has_black_frames=False), on_gpu=on_gpu)
-    tensors = [dynamic.as_tensor(one, layout="FHWC") for one in inputs]
+    tensors = [dynamic.as_tensor(array, layout="FHWC") for array in inputs]
     own = {name: params[name][0] for name in input_names(outputs.spec, crop_resized=crop_resized)}
     made = build_graph(outputs.spec, tensors, own, crop_resized=crop_resized)
-    views = {name: one.torch()[None] for name, one in zip(outputs.views, made, strict=True)}
+    views = {name: output.torch()[None] for name, output in zip(outputs.views, made, strict=True)}
     columns = {name: torch.tensor(column) for name, column in batch.columns().items()}
     return outputs.finish({**views, **columns}, batch)
 
@@ -112,22 +112,22 @@ def _checked(frames: Any) -> tuple[Any, bool]:
 def _batch(shape: Sequence[int], random: Any) -> EncodedBatch:
     """A batch of one clip whose frames are given."""
     count, height, width, _ = shape
-    one, numbers = np.zeros(1, dtype=np.int64), np.arange(count, dtype=np.int64)
+    zero, numbers = np.zeros(1, dtype=np.int64), np.arange(count, dtype=np.int64)
     sizes = np.array([[height], [width]], dtype=np.int64)
-    decoded = EncodedSlice("", "", b"", width, height, RGB, np.zeros(0, np.uint8), one, numbers, numbers)
+    decoded = EncodedSlice("", "", b"", width, height, RGB, np.zeros(0, np.uint8), zero, numbers, numbers)
     return EncodedBatch(
         slices=[decoded],
-        clips=one,
-        epochs=one,
-        labels=one,
+        clips=zero,
+        epochs=zero,
+        labels=zero,
         valid=np.ones(1, dtype=np.bool_),
         mask=np.ones((1, count), dtype=np.bool_),
         seconds=np.zeros((1, count)),
         heights=sizes[0],
         widths=sizes[1],
-        rotations=one,
+        rotations=zero,
         gather=numbers[None],
         random=random[None],
         bytes_read=0,
-        absent=one - 1,
+        absent=zero - 1,
     )

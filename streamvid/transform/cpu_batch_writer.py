@@ -105,8 +105,8 @@ class CpuBatchWriter:
         params = batch_params(transform, batch)
         boxes = crop_boxes(transform, params, batch.heights, batch.widths)
         views = [
-            _View(one, batch.gather.shape, boxes[0][number].size, memory or BatchMemory())
-            for number, one in enumerate(by_view(transform).values())
+            _View(spec, batch.gather.shape, boxes[0][number].size, memory or BatchMemory())
+            for number, spec in enumerate(by_view(transform).values())
         ]
         names = list(by_view(transform))
         self.tensors = {name: view.tensor for name, view in zip(names, views, strict=True)}
@@ -150,7 +150,9 @@ class _Sink(FrameSink):
         if not positions:
             return
         firsts = [view.pictures[self._clip, positions[0]] for view in self._views]
-        self._render(picture, [one[:, rows, columns] for one, (rows, columns) in zip(firsts, self._flips, strict=True)])
+        self._render(
+            picture, [frames[:, rows, columns] for frames, (rows, columns) in zip(firsts, self._flips, strict=True)]
+        )
         for view, first in zip(self._views, firsts, strict=True):
             for position in positions[1:]:
                 view.pictures[self._clip, position] = first

@@ -56,9 +56,9 @@ def fits_crop_resize(transform: Transform | Views) -> bool:
     two are equally near."""
     following = followers(transform)
     return all(
-        one.interpolation == "bilinear"
-        or not (one.resize or one.random_short_side or one.random_resized_crop or view in following)
-        for view, one in by_view(transform).items()
+        spec.interpolation == "bilinear"
+        or not (spec.resize or spec.random_short_side or spec.random_resized_crop or view in following)
+        for view, spec in by_view(transform).items()
     )
 
 

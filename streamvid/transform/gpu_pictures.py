@@ -85,8 +85,8 @@ class GpuPictures:
         self._boxes = crop_boxes(transform, params, batch.heights, batch.widths)
         self._sinks: dict[int, RenderedFrames] = {}
         self._views = [
-            _View(number, name, one, batch, params, [boxes[number] for boxes in self._boxes], stream, final=final)
-            for number, (name, one) in enumerate(by_view(transform).items())
+            _View(number, name, spec, batch, params, [boxes[number] for boxes in self._boxes], stream, final=final)
+            for number, (name, spec) in enumerate(by_view(transform).items())
         ]
         self.tensors = {view.name: view.tensor for view in self._views}
         self.frames = [view.frames for view in self._views]
@@ -169,8 +169,10 @@ class _View:
         self._mean_std = ([0.0] * 3, [1.0] * 3)  # in levels
         if self.dtype != "uint8":
             mean, std = transform.mean_std
-            self._mean_std = ([255 * one for one in mean], [255 * one for one in std])
-        self._params = {one: params.get(f"{name}.{one}") for one in ("mirror", "upside_down", *_COLOURS)}
+            self._mean_std = ([255 * value for value in mean], [255 * value for value in std])
+        self._params = {
+            parameter: params.get(f"{name}.{parameter}") for parameter in ("mirror", "upside_down", *_COLOURS)
+        }
         self.frames: list[torch.Tensor] = []
         if final:
             lengths = {"T": batch.gather.shape[1], "C": 3, "H": boxes[0].size[0], "W": boxes[0].size[1]}
@@ -258,9 +260,9 @@ class _View:
             factors = torch.tensor(second, dtype=torch.float32, device=levels.device)
             made = torch.einsum("ck,fkhw->fchw", factors[:, :3], made) + factors[:, 3, None, None]
             made = (made.clamp_(0, 255) + 0.5).floor_()
-        mean, std = (torch.tensor(one, device=levels.device)[:, None, None] for one in self._mean_std)
+        mean, std = (torch.tensor(values, device=levels.device)[:, None, None] for values in self._mean_std)
         made = (made - mean) * (1 / std) if self.dtype != "uint8" else made
-        made = made.flip([2 + axis for axis, one in enumerate(self._flips(clip)) if one])
+        made = made.flip([2 + axis for axis, flipped in enumerate(self._flips(clip)) if flipped])
         for row, positions in enumerate(self.positions(clip)):
             for position in positions:
                 self._pictures(clip)[position].copy_(made[row])
@@ -324,7 +326,7 @@ class _View:
         if not black:
             return
         mean, std = self._mean_std
-        values = [-one / spread for one, spread in zip(mean, std, strict=True)]
+        values = [-value / spread for value, spread in zip(mean, std, strict=True)]
         level = torch.tensor(values, device=self.tensor.device)[:, None, None]
         for clip, position in black:
             picture = self._pictures(clip)[position]

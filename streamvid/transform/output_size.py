@@ -91,9 +91,9 @@ def output_sizes(
 ) -> dict[str, tuple[int, int]]:
     """Height and width by view; arguments and errors as in `output_size`."""
     sizes = {}
-    for view, one in by_view(transform).items():
+    for view, spec in by_view(transform).items():
         try:
-            sizes[view] = output_size(one, heights, widths, key)
+            sizes[view] = output_size(spec, heights, widths, key)
         except InputError as error:
             raise InputError(f"in the view {view!r}, {error}" if isinstance(transform, Views) else str(error)) from None
     if isinstance(transform, Views) and "crop" in transform.share:
@@ -107,14 +107,14 @@ def _check_shared_crop(views: Views, heights: Int64, widths: Int64, key: Callabl
     sides, leader = np.stack([heights, widths], axis=1), largest(views.transforms)
 
     def scale(view: str, random: float) -> Float64:
-        one = views.transforms[view]
-        return sides / resized(one, heights, widths, short_sides(one, np.full(len(sides), random)))
+        spec = views.transforms[view]
+        return sides / resized(spec, heights, widths, short_sides(spec, np.full(len(sides), random)))
 
     def part(view: str, random: float) -> Float64:
         return scale(view, random) * pair(views.transforms[view].crop or 0)
 
-    for view, one in views.transforms.items():
-        if view == leader or (one.resize is None and one.random_short_side is None):
+    for view, spec in views.transforms.items():
+        if view == leader or (spec.resize is None and spec.random_short_side is None):
             continue
         for random in (0.0, 0.5, 0.999):
             apart = (abs(part(view, random) - part(leader, random)) >= scale(view, random)).any(axis=1)
@@ -130,7 +130,7 @@ def _check_shared_crop(views: Views, heights: Int64, widths: Int64, key: Callabl
 def upright_sizes(clips: ClipTable, rows: Int64) -> tuple[Int64, Int64]:
     """int64 [rows] each: the heights and widths of clips' upright frames."""
     swapped = (clips.rotation[rows] % 180) != 0
-    heights, widths = (one[rows].astype(np.int64) for one in (clips.height, clips.width))
+    heights, widths = (column[rows].astype(np.int64) for column in (clips.height, clips.width))
     return np.where(swapped, widths, heights), np.where(swapped, heights, widths)
 
 

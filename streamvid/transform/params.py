@@ -96,7 +96,7 @@ def followers(transform: Transform | Views) -> set[str]:
         return set()
     views = transform.transforms
     leader = views[largest(views)]
-    return {view for view, one in views.items() if _resizes(leader) or pair(one.crop or 0) != pair(leader.crop or 0)}
+    return {view for view, spec in views.items() if _resizes(leader) or pair(spec.crop or 0) != pair(leader.crop or 0)}
 
 
 def needed(transform: Transform, *, follows: bool = False) -> tuple[str, ...]:
@@ -160,18 +160,18 @@ def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
     share = transform.share if isinstance(transform, Views) else ()
     shared = [draw for name in share for draw in SHARED_DRAWS[name]]
     views: dict[str, Params] = {}
-    for number, (view, one) in enumerate(by_view(transform).items()):
+    for number, (view, spec) in enumerate(by_view(transform).items()):
         mine = batch.random[:, number * DRAWS : (number + 1) * DRAWS].copy()
         mine[:, shared] = batch.random[:, shared]
-        views[view] = _of_one_view(one, upright, mine)
+        views[view] = _of_one_view(spec, upright, mine)
     if "crop" in share:
         whole = views[largest(by_view(transform))]
         for made in views.values():
             made |= {"start": whole["start"], "end": whole["end"]}
     if "erase" in share:
         _scale_erased(list(views.values()))
-    for view, one in by_view(transform).items():
-        names = needed(one, follows=view in followers(transform))
+    for view, spec in by_view(transform).items():
+        names = needed(spec, follows=view in followers(transform))
         # C-contiguous, as DALI requires.
         fields |= {f"{view}.{name}": views[view][name].astype(PARAM_TYPES[name][0], order="C") for name in names}
     return fields

@@ -211,7 +211,9 @@ class GpuRenderer:
                 self._transform, batch, params, stream=self._stream, scratch=self._scratch, final=True
             )
             # Copies: the arrays of a batch may be memory that is shared with a worker.
-            columns = {name: torch.tensor(one, device=self._stream.device) for name, one in batch.columns().items()}
+            columns = {
+                name: torch.tensor(values, device=self._stream.device) for name, values in batch.columns().items()
+            }
         left = _left_to_cpu(batch, self._on_cpu, on_cpu)
         written = self._decoder.write(batch.slices, pictures, left, color=self._color)
 
@@ -294,7 +296,7 @@ class DaliRenderer:
             return self._submit_to_gpu(batch, params, decoder, _left_to_cpu(batch, self._on_cpu, on_cpu))
         boxes = crop_boxes(self._transform, params, batch.heights, batch.widths)
         views = list(by_view(self._transform).values())
-        sinks = [RenderedFrames(views, *one, self._scratch) for one in zip(boxes, batch.slices, strict=True)]
+        sinks = [RenderedFrames(views, *pair, self._scratch) for pair in zip(boxes, batch.slices, strict=True)]
         written = decoder.write(batch.slices, sinks)
 
         def decoded() -> DecodedBatch:
@@ -332,13 +334,13 @@ def _counted(made: Generator[T, None, None], run_ahead: RunAhead, decoder: CpuDe
 
     def counted() -> Iterator[T]:
         with closing(made):
-            for one in made:
+            for batch in made:
                 sessions.waiting(1)
-                yield one
+                yield batch
 
-    for one in run_ahead(counted()):
+    for batch in run_ahead(counted()):
         sessions.waiting(-1)
-        yield one
+        yield batch
 
 
 def _left_to_cpu(batch: EncodedBatch, on_cpu: Bool | None, every: bool) -> list[bool]:

@@ -57,8 +57,8 @@ def checked_share(transforms: Mapping[str, View], share: object) -> tuple[str, .
     """
     if isinstance(share, str) or not isinstance(share, tuple | list | set | frozenset):
         raise InputError(f"Views(share) must be a list of {', '.join(map(repr, SHARES))}; it is {shown(share)}")
-    for one in share:
-        one_of(one, tuple(SHARES), "each of Views(share)")
+    for option in share:
+        one_of(option, tuple(SHARES), "each of Views(share)")
     given = tuple(name for name in SHARES if name in share)
     for name in given:
         for view, transform in transforms.items():
@@ -70,7 +70,7 @@ def checked_share(transforms: Mapping[str, View], share: object) -> tuple[str, .
         first, *others = transforms
         for option in _BESIDE.get(name, SHARES[name]):
             for view in others:
-                mine, its = (getattr(transforms[one], option) for one in (view, first))
+                mine, its = (getattr(transforms[name], option) for name in (view, first))
                 if mine != its:
                     raise InputError(
                         f"views that share {name!r} must have the same {option}: it is {its!r} in {first!r}, and "
@@ -86,9 +86,9 @@ def largest(transforms: Mapping[str, View]) -> str:
     crop; among equals the first that resizes, or the first."""
 
     def place(view: str) -> tuple[int, bool]:
-        one = transforms[view]
-        height, width = pair(one.crop or 0)
-        return height * width, bool(one.resize or one.random_short_side or one.random_resized_crop)
+        spec = transforms[view]
+        height, width = pair(spec.crop or 0)
+        return height * width, bool(spec.resize or spec.random_short_side or spec.random_resized_crop)
 
     return max(transforms, key=place)
 
@@ -96,7 +96,7 @@ def largest(transforms: Mapping[str, View]) -> str:
 def _does(transform: View, name: str) -> bool:
     if name == "rotate":
         return transform.span("rotate") is not None or transform.warps
-    return transform.recolours if name == "color_jitter" else any(getattr(transform, one) for one in SHARES[name])
+    return transform.recolours if name == "color_jitter" else any(getattr(transform, option) for option in SHARES[name])
 
 
 def _check_crops(transforms: Mapping[str, View]) -> None:

@@ -102,9 +102,9 @@ def export(
         raise InputError(
             "a server's GPU cannot make views that share their crop: leave out share, or give device='cpu'"
         )
-    for view, one in views.items():
-        if one.dtype not in _TRITON_TYPES:
-            raise InputError(f"DALI writes no {one.dtype} ({view}): give Transform(dtype='float32') or 'float16'")
+    for view, spec in views.items():
+        if spec.dtype not in _TRITON_TYPES:
+            raise InputError(f"DALI writes no {spec.dtype} ({view}): give Transform(dtype='float32') or 'float16'")
         if view == INPUT:
             raise InputError(f"a view cannot be called {INPUT!r}, as the model's input is")
     graph = serving_graph(
@@ -132,7 +132,9 @@ def export(
 def _in_color(transform: Transform | Views, color: ColorOption) -> Transform | Views:
     if isinstance(transform, Transform):
         return replace(transform, color=color)
-    return Views({view: replace(one, color=color) for view, one in transform.transforms.items()}, share=transform.share)
+    return Views(
+        {view: replace(spec, color=color) for view, spec in transform.transforms.items()}, share=transform.share
+    )
 
 
 def serving_graph(
@@ -155,7 +157,7 @@ def serving_graph(
         batch_size=batch_size,
         num_threads=num_threads,
         device_id=None,
-        output_dtype=[dtypes[one.dtype] for one in views.values()],
+        output_dtype=[dtypes[spec.dtype] for spec in views.values()],
         output_ndim=[5] * len(views),
     )
     with graph:
@@ -165,7 +167,7 @@ def serving_graph(
         params: Mapping[str, Mapping[str, DataNode]] = {view: {} for view in views}
         if not constants:
             params = evaluation_params(transform, decoded.shape(dtype=types.FLOAT64)[1:3])
-        graph.set_outputs(*(_sub_sequences(view, one, decoded, params[view], frames) for view, one in views.items()))
+        graph.set_outputs(*(_sub_sequences(view, spec, decoded, params[view], frames) for view, spec in views.items()))
     return graph
 
 
@@ -213,13 +215,13 @@ def evaluation_params(transform: Transform | Views, upright: DataNode) -> dict[s
     from nvidia.dali import fn, types
 
     views, behind = by_view(transform), followers(transform)
-    made = {view: _of_one_view(one, upright) for view, one in views.items()}
+    made = {view: _of_one_view(spec, upright) for view, spec in views.items()}
     if isinstance(transform, Views) and "crop" in transform.share:
         leader = made[largest(views)]
-        made = {view: one | {"start": leader["start"], "end": leader["end"]} for view, one in made.items()}
+        made = {view: params | {"start": leader["start"], "end": leader["end"]} for view, params in made.items()}
     return {
-        view: {name: fn.cast(made[view][name], dtype=types.FLOAT) for name in needed(one, follows=view in behind)}
-        for view, one in views.items()
+        view: {name: fn.cast(made[view][name], dtype=types.FLOAT) for name in needed(spec, follows=view in behind)}
+        for view, spec in views.items()
     }
 
 

@@ -198,7 +198,7 @@ def _check_colors_stay(
             change = f"{' '.join(settled)} to {' '.join(stated)}"
             raise CannotCopyError(f"its colours change from {change} in packet {number}")
     usual = usual_siting(codec)
-    if len(places := {location_name(one.location).replace("unknown", usual) for one in found}) > 1:
+    if len(places := {location_name(location.location).replace("unknown", usual) for location in found}) > 1:
         raise CannotCopyError(f"its chroma changes between {' and '.join(sorted(places))}")
 
 

@@ -158,7 +158,7 @@ def select_each(indexes: Sequence[FrameIndex], frames: Sequence[Int64]) -> list[
     positions, checksums = (_cut(values, of_each) for values in (position[kept], column("crc32c")[kept]))
     of_frames, of_starts = _cut(shown, [*map(len, frames)]), _cut(starts, np.bincount(start_clip).tolist())
     every = zip(offsets, sizes, ranks, of_frames, gop_numbers, of_starts, positions, checksums, strict=True)
-    return [PacketSelection(*one) for one in every]
+    return [PacketSelection(*values) for values in every]
 
 
 def _runs(joined: Bool) -> tuple[Int64, Int64]:
@@ -247,11 +247,11 @@ def byte_ranges_of_each(
     """
     if not selections:
         return []
-    counts = [len(one.offsets) for one in selections]
+    counts = [len(selection.offsets) for selection in selections]
     clip = np.repeat(np.arange(len(counts)), counts)
     same = clip[1:] == clip[:-1]
     start, size, gop = (
-        np.concatenate([getattr(one, name) for one in selections]) for name in ("offsets", "sizes", "gops")
+        np.concatenate([getattr(selection, name) for selection in selections]) for name in ("offsets", "sizes", "gops")
     )
     if (same & (start[1:] < start[:-1])).any():
         order = np.lexsort((start, clip))
@@ -294,16 +294,18 @@ def extract_each(
     """
     if not selections:
         return []
-    counts, ranges = [len(one.offsets) for one in selections], np.array([len(own) for own in spans])
+    counts, ranges = [len(selection.offsets) for selection in selections], np.array([len(own) for own in spans])
     block = (ranges.cumsum() - ranges).repeat(counts)
-    for own, one, many in zip(_cut(block, counts), selections, spans, strict=True):
+    for own, selection, many in zip(_cut(block, counts), selections, spans, strict=True):
         if len(many) > 1:
-            own += np.searchsorted(many[:, 0], one.offsets, side="right") - 1
-    offset, size = (np.concatenate([getattr(one, name) for one in selections]) for name in ("offsets", "sizes"))
+            own += np.searchsorted(many[:, 0], selection.offsets, side="right") - 1
+    offset, size = (
+        np.concatenate([getattr(selection, name) for selection in selections]) for name in ("offsets", "sizes")
+    )
     # Adjoining packets are copied at once, and as memoryviews, which Python slices and joins faster than arrays.
     first, last = _runs((offset[1:] == offset[:-1] + size[:-1]) & (block[1:] == block[:-1]))
     start = offset - np.concatenate(spans)[block, 0]
-    every = [one for own in blocks for one in own]
+    every = [part for own in blocks for part in own]
     runs = zip(block[first].tolist(), start[first].tolist(), (start + size)[last].tolist(), strict=True)
     found = []
     for count in np.bincount(np.repeat(np.arange(len(counts)), counts)[first]).tolist():
@@ -311,7 +313,7 @@ def extract_each(
         if count == 1:
             found.append(parts[0][0][parts[0][1] : parts[0][2]])
         else:
-            whole = bytearray().join([one.data[begin:end] for one, begin, end in parts])
+            whole = bytearray().join([source.data[begin:end] for source, begin, end in parts])
             found.append(np.frombuffer(whole, dtype=np.uint8))
     return found
 
@@ -331,7 +333,7 @@ def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:
     )
     if found == wanted:
         return None
-    return next((n for n, one in enumerate(found) if wanted[n] >= 0 and one != wanted[n]), None)
+    return next((n for n, checksum in enumerate(found) if wanted[n] >= 0 and checksum != wanted[n]), None)
 
 
 def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8) -> tuple[int, str] | None:

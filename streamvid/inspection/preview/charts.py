@@ -103,7 +103,9 @@ def _chart(title: str, array: pa.Array) -> Chart | None:
         if len(pc.unique(array.slice(0, _LOOKED_AT))) > max(_BARS, min(_LOOKED_AT, len(array)) // 10):
             return None
         found = pc.value_counts(array.drop_null()).to_pylist()
-        counted = sorted(((str(one["values"]), one["counts"]) for one in found), key=lambda one: (-one[1], one[0]))
+        counted = sorted(
+            ((str(entry["values"]), entry["counts"]) for entry in found), key=lambda pair: (-pair[1], pair[0])
+        )
         if not counted or counted[0][1] == 1 < len(counted):
             return None
         return Chart(title, _most_frequent(counted), none)

@@ -116,13 +116,15 @@ def escaped(text: str) -> str:
     return escape(displayable(text, _MOST))
 
 
-def _picture(one: Picture) -> str:
+def _picture(picture: Picture) -> str:
     """A frame with its time below; the style darkens padding."""
-    time = "black" if one.seconds is None else f"{one.seconds:.2f} s"
-    kind, words, note = ("", time, "") if one.real else (' class="padding"', f"{time}, padding", "<span>padding</span>")
+    time = "black" if picture.seconds is None else f"{picture.seconds:.2f} s"
+    kind, words, note = (
+        ("", time, "") if picture.real else (' class="padding"', f"{time}, padding", "<span>padding</span>")
+    )
     return (
-        f'<li{kind}><figure><img src="{one.uri}" width="{one.width}" height="{one.height}" alt="frame: {words}" '
-        f'loading="lazy"><figcaption>{time} {note}</figcaption></figure></li>'
+        f'<li{kind}><figure><img src="{picture.uri}" width="{picture.width}" height="{picture.height}" '
+        f'alt="frame: {words}" loading="lazy"><figcaption>{time} {note}</figcaption></figure></li>'
     )
 
 

@@ -221,10 +221,10 @@ def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
             read: list[_Read | None] = list(_read(samples, some))
         except (StreamvidError, ValueError):  # also a sampler's ValueError, which is about the clip
             read = [None] * len(some)
-        for item, one in zip(some, read, strict=True):
+        for item, ready in zip(some, read, strict=True):
             row = row_of(item)
             try:
-                strips = _draw(samples, renderer, one or _read(samples, [item])[0])
+                strips = _draw(samples, renderer, ready or _read(samples, [item])[0])
                 drawn += 1
             except (StreamvidError, ValueError) as error:
                 unreachable += isinstance(error, StorageUnavailable)
@@ -239,7 +239,7 @@ def _read(samples: SampleSet, ids: Sequence[int]) -> list[_Read]:
     dataset, spec, count = samples.dataset, samples.spec, len(ids)
     step = Step(np.array(ids, dtype=np.int64), np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool))
     whole = [plan.selection for plan in plan_samples(dataset, step, spec)]
-    positions = [len(one.frames) for one in whole]
+    positions = [len(sample.frames) for sample in whole]
 
     def choose(n: int, index: AnyIndex) -> Chosen:
         shown = shown_positions(positions[n])
@@ -247,7 +247,7 @@ def _read(samples: SampleSet, ids: Sequence[int]) -> list[_Read]:
 
     plans = make_samples(dataset, spec, step, dataset.use_indexes(list(map(row_of, ids)), choose))
     slices = read_slices(dataset, plans, dataset.reader, dataset.shard_path, checksum=spec.checksum)
-    return [_Read(*one) for one in zip(plans, positions, slices, strict=True)]
+    return [_Read(*values) for values in zip(plans, positions, slices, strict=True)]
 
 
 def _draw(samples: SampleSet, renderer: SampleRenderer, read: _Read) -> list[Strip]:
