@@ -28,6 +28,8 @@ for profile, examples in (("ci", 60), ("nightly", 600)):
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# Several workers of pytest-xdist, each with a thread for every core, spin instead of working. Read by PyTorch's import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # SVT-AV1 writes its settings to stderr otherwise; it reads this when the encoder starts.
 os.environ.setdefault("SVT_LOG", "1")
 
@@ -92,9 +94,20 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) 
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Without garbage collections, which are a third of the time, and find next to nothing."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    """The tests themselves, and what a file of them leaves for good, as clients of storages, are left out of all later
-    garbage collections. Each looked at up to four million objects otherwise."""
+    """What a file of tests leaves for good, as clients of storages, is left out of all later garbage collections, as
+    the tests themselves are. Each looked at up to four million objects otherwise."""
     yield
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
