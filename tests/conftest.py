@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from streamvid.loader import quarantine
+from tests.support.clips import ENCODED
 
 # `ci` is what every change is tested with; `nightly` looks longer for a counterexample. A test that needs more examples
 # than others multiplies `settings.default.max_examples`. No deadline: how fast a machine is proves nothing.
@@ -68,6 +69,10 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
         patch.setattr(tempfile, "tempdir", None)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        base = tmp_path_factory.getbasetemp()
+        encoded = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "clips"
+        encoded.mkdir(exist_ok=True)
+        patch.setenv(ENCODED, str(encoded))
         yield
 
 
