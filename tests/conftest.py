@@ -113,22 +113,13 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Without garbage collections, which are a third of the time, and find next to nothing."""
+    """Without garbage collections, which are a third of the time, and find next to nothing. Later ones leave out what
+    is there by then: the tests."""
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
-        gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
-    """What a file of tests leaves for good, as clients of storages, is left out of all later garbage collections, as
-    the tests themselves are. Each looked at up to four million objects otherwise."""
-    yield
-    if nextitem is None or nextitem.path != item.path:
-        gc.collect()
         gc.freeze()
 
 
