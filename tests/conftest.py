@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import logging
@@ -14,10 +15,12 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
 from streamvid.loader import quarantine
+from tests.support.clips import ENCODED
 
 # `ci` is what every change is tested with; `nightly` looks longer for a counterexample. A test that needs more examples
 # than others multiplies `settings.default.max_examples`. No deadline: how fast a machine is proves nothing.
@@ -27,8 +30,22 @@ for profile, examples in (("ci", 60), ("nightly", 600)):
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# Several workers of pytest-xdist, each with a thread for every core, spin instead of working. Read by PyTorch's import.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # SVT-AV1 writes its settings to stderr otherwise; it reads this when the encoder starts.
 os.environ.setdefault("SVT_LOG", "1")
+
+_explain = np.testing.assert_array_equal
+
+
+def _equal(actual: Any, desired: Any, *more: Any, **options: Any) -> None:
+    """NumPy's looks for what differs before it knows that something does, which took a third of the time that tests of
+    frames take."""
+    if options.get("strict") or not np.array_equal(actual, desired):
+        _explain(actual, desired, *more, **options)
+
+
+np.testing.assert_array_equal = _equal
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so all programs that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -65,6 +82,10 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("tmp")))
         patch.setattr(tempfile, "tempdir", None)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        base = tmp_path_factory.getbasetemp()
+        encoded = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "clips"
+        encoded.mkdir(exist_ok=True)
+        patch.setenv(ENCODED, str(encoded))
         yield
 
 
@@ -88,6 +109,18 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) 
     """A user and a working folder of the test's own, and no worker processes."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)  # bad clips are noted there
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Without garbage collections, which are a third of the time, and find next to nothing. Later ones leave out what
+    is there by then: the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

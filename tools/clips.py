@@ -155,7 +155,8 @@ def _configure(stream: Any, recipe: Recipe) -> None:
     context = stream.codec_context
     context.width, context.height, context.pix_fmt = recipe.width, recipe.height, recipe.pix_fmt
     context.time_base = recipe.time_base
-    context.thread_count = 2  # Fixed, since some encoders' output depends on it.
+    # Fixed, since some encoders' output depends on it. libvpx's threads for VP8 wait for each other in busy loops.
+    context.thread_count = 1 if recipe.codec == "vp8" else 2
     context.gop_size = recipe.gop
     if recipe.codec in ("h264", "mpeg4"):
         context.max_b_frames = recipe.b_frames

@@ -205,40 +205,27 @@ def check(runs: list[Run]) -> None:
     assert len({len(rank) for rank in runs[-1].ranks}) == 1, "ranks ended after unlike numbers of steps"
 
 
-def test_killed_with_4_ranks_resumed_with_2_and_back(jobs: Jobs) -> None:
-    # Killed after 5 steps, with a checkpoint after 3.
-    job = jobs.start("one", 4, pause_after=5)
+def test_killed_and_stopped_on_4_then_2_then_3_ranks_then_alone(jobs: Jobs) -> None:
+    options = ("--shuffle", "block")
+    # A rank is killed after 5 steps, with a checkpoint after 3: torchrun ends the job.
+    job = jobs.start("one", 4, *options, pause_after=5)
     job.wait_for_pause(ranks=4)
-    job.kill()
-    # Killed while the checkpoint after step 12 is being written, in the second epoch: the one after step 9 counts. The
-    # first epoch has 25 clips left for it, and 2 ranks x 3 clips do not divide that.
-    job = jobs.start("two", 2, pause_after=9, in_save=True, batch=3)
+    job.kill_rank(1)
+    assert job.wait() != 0
+    # All are killed while the checkpoint after step 12 is being written, in the second epoch: the one after step 9
+    # counts. The first epoch has 25 clips left for it, and 2 ranks x 3 clips do not divide that.
+    job = jobs.start("two", 2, *options, pause_after=9, in_save=True, batch=3)
     job.wait_for_pause(ranks=1)
     job.kill()
     assert list(jobs.folder.glob("checkpoint.pt.*")) == [jobs.folder / "checkpoint.pt.part"]
-    job = jobs.start("three", 4)
-    assert job.wait() == 0
-
-    runs = [jobs.read("one", 4), jobs.read("two", 2), jobs.read("three", 4)]
-    assert [(run.start, run.end) for run in runs] == [(0, 5), (3, 12), (9, 17)]
-    check(runs)
-
-
-def test_one_rank_killed_then_stopped_then_alone(jobs: Jobs) -> None:
-    """torchrun ends the job of a dead rank; a smaller one is told to stop, and a still smaller one goes on."""
-    options = ("--shuffle", "block")
-    job = jobs.start("one", 3, *options, pause_after=4)
+    # Told to stop, as by a scheduler. The ranks have already agreed to go on after step 13: so it is after the next.
+    job = jobs.start("three", 3, *options, pause_after=4)
     job.wait_for_pause(ranks=3)
-    job.kill_rank(1)
-    assert job.wait() != 0
-    # Told to stop, as by a scheduler. The ranks have already agreed to go on after step 7: so it is after the next.
-    job = jobs.start("two", 2, *options, pause_after=4, batch=2)
-    job.wait_for_pause(ranks=2)
     job.process.terminate()
     assert job.wait() != 0
-    job = jobs.start("three", 1, *options, batch=5)
+    job = jobs.start("four", 1, *options, batch=5)
     assert job.wait() == 0
 
-    runs = [jobs.read("one", 3), jobs.read("two", 2), jobs.read("three", 1)]
-    assert [(run.start, run.end) for run in runs] == [(0, 4), (3, 8), (8, 18)]
+    runs = [jobs.read("one", 4), jobs.read("two", 2), jobs.read("three", 3), jobs.read("four", 1)]
+    assert [(run.start, run.end) for run in runs] == [(0, 5), (3, 12), (9, 14), (14, 18)]
     check(runs)

@@ -49,7 +49,8 @@ def loader(dataset: Any, **options: Any) -> sv.StreamLoader:
 def summary(batch: dict[str, Any]) -> tuple[Any, ...]:
     """Everything in a batch, as values that compare."""
     return tuple(
-        (name, value.tolist() if isinstance(value, torch.Tensor) else value) for name, value in sorted(batch.items())
+        (name, value.numpy().tobytes() if isinstance(value, torch.Tensor) else value)
+        for name, value in sorted(batch.items())
     )
 
 

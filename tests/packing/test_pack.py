@@ -118,6 +118,7 @@ def test_workers_end_with_their_parent() -> None:
 # What comes out
 
 
+@packing_inline()
 def test_clips_come_in_natural_order_with_labels_and_metadata(videos: Path, tmp_path: Path) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text("path,label,note\n" + "".join(f"{n},{n[0]},n{i}\n" for i, n in enumerate(NATURAL_ORDER)))
@@ -227,6 +228,7 @@ def test_a_rate_in_python() -> None:
             PackOptions(fps=wrong)  # type: ignore[arg-type]
 
 
+@packing_inline()
 def test_shards_keep_to_their_size(videos: Path, tmp_path: Path) -> None:
     pack([videos], tmp_path / "ds", shard_size=30_000)
     dataset = Dataset.open(tmp_path / "ds")
@@ -240,11 +242,13 @@ def test_shards_keep_to_their_size(videos: Path, tmp_path: Path) -> None:
     assert sum(entry.clips for entry in dataset.shards) == 6
 
 
+@packing_inline()
 def test_a_clip_larger_than_a_shard_gets_one_of_its_own(videos: Path, tmp_path: Path) -> None:
     report = pack([videos], tmp_path / "ds", shard_size=1)
     assert [entry.clips for entry in report.manifest.shards] == [1] * 6
 
 
+@packing_inline()
 def test_unlabelled_videos_are_counted(videos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "l.csv").write_text("path,label\nslow.mp4,4\n")
     with caplog.at_level(logging.WARNING, "streamvid"):
@@ -271,6 +275,7 @@ def test_unreadable_files_are_rejected_with_reasons(videos: Path, tmp_path: Path
     assert Dataset.open(tmp_path / "ds").clips.source == NATURAL_ORDER
 
 
+@packing_inline()
 def test_pipes_and_devices_in_a_folder_are_rejected(tmp_path: Path) -> None:
     """To open a pipe waits for its other end."""
     (tmp_path / "in").mkdir()
@@ -283,6 +288,7 @@ def test_pipes_and_devices_in_a_folder_are_rejected(tmp_path: Path) -> None:
     assert {one.reason for one in report.rejected} == {"it is a pipe, a device or a socket, not a file"}
 
 
+@packing_inline()
 def test_listed_files_that_are_missing_are_rejected(videos: Path, tmp_path: Path) -> None:
     shutil.copy(videos / "slow.mp4", tmp_path)
     (tmp_path / "list.csv").write_text("path\nslow.mp4\ngone.mp4\n")
@@ -384,6 +390,7 @@ def test_shards_of_others_are_left_alone(videos: Path, tmp_path: Path) -> None:
     assert (tmp_path / "ds/shards/00000000.tar").read_text() == "precious"
 
 
+@packing_inline()
 def test_a_dataset_that_appears_meanwhile_is_not_replaced(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

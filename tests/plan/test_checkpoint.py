@@ -360,7 +360,7 @@ HUGE = 10**17
         {"epoch": 0, "first": 7},
         {"size": True},
     ],
-    ids=str,
+    ids=lambda change: str(change)[:60],
 )
 @pytest.mark.parametrize("options", [{}, {"steps": 3}, {"local": True}, {"group": 4}, {"pools": 2}], ids=str)
 def test_absurd_numbers_take_no_time(change: dict[str, Any], options: dict[str, Any]) -> None:

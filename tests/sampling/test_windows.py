@@ -14,21 +14,12 @@ from streamvid.errors import InputError
 from streamvid.loader.clip_items import At
 from streamvid.sampling.base import ClipTimes, FrameSampler
 from streamvid.sampling.explicit import Frames
-from streamvid.sampling.padding import PADS, Pad
+from streamvid.sampling.padding import Pad
 from streamvid.sampling.spread import All, Uniform
 from streamvid.sampling.windows import MultiRate, Window
-from tests.support.sampling import BASES, MOST, RATES, ROUNDINGS, assert_is, cfr, clips, draws, pads, reference, select
-
-starts = st.sampled_from(["random", "center", "first"])
+from tests.support.sampling import BASES, RATES, ROUNDINGS, assert_is, cfr, clips, draws, pads, reference, select
 
 samplings: st.SearchStrategy[Any] = st.one_of(
-    st.builds(Window, st.integers(1, MOST), stride=st.none() | st.integers(1, 9), start=starts),
-    st.builds(
-        Window,
-        st.integers(1, MOST),
-        fps=st.sampled_from([*RATES, 29.97, 23.976, 8, 4.0, 1, 1000, 0.5]) | st.floats(2, 300),
-        start=starts,
-    ),
     st.builds(Uniform, st.integers(1, 40), pick=st.sampled_from(["center", "random"])),
     st.builds(Frames, st.lists(st.integers(0, 60), min_size=1, max_size=10)),
     st.just(All()),
@@ -73,21 +64,6 @@ def test_a_constant_rate_at_its_own_rate_gives_each_frame_once(
     assert got.mask.all()
 
 
-@given(
-    st.sampled_from(RATES), st.sampled_from(BASES), st.integers(2, 80), st.sampled_from(sorted(ROUNDINGS)), st.data()
-)
-def test_a_window_at_the_own_rate_is_a_run_of_frames(
-    rate: Fraction, base: Fraction, count: int, rounding: str, data: st.DataObject
-) -> None:
-    assume(1 / (rate * base) >= 2)
-    clip = cfr(rate, base, count, rounding)
-    frames = data.draw(st.integers(1, count - 1))
-    random = np.array([data.draw(st.floats(0, 1, exclude_max=True))])
-    got = select(Window(frames, fps=rate), clip, random, "none").frames
-    assert got[0] + frames <= count
-    assert got.tolist() == list(range(got[0], got[0] + frames))
-
-
 @pytest.mark.parametrize(
     ("pad", "mode"),
     [
@@ -114,25 +90,6 @@ def test_padding_at_the_own_rate_is_that_of_numpy(
         assert got.mask.tolist() == [n < count for n in range(slots)]
 
 
-@given(clips(), st.integers(1, MOST), st.sampled_from(RATES), draws)
-def test_a_window_starts_on_a_frame_and_shows_what_is_on_screen(
-    clip: ClipTimes, frames: int, rate: Fraction, random: list[float]
-) -> None:
-    got = select(Window(frames, fps=rate), clip, np.array(random[:1]), "edge")
-    pts, step = clip.pts.tolist(), 1 / (rate * clip.tick)
-    # Of frames at the same instant the last is on screen.
-    start = pts[got.frames[0]]
-    for i, (frame, real) in enumerate(zip(got.frames.tolist(), got.mask.tolist(), strict=True)):
-        exact = start + i * step
-        if not real:
-            assert exact > clip.duration - 1
-            continue
-        # Shown from its pts to the next one's, by the one-tick rule: from less than a tick before.
-        assert pts[frame] < exact + 1
-        assert frame + 1 == len(pts) or exact < pts[frame + 1] or pts[frame + 1] == pts[frame]
-        assert exact < clip.duration
-
-
 def test_half_open_intervals() -> None:
     clip = ClipTimes(np.array([0, 100, 200, 1000]), 1100, Fraction(1, 1000))
     at = {
@@ -157,31 +114,6 @@ def test_a_rate_above_the_source_repeats_frames() -> None:
     got = select(Window(12, fps=30, start="first"), clip, np.empty(0), "none")
     assert got.frames.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
     assert got.mask.all()
-
-
-@pytest.mark.parametrize("pad", [p for p in PADS if p != "none"])
-def test_one_frame(pad: Pad) -> None:
-    clip = ClipTimes(np.array([0]), 40, Fraction(1, 1000))
-    for sampling in (Window(3), Window(3, fps=25), Window(3, fps=25, start="center"), Frames([0, 1, 2])):
-        got = select(sampling, clip, np.full(sampling.num_random, 0.99), pad)
-        assert got.frames.tolist() == ([0, -1, -1] if pad == "constant" else [0, 0, 0])
-        assert got.mask.tolist() == [True, False, False]
-    assert select(Uniform(3), clip, np.empty(0), pad).frames.tolist() == [0, 0, 0]
-    assert select(Uniform(3), clip, np.empty(0), pad).mask.all()
-    assert select(All(), clip, np.empty(0), pad).frames.tolist() == [0]
-
-
-@given(st.integers(1, 30), st.integers(1, 5), st.integers(1, 5))
-def test_random_windows_reach_every_place_and_only_those(count: int, frames: int, stride: int) -> None:
-    assume((frames - 1) * stride < count)
-    clip = cfr(Fraction(25), Fraction(1, 1000), count)
-    starts = set()
-    for r in np.linspace(0, 1, 4 * count, endpoint=False):
-        got = select(Window(frames, stride=stride), clip, np.array([r]), "none").frames
-        assert np.all(np.diff(got) == stride)
-        assert got[-1] < count
-        starts.add(int(got[0]))
-    assert starts == set(range(count - (frames - 1) * stride))
 
 
 def test_many_clips_at_once_are_short_as_one_by_one() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,11 +15,9 @@ from streamvid.sampling.base import ClipTimes
 from streamvid.sampling.padding import Pad
 from streamvid.sampling.windows import MultiRate, TiledWindows, Window
 from tests.support.sampling import (
-    BASES,
     MOST,
     NONE,
     RATES,
-    ROUNDINGS,
     Slot,
     by_frames,
     by_ticks,
@@ -110,20 +106,6 @@ def test_window(sampling: Window, clip: ClipTimes, data: st.DataObject, pad: Pad
     check(sampling, clip, random, pad, window_reference(sampling, clip, random, reference_pad(pad)))
 
 
-@given(st.integers(1, 60), st.integers(1, 6), st.integers(1, 4), st.integers(2, 6))
-def test_even_windows_reach_from_end_to_end(count: int, frames: int, stride: int, number: int) -> None:
-    clip = cfr(Fraction(25), Fraction(1, 90000), count)
-    last = max(0, count - 1 - (frames - 1) * stride)
-    for sampling in (
-        Window(frames, stride=stride, start="even", windows=number),
-        Window(frames, fps=Fraction(25, stride), start="even", windows=number),
-    ):
-        starts = [int(select(sampling, clip, NONE, "edge", sample=j).frames[0]) for j in range(number)]
-        assert (starts[0], starts[-1]) == (0, last)
-        assert starts == sorted(starts)
-        assert max(np.diff(starts)) - min(np.diff(starts)) <= 2
-
-
 def test_even_windows() -> None:
     clip = cfr(Fraction(10), Fraction(1, 1000), 20)
     sampling = Window(4, start="even", windows=3)
@@ -136,28 +118,6 @@ def test_even_windows() -> None:
     assert sampling.num_samples(*counts(short)).tolist() == [3]
     assert [select(sampling, short, NONE, "edge", sample=j).frames.tolist() for j in range(3)] == [[0, 1, 2, 2]] * 3
     assert sampling.num_samples(*counts(short), whole=True).tolist() == [0]
-
-
-@given(clips(), st.integers(1, MOST), st.data(), st.sampled_from([{"stride": 3}, {"fps": 25}]))
-def test_jitter_keeps_order_and_stays_near(clip: ClipTimes, frames: int, data: st.DataObject, step: Any) -> None:
-    plain = Window(frames, start="first", **step)
-    for most in (1, 5) if "stride" in step else (0.01, 0.3):
-        moved = replace(plain, jitter=most)
-        a = plain.sample(clip, NONE, 0)
-        b = moved.sample(clip, draws_of(data, moved), 0)
-        assert np.all(np.diff(b.position) >= 0)
-        assert np.all(b.position >= 0)
-        assert np.all((b.position < b.end) == (a.position < a.end))
-        assert np.all(np.abs(b.position - a.position) <= (most if "stride" in step else most / clip.tick))
-
-
-def test_jitter_reaches_both_sides() -> None:
-    clip = cfr(Fraction(25), Fraction(1, 90000), 100)
-    sampling = Window(3, stride=10, start="center", jitter=2)
-    random = np.random.default_rng(0).random((300, 3))
-    shown = np.stack([select(sampling, clip, numbers, "none").frames for numbers in random])
-    for column, middle in zip(shown.T, (39, 49, 59), strict=True):
-        assert Counter(column.tolist()).keys() == set(range(middle - 2, middle + 3))
 
 
 def test_a_span_covers_what_was_asked_for() -> None:
@@ -241,20 +201,6 @@ def windows_reference(sampling: TiledWindows, clip: ClipTimes, pad: Pad) -> list
 )
 def test_windows(sampling: TiledWindows, clip: ClipTimes, pad: Pad) -> None:
     check(sampling, clip, NONE, pad, windows_reference(sampling, clip, reference_pad(pad)))
-
-
-@given(st.sampled_from(RATES), st.sampled_from(BASES), st.integers(1, 60), st.sampled_from(sorted(ROUNDINGS)))
-def test_windows_at_the_own_rate_are_those_by_stride(rate: Fraction, base: Fraction, count: int, way: str) -> None:
-    if 1 / (rate * base) < 2:
-        return
-    clip = cfr(rate, base, count, way)
-    by_rate, by_stride = TiledWindows(4, step=3, fps=rate), TiledWindows(4, step=3)
-    number = int(by_stride.num_samples(*counts(clip))[0])
-    assert by_rate.num_samples(*counts(clip)).tolist() == [number]
-    for sample in range(number):
-        one, two = (select(sampling, clip, NONE, "edge", sample=sample) for sampling in (by_rate, by_stride))
-        assert one.frames.tolist() == two.frames.tolist()
-        assert one.mask.tolist() == two.mask.tolist()
 
 
 def test_windows_cover_the_clip() -> None:

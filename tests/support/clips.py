@@ -1,7 +1,11 @@
-"""Clips for tests: `write` as in tools/clips.py, but each recipe is encoded once in a session and copied afterwards."""
+"""Clips for tests: `write` as in tools/clips.py, but each recipe is encoded once in a run of all workers, and copied
+afterwards."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
@@ -11,21 +15,18 @@ import av
 from tools import clips
 from tools.clips import Recipe
 
-_LARGEST = 4 << 20
-"""Bytes of a file that is kept."""
-_encoded: dict[Recipe, bytes] = {}
+ENCODED = "STREAMVID_TESTS_CLIPS"
+"""The environment variable that names the folder of encoded clips."""
 
 
 def write(recipe: Recipe, path: Path | str) -> Path:
     """Make the clip, a file that the test may change."""
     path = Path(path)
-    if recipe in _encoded:
-        path.write_bytes(_encoded[recipe])
-        return path
-    clips.write(recipe, path)
-    if path.stat().st_size <= _LARGEST:
-        _encoded[recipe] = path.read_bytes()
-    return path
+    kept = Path(os.environ[ENCODED], hashlib.sha256(repr(recipe).encode()).hexdigest())
+    if not kept.exists():
+        part = clips.write(recipe, f"{kept}.{os.getpid()}")
+        part.replace(kept)
+    return Path(shutil.copyfile(kept, path))
 
 
 def one_after_the_other(parts: list[Path], path: Path) -> Path:

@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from streamvid.storage import client
+
 _TOOLS = Path(__file__).parents[2] / "tools" / "s3"
 _PORT = "STREAMVID_S3_PORT"
 _PREFIX = "streamvid-s3-"
@@ -75,9 +77,11 @@ def s3_environment(server: S3Server) -> Iterator[None]:
 
 
 def forget_s3_connections() -> None:
-    """Make fsspec read the environment again: it keeps file systems, and with them the credentials of their making."""
+    """Make fsspec read the environment again: it keeps file systems, and with them the credentials of their making.
+    A client takes megabytes."""
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+        client._kept.clear()
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ from streamvid.sampling.base import ClipTimes, FrameSampler, Selection
 from streamvid.sampling.explicit import Frames
 from streamvid.sampling.padding import PADS, Pad
 from streamvid.sampling.spread import Uniform
-from streamvid.sampling.windows import Window
 
 BASES = [Fraction(1, 1000), Fraction(1, 90000), Fraction(1, 12800), Fraction(1, 600)]
 
@@ -41,28 +40,9 @@ class Slot:
 
 
 def reference(sampling: FrameSampler, clip: ClipTimes, random: list[float], pad: Pad) -> list[Slot]:
-    """`select`, slot by slot, in integers and fractions."""
-    pts = clip.pts.tolist()
-    count = len(pts)
-    if isinstance(sampling, Window) and sampling.fps is not None:
-        step = 1 / (Fraction(sampling.fps).limit_denominator(100_000) * clip.tick)
-        span = math.ceil((sampling.frames - 1) * step)
-        starts = [n for n in range(count) if pts[n] + span < clip.duration]
-        if sampling.start == "center":
-            start = on_screen(pts, max(0, (clip.duration - span) // 2))
-        else:
-            start = chosen(starts, sampling, random)
-        instants = [pts[start] + math.ceil(i * step) for i in range(sampling.frames)]
-        real = sum(t < clip.duration for t in instants)
-        frames = [on_screen(pts, t) for t in instants]
-        if pad.startswith("reflect"):
-            frames = [frames[i if i < real else in_clip(i, real - 1, real, pad)] for i in range(len(instants))]
-        return [slot(clip, pad, i < real, frame) for i, frame in enumerate(frames)]
-    if isinstance(sampling, Window):
-        stride = sampling.stride or 1
-        start = chosen([n for n in range(count) if n + (sampling.frames - 1) * stride < count], sampling, random)
-        positions = [start + i * stride for i in range(sampling.frames)]
-    elif isinstance(sampling, Uniform):
+    """`select` for all samplers but windows, slot by slot, in integers and fractions."""
+    count = len(clip.pts)
+    if isinstance(sampling, Uniform):
         if sampling.pick == "center":
             positions = [math.floor(Fraction(2 * i + 1, 2) * count / sampling.frames) for i in range(sampling.frames)]
         else:
@@ -73,13 +53,7 @@ def reference(sampling: FrameSampler, clip: ClipTimes, random: list[float], pad:
         positions = list(sampling.numbers)
     else:
         positions = list(range(count))
-    return [slot(clip, pad, p < count, p if p < count else in_clip(p, count - 1, count, pad)) for p in positions]
-
-
-def chosen(starts: list[int], sampling: Window, random: list[float]) -> int:
-    if not starts or sampling.start == "first":
-        return 0
-    return starts[(len(starts) - 1) // 2] if sampling.start == "center" else starts[int(random[0] * len(starts))]
+    return by_frames(clip, positions, pad)
 
 
 def on_screen(pts: list[int], instant: int) -> int:

@@ -61,9 +61,9 @@ def test_rows_have_the_columns_of_the_issue() -> None:
 
 
 def test_ways_on_local_files(tmp_path: Path) -> None:
-    make(tmp_path, "dense", 9)
+    make(tmp_path, "dense", 2)
     for decode in (False, True):
         found = run_here(Task("local", "dense", 0, str(tmp_path), decode, 60.0))
-        assert found["clips"] == 9
+        assert found["clips"] == 2
         assert found["memory"] > 10
-    assert len(spans(str(tmp_path), "dense")) == 9
+    assert len(spans(str(tmp_path), "dense")) == 2

@@ -18,7 +18,7 @@ def disks() -> Iterator[Disks]:
         yield disks
 
 
-@pytest.mark.parametrize("hundred", range(settings.default.max_examples // 25))
+@pytest.mark.parametrize("hundred", range(settings.default.max_examples // 60))
 def test_what_is_promised_holds(disks: Disks, hundred: int) -> None:
     """Of a seed that fails: python -m tools.simulate --seed SEED."""
     for seed in range(100 * hundred, 100 * (hundred + 1)):

@@ -14,7 +14,7 @@ from streamvid.errors import InputError
 from streamvid.mp4.boxes import ROTATIONS
 from streamvid.transform.output_size import output_size, resized
 from streamvid.transform.spec import DRAWS, DTYPES, LAYOUTS, Transform
-from tests.support.views import Array, Clip, clip, draws, params, torch_batches, upright
+from tests.support.views import Array, Clip, clip, torch_batches, upright
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NO_DRAWS = np.zeros(DRAWS)
@@ -106,45 +106,6 @@ def test_turned_and_upright_clips_in_one_batch() -> None:
     check(Transform(layout="THWC", dtype="uint8"), batch)
 
 
-def test_every_place_of_a_crop_can_come() -> None:
-    one = clip(1, 5, decoded=1)
-    places = set()
-    for x in np.linspace(0, 1, 50, endpoint=False):
-        (got,) = run(
-            Transform(crop=1, layout="THWC", dtype="uint8"),
-            [Clip(one.frames, [0], np.array([x] + [0.0] * (DRAWS - 1)))],
-        )[:1]
-        places.add(next(n for n in range(5) if np.array_equal(got[0, 0, 0, 0], one.frames[0, 0, n])))
-        if x > 0.3 and len(places) == 5:
-            break
-    assert len(places) == 5
-
-
-def test_one_draw_for_all_frames_of_a_clip() -> None:
-    still = np.repeat(clip(40, 60, decoded=1).frames, 8, axis=0)
-    batch = [Clip(still, list(range(8)), draws(seed)) for seed in range(6)]
-    (got,) = run(Transform(resize=50, crop=32, horizontal_flip=0.5, dtype="float32", mean=MEAN, std=STD), batch)
-    for video in got:  # CTHW
-        for frame in range(1, 8):
-            np.testing.assert_array_equal(video[:, frame], video[:, 0])
-    # And another draw for another clip.
-    assert len({video.tobytes() for video in got}) == 6
-
-
-def test_half_of_the_clips_are_flipped() -> None:
-    frames = clip(8, 8, decoded=1).frames
-    made = params(Transform(horizontal_flip=0.5), [Clip(frames, [0], draws(n)) for n in range(1000)])
-    assert 400 < made["video.mirror"].sum() < 600
-
-
-def test_for_evaluation_nothing_is_left_to_chance() -> None:
-    transform = Transform(crop=16, horizontal_flip=0.5, dtype="uint8", layout="THWC").for_evaluation()
-    one = clip(33, 47)
-    batch = [Clip(one.frames, one.gather, draws(seed)) for seed in range(4)]
-    (got,) = run(transform, batch)
-    np.testing.assert_array_equal(got, np.broadcast_to(one.frames[:, 9:25, 16:32], got.shape))  # 8.5 → 9, 15.5 → 16
-
-
 def test_a_constant_picture_is_black_before_it_is_normalised() -> None:
     (got,) = run(Transform(mean=MEAN, std=STD, layout="THWC"), [clip(8, 8, gather=[0, -1, -1])])
     np.testing.assert_allclose(got[0, 1], np.broadcast_to(-np.array(MEAN) / np.array(STD), (8, 8, 3)), rtol=1e-5)
@@ -223,20 +184,3 @@ def test_mixed_sizes_without_a_crop() -> None:
         assert "\n" not in str(error.value)
     assert output_size(Transform(resize=(30, 40)), heights, widths, ["one", "two", "three"].__getitem__) == (30, 40)
     assert output_size(Transform(), heights[:2], widths[:2], ["one", "two"].__getitem__) == (60, 80)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"resize": 0}, {"resize": -1}, {"resize": 2.5}, {"resize": True}, {"resize": (1, 2, 3)}, {"resize": ()},
-        {"resize": (64, 0)}, {"resize": 100_000}, {"resize": "256"}, {"crop": 0}, {"crop": [22, 22]}, {"crop": (0, 5)},
-        {"layout": "FWHC"}, {"layout": None}, {"dtype": "float64"}, {"dtype": np.float32},
-        {"mean": MEAN, "dtype": "uint8"}, {"std": STD, "dtype": "uint8"}, {"mean": (0, 0)}, {"std": (1, 0, 1)},
-        {"std": (1, float("nan"), 1)}, {"mean": (float("inf"), 0, 0)},
-        {"mean": "half"}, {"std": "abc"},
-    ],
-)  # fmt: skip
-def test_silly_arguments(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError) as error:
-        Transform(**options)
-    assert "\n" not in str(error.value)

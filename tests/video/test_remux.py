@@ -66,7 +66,7 @@ def test_hard_clip(name: str, tmp_path: Path) -> None:
     # should be.
     rng = np.random.default_rng(len(name))
     numbers = recipe.shown()
-    for _ in range(12):
+    for _ in range(6):
         count = int(rng.integers(1, min(6, len(frames)) + 1))
         wanted = np.sort(rng.choice(len(frames), count, replace=False))
         part = slice_of(clip, wanted)
