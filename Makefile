@@ -10,9 +10,8 @@ PYTHON ?= python3
 VIDEOS ?=
 BUCKET ?=
 PIP_ARGS ?=
-# Of a test file, one after the other: they share datasets. A third of the time they wait: for processes of their own,
-# for servers, for time to pass. So there are more at a time than two cores can take.
-JOBS ?= 3
+# Of a test file, one after the other: they share datasets. Many start processes of their own, and wait for them.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 3 ? 3 : 2)))
 
 VENV := .venv
 RUN := $(VENV)/bin/python
