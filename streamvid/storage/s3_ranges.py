@@ -93,7 +93,7 @@ class S3Ranges:
         # Keys that the user has configured for encrypted objects are headers, which reading needs, too.
         more = fs.req_kw | {name: value for name, value in fs.s3_additional_kwargs.items() if "Customer" in name}
         if more:
-            return _Signed(s3, wanted | more)
+            return _Signed(fs, s3, wanted | more)
         # botocore still signs URLs by version 2 by default, which newer servers refuse.
         s3.meta.events.register_first("choose-signer.s3", _version_4, unique_id="streamvid")
         url = await s3.generate_presigned_url("get_object", Params=dict(wanted), ExpiresIn=_SIGNED_SECONDS)
@@ -105,6 +105,7 @@ class _Signed:
     """How an object is read; kept because signing takes longer than a request.
 
     Attributes:
+        fs: s3fs's file system, whose end closes the client.
         s3: botocore's client.
         wanted: its parameters for the object.
         url: signed URL of the object; None if it needs headers that only botocore makes.
@@ -112,6 +113,7 @@ class _Signed:
         sessions: fsspec's HTTP file system, which makes a session of aiohttp and closes it.
     """
 
+    fs: Any
     s3: Any
     wanted: Mapping[str, str]
     url: Any = None
@@ -126,7 +128,7 @@ def _signed(fs: Any, s3: Any, wanted: Mapping[str, str], url: str) -> _Signed:
     config = s3.meta.config
     proxies = get_environ_proxies(url) if config.proxies is None else config.proxies
     proxy = proxies.get(url.partition(":")[0])
-    return _Signed(s3, wanted, URL(url, encoded=True), proxy, _sessions(fs, config.client_cert))
+    return _Signed(fs, s3, wanted, URL(url, encoded=True), proxy, _sessions(fs, config.client_cert))
 
 
 async def _get(signed: _Signed, name: str, start: int, end: int, etag: str, link: Link, *, ranged: bool) -> Part:

@@ -90,8 +90,8 @@ class Upload:
         self._url, self._kept = url, kept
         self._stop = threading.Event()
         self._retry = None if retry is None else retry.until(self._stop)
-        self._fs, name = locate(url, patient=retry is not None)
-        bucket, key, _ = self._fs.split_path(name)
+        fs, name = locate(url, patient=retry is not None)
+        bucket, key, _ = fs.split_path(name)
         self._object = {"Bucket": bucket, "Key": key}
         self._id = ""
         self._gone = False
@@ -253,8 +253,9 @@ class Upload:
             nonlocal tries
             tries += 1
             more = checksums if self._checksums else _NONE
+            fs, _ = locate(self._url, patient=self._retry is not None)  # another after `renew_credentials`
             try:
-                answer = self._fs.call_s3(method, timeout=tries * limit, **self._object, **values, **more)
+                answer = fs.call_s3(method, timeout=tries * limit, **self._object, **values, **more)
             except OSError as error:
                 if more and code_of(error) in _UNKNOWN:
                     self._checksums = False

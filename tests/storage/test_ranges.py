@@ -431,8 +431,8 @@ def test_refused_credentials_are_looked_up_anew(s3: FaultyS3, monkeypatch: pytes
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
         s3.fault = lambda *_: None
 
-    fs, _ = client.locate("s3://bucket/key", patient=True)
     assert read_ranges([("s3://bucket/key", 0, 3)], retry=Retry(600, lambda: clock.now, sleep)) == [DATA[:3]]
+    fs, _ = client.locate("s3://bucket/key", patient=True)
     assert fs._s3._request_signer._credentials.access_key == "renewed"
 
 

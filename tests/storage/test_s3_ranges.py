@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import re
@@ -199,3 +200,20 @@ def test_credentials_that_expire_are_refreshed_for_all(
     use()
     later: Any = {key for *_, key in bucket.seen}
     assert first not in later
+
+
+def test_clients_of_credentials_that_were_refused_are_let_go(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each takes 25 MB, and in a run of weeks credentials expire hundreds of times."""
+    lines = [f"endpoint_url = http://localhost:{bucket.port}", "s3 =", "  addressing_style = path"]
+    caplog.set_level("CRITICAL", logger="streamvid")  # pytest keeps what is logged, and so the frames of its errors
+    reader, clients = RangeReader(Retry(30, sleep=lambda _: False)), []
+    for number in range(4):
+        key = f"AKTEMP{number}"
+        configure(monkeypatch, tmp_path, f"aws_access_key_id = {key}", "aws_secret_access_key = hunter2", *lines)
+        bucket.accepted = key.__eq__
+        assert reader.read([WANTED])[0].tobytes() == DATA[:100]
+        gc.collect()
+        clients.append(sum(type(made).__module__ == "aiobotocore.client" for made in gc.get_objects()))
+    assert clients[-1] <= clients[1]

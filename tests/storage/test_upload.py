@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from streamvid.storage.retry import Retry
 from streamvid.storage.upload import AT_ONCE, Upload, abort_upload
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import WRITE_FAULTS, FaultyS3, faulty_s3
-from tests.support.s3_server import S3Server
+from tests.support.s3_server import S3Server, forget_s3_connections
 
 URL = "s3://bucket/folder/one.tar"
 KEY = "bucket/folder/one.tar"
@@ -65,6 +66,33 @@ def data_of(size: int, seed: int = 0) -> bytes:
 
 def puts(site: FaultyS3) -> int:
     return sum(1 for method, _, _ in site.requests if method == "PUT")
+
+
+def test_credentials_that_expire_while_a_file_is_uploaded_are_looked_up_anew(
+    site: FaultyS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from s3fs import S3FileSystem
+
+    forget_s3_connections()
+    keys, request, clock = list[str](), S3FileSystem.call_s3, Clock()
+
+    def noted(fs: Any, *given: Any, **more: Any) -> Any:
+        answer = request(fs, *given, **more)
+        keys.append(fs._s3._request_signer._credentials.access_key)
+        return answer
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "renewed")
+        site.fault = lambda *_: None
+
+    monkeypatch.setattr(S3FileSystem, "call_s3", noted)
+    site.fault = lambda method, key, before: "expired" if len(keys) >= 2 else None
+    put(data_of(5500), Kept(), retry=Retry(600, lambda: clock.now, sleep))
+    assert site.objects[KEY] == data_of(5500)
+    assert keys[0] != "renewed"
+    assert keys[-1] == "renewed"
+    forget_s3_connections()
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5500])
