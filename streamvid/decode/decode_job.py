@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 NOT_WANTED: Final = -1
 NOT_SHOWN: Final = -2
 """`GopJob.rows` of packets without a wanted frame; the same in nvdec.c."""
+_NO_MEMORY: Final = re.compile("OUT_OF_MEMORY|out of memory|cuvidCreateDecoder.* returned error 2")
+"""In the words of the driver, of PyTorch and of PyNvVideoCodec."""
 _ALIKE: Final = DpbRequirement("", 0, MAX_REORDER)
 """The requirement for codecs other than H.264 and HEVC, whose streams do not differ in it."""
 
@@ -217,9 +220,8 @@ class GopJob:
         if isinstance(error, VideoError):
             return error
         reason = " ".join(str(error).split())[:300]
-        named = VideoError(
-            f"clip {self.encoded.name} cannot be decoded ({reason}): check it with `streamvid verify --decode`"
-        )
+        advice = "free memory of the GPU" if _NO_MEMORY.search(reason) else "check it with `streamvid verify --decode`"
+        named = VideoError(f"clip {self.encoded.name} cannot be decoded ({reason}): {advice}")
         if isinstance(error, Exception):
             named.__cause__ = error
         return named

@@ -463,3 +463,17 @@ def test_a_group_that_is_done_cannot_be_abandoned_any_more() -> None:
     group.finish()
     group.abandon(VideoError("late"))
     group.wait()
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("cuvidCreateDecoder: CUDA_ERROR_OUT_OF_MEMORY (2)", "free memory of the GPU"),
+        ("m_api.cuvidCreateDecoder(&decoder, &info) returned error 2 at NvDecoder.cpp:430", "free memory of the GPU"),
+        ("cuvidDecodePicture: CUDA_ERROR_INVALID_VALUE (1)", "streamvid verify"),
+    ],
+)
+def test_a_gpu_without_memory_is_not_called_a_damaged_clip(reason: str, advice: str, tmp_path: Any) -> None:
+    clip = store_clip(write(Recipe(frames=4), tmp_path / "source.mp4"), tmp_path)
+    (job,) = split(slice_of(clip, [0]))
+    assert advice in str(job.as_video_error(RuntimeError(reason)))
