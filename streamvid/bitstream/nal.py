@@ -58,37 +58,30 @@ class NalSyntax:
         """nal_unit_type, from the first byte of a unit."""
         return first >> self.type_shift & self.type_mask
 
-    def leading_units(self, packet: bytes | memoryview, length_size: int) -> list[tuple[int, bytes]]:
-        """Types and bytes of a packet's NAL units up to its first slice, whose bytes are left out.
+    def leading_units(self, packet: memoryview, length_size: int) -> list[tuple[int, memoryview]]:
+        """Types and bytes of a packet's NAL units up to its first slice.
 
         Args:
             packet: the packet in the format of MP4 files.
             length_size: bytes of the length before each unit.
 
         Raises:
-            ValueError: one of these units does not end within the packet.
+            ValueError: the packet has bytes outside of its units.
         """
-        units: list[tuple[int, bytes]] = []
-        at, size = 0, len(packet)
-        while at < size:
-            start = at + length_size
-            at = start + int.from_bytes(packet[at:start], "big")
-            if at > size or at == start:
-                raise ValueError("a NAL unit does not end within its packet")
-            kind = self.unit_type(packet[start])
-            if kind in self.vcl:
-                units.append((kind, b""))
-                break
-            units.append((kind, bytes(packet[start:at])))
-        return units
+        units = split_packet(packet, length_size)
+        if is_broken(packet, units, length_size):
+            raise ValueError("a NAL unit does not end within its packet")
+        kinds = [self.unit_type(unit[0]) for unit in units]
+        first = next((n for n, kind in enumerate(kinds) if kind in self.vcl), len(kinds))
+        return list(zip(kinds, units, strict=True))[: first + 1]
 
-    def is_idr(self, units: Sequence[tuple[int, bytes]]) -> bool:
+    def is_idr(self, units: Sequence[tuple[int, memoryview]]) -> bool:
         """Whether a packet with these `leading_units` has an IDR picture, so that no packet from it on refers to
         earlier packets."""
         # The type of the first slice decides; delimiters, parameter sets and SEI may come before it.
         return bool(units) and units[-1][0] in self.idr
 
-    def in_band_parameter_sets(self, units: Sequence[tuple[int, bytes]]) -> bytes:
+    def in_band_parameter_sets(self, units: Sequence[tuple[int, memoryview]]) -> bytes:
         """The parameter sets among `leading_units` in Annex B; may be empty."""
         return b"".join([START_CODE + unit for kind, unit in units if kind in self.parameter_sets])
 

@@ -82,14 +82,13 @@ def _ledger(arguments: argparse.Namespace) -> int:
 
     seen = call(ledger, arguments, run=arguments.state)
     if arguments.json:
-        print(json.dumps([asdict(revision) for revision in seen], indent=1))
+        print(json.dumps([asdict(delivery) for delivery in seen], indent=1))
         return 0
     out = console()
     out.print(f"seen {format_count(len(seen), 'time')}")
-    for revision in seen:
-        more = ("" if revision.sample == 0 else f", sample {revision.sample}") + (
-            "" if revision.valid else ", not valid"
-        )
-        place = f"rank {revision.rank} place {revision.place}{more}"
-        out.print(f"epoch {revision.epoch} step {revision.step} (of the run {revision.run_step}) {place}")
+    for delivery in seen:
+        more = "" if delivery.sample == 0 else f", sample {delivery.sample}"
+        more += "" if delivery.valid else ", not valid"
+        place = f"rank {delivery.rank} place {delivery.place}{more}"
+        out.print(f"epoch {delivery.epoch} step {delivery.step} (of the run {delivery.run_step}) {place}")
     return 0

@@ -144,10 +144,10 @@ def parse_together(data: Mapping[int, UInt8], clips: ClipTable) -> dict[int, Fra
     """
     rows = np.fromiter(data, dtype=np.int64, count=len(data))
     sizes, counts = clips.index_size[rows].astype(np.int64), clips.packets[rows].astype(np.int64)
-    whole = (
+    fits = (
         (sizes == ENTRY_BYTES + PACKET_BYTES * counts) & (counts > 0) & (sizes == [len(part) for part in data.values()])
     )
-    rows, counts = rows[whole], counts[whole]
+    rows, counts = rows[fits], counts[fits]
     if not len(rows):
         return {}
     parts = [data[row] for row in rows.tolist()]

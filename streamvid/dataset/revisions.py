@@ -240,7 +240,7 @@ def with_etags(path: str, manifest: Manifest, listed: Mapping[str, Details] | No
         if there is not None and there.mark == f'"{etag}"':  # otherwise the dataset is a copy
             return manifest
     found = filesystem.list_details(join(path, SHARD_FOLDER)) if listed is None else listed
-    marks = {name: folder.mark for name, folder in found.items()}
+    marks = {name: details.mark for name, details in found.items()}
     return replace(manifest, shards=tuple(entry.with_etags(marks) for entry in manifest.shards))
 
 
@@ -329,9 +329,9 @@ def _what_is_there(path: str) -> str:
     if name.endswith(VIDEO_EXTENSIONS):
         return f"this is a video; {_PACK}"
     above = islice(Path(os.path.abspath(local_path(path))).parents, 2) if is_local(path) else ()
-    for one in above:  # of shards, one of which may be given, or a pattern of all, as to WebDataset
-        if (one / FILE_NAME).is_file():
-            return f"this is a part of one; give its folder, {one}"
+    for parent in above:  # of shards, one of which may be given, or a pattern of all, as to WebDataset
+        if (parent / FILE_NAME).is_file():
+            return f"this is a part of a dataset; give its folder, {parent}"
     names = [name]
     if is_local(path) and os.path.isdir(local_path(path)):
         folder = local_path(path)
