@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from streamvid.packing.images import is_sequence, sequence_video
 from streamvid.packing.options import PackOptions
 from streamvid.storage.retry import Retry
-from streamvid.video.cut_off import up_to_last_whole
+from streamvid.video.cut_off import without_cut_off_packet
 from streamvid.video.gpu_support import check
 from streamvid.video.left_out import left_out
 from streamvid.video.probe import CannotCopyError, VideoFile
@@ -68,7 +68,7 @@ def remux_or_build(
             if options.transcode is None and options.compatible_with == "any":
                 raise
         with as_video_error():
-            source = up_to_last_whole(source)
+            source = without_cut_off_packet(source)
             missing = left_out(source)
         made, transcoded = folder / "transcoded-source.mp4", True
         transcode(source, made, options.transcode or TranscodeOptions())

@@ -23,7 +23,7 @@ from streamvid.video.containers import IMAGE_EXTENSIONS
 from streamvid.video.stored_clip import file_signature
 
 _CHUNK_BYTES: Final = 32 << 20
-_MOST_OF_NO_SIZE: Final = 8 << 30
+_MOST_UNSIZED_BYTES: Final = 8 << 30
 """Most bytes that are fetched of a file whose server gives no size, so that a live stream does not fill the disk."""
 _MAX_IMAGE: Final = 1 << 30
 """Most bytes of an image file."""
@@ -93,11 +93,11 @@ def _fetch(source: SourceVideo, local: Path, retry: Retry) -> None:
     with local.open("wb") as copy, of_this_file():
 
         def write(block: bytes, start: int) -> None:
-            if start + len(block) > (source.size or _MOST_OF_NO_SIZE):
-                told = f"said that it has {source.size} bytes" if source.size else "gives no size"
+            if start + len(block) > (most := source.size or _MOST_UNSIZED_BYTES):
+                told = f"said that it has {most} bytes" if source.size else "gives no size"
                 raise VideoError(
-                    f"its server {told}, and sends more than {source.size or _MOST_OF_NO_SIZE}, as a live stream does: "
-                    "save what you want of it as a file"
+                    f"its server {told}, and sends more than {most}, as a live stream does: save what you want "
+                    "of it as a file"
                 )
             copy.seek(start)
             copy.write(block)

@@ -171,7 +171,7 @@ class RangeReader:
 
     def fetch_joined(self, joined: Sequence[ByteRange], versions: Mapping[str, FileVersion]) -> list[UInt8]:
         """Read remote ranges without joining them, and write them to the cache."""
-        parts, retry = in_parts(joined), replace(self.retry, returning=True)
+        parts, retry = in_parts(joined), replace(self.retry, retry_missing=True)
         asked = self.remote.read(parts, retry=retry, versions=versions, turn=self.turn.number)
         read = iter(np.frombuffer(data, dtype=np.uint8) for data in asked)
         blocks = []

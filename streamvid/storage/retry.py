@@ -50,14 +50,14 @@ class Retry:
         seconds: most seconds without any progress, after which the error is raised; 0: no repetition.
         clock: monotonic time in seconds.
         sleep: waits that many seconds; returns a true value to give up.
-        returning: whether a missing file is requested again for `REFUSED_SECONDS`, because it is known to have been
+        retry_missing: whether a missing file is requested again for `REFUSED_SECONDS`, because it is known to have been
             there: a proxy that restarts, a CDN or a bucket that has not heard of it yet may answer 404.
     """
 
     seconds: float = 600.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] = time.sleep
-    returning: bool = False
+    retry_missing: bool = False
 
     @classmethod
     def of(cls, retry_for: float | Retry) -> Retry:
@@ -84,7 +84,7 @@ class Retry:
 
     def __call__(self, attempt: Callable[[], T]) -> T:
         """Call `attempt`, and again while it raises StorageUnavailable, or, for `REFUSED_SECONDS`, AccessRefused or, if
-        `returning`, MissingFile. Returns its result.
+        `retry_missing`, MissingFile. Returns its result.
 
         Raises:
             StorageUnavailable, AccessRefused, MissingFile: raised by the last attempt. All other exceptions pass
@@ -119,7 +119,7 @@ class Retry:
             before = clock()
             errors: dict[int, Trouble] = {}
             for place, outcome in zip(left, attempt([items[place] for place in left]), strict=True):
-                if isinstance(outcome, MissingFile) and not self.returning:
+                if isinstance(outcome, MissingFile) and not self.retry_missing:
                     raise outcome
                 if isinstance(outcome, Trouble):
                     errors[place] = outcome

@@ -284,7 +284,7 @@ class ShardCache:
                 os.utime(file.fileno())
                 return retry.sleep(seconds)
 
-            patient = dataclasses.replace(retry, sleep=sleep, returning=size is not None)  # a shard is there
+            patient = dataclasses.replace(retry, sleep=sleep, retry_missing=size is not None)  # a shard is there
             mark = ""
             if size is not None:
                 actual, mark = filesystem.size_now(url, retry=patient)

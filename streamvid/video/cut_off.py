@@ -12,13 +12,13 @@ import av
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import breaks_off
 
-_STATING: Final = ("avi", "flv", "matroska", "mov")
+_LENGTH_STATED: Final = ("avi", "flv", "matroska", "mov")
 """Containers whose headers say where the file ends. There `whole_packets` leaves out what FFmpeg's demuxer marks."""
-_MARKED: Final = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
+_DECODER_MARKS: Final = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
 """Codecs of which FFmpeg's decoder marks every picture that is not whole. Of HEVC it does not miss slices."""
 
 
-def up_to_last_whole(source: VideoFile) -> VideoFile:
+def without_cut_off_packet(source: VideoFile) -> VideoFile:
     """The same video, without its last packet if the file ends within it.
 
     A transport stream tells that by its pieces, but for one packet in 184. Of that, and in containers that do not say
@@ -30,11 +30,11 @@ def up_to_last_whole(source: VideoFile) -> VideoFile:
     """
     with source.open() as (container, stream):
         name = container.format.name.split(",")[0]
-        if name in _STATING or stream.codec_context is None:
+        if name in _LENGTH_STATED or stream.codec_context is None:
             return source
         if name == "mpegts":
             broken = breaks_off(source.path, stream.id)
-            if not broken or stream.codec_context.codec.canonical_name not in _MARKED:
+            if not broken or stream.codec_context.codec.canonical_name not in _DECODER_MARKS:
                 return replace(source, cut_off=broken)
         keys, marked = [0, 0], False
         for number, packet in enumerate(packet for packet in container.demux(stream) if packet.size):

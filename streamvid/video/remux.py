@@ -29,7 +29,7 @@ from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.mp4.writer import clip_header, decode_times
 from streamvid.text import format_count
 from streamvid.video.clip_index import index_clip
-from streamvid.video.cut_off import up_to_last_whole
+from streamvid.video.cut_off import without_cut_off_packet
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.left_out import left_out
 from streamvid.video.output_order import OutputOrder, output_order
@@ -92,7 +92,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
         VideoError: as for `store_clip`.
     """
     with as_video_error():
-        source = up_to_last_whole(VideoFile(source) if isinstance(source, Path) else source)
+        source = without_cut_off_packet(VideoFile(source) if isinstance(source, Path) else source)
         about = read_stream_info(source)
         first = probe_first_frame(source)
         missing = left_out(source)

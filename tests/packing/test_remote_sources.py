@@ -85,7 +85,7 @@ def test_an_archived_video_costs_itself_alone(site: FaultyS3, table: Path, tmp_p
 
 def test_a_live_stream_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It never ends, and its server gives no size."""
-    monkeypatch.setattr(source_file, "_MOST_OF_NO_SIZE", 3 << 20)
+    monkeypatch.setattr(source_file, "_MOST_UNSIZED_BYTES", 3 << 20)
     sent, clip = [0], write(SMALL, tmp_path / "clip.mp4").read_bytes()
 
     class Live(Handler):
