@@ -42,7 +42,7 @@ def add_parser(commands: Commands) -> None:
         "destination FOLDER": "folder or s3://bucket/prefix; each part is a dataset FOLDER/NAME",
         "--seed N=0": "seed of a split by shares; default 0",
         "--group COLUMN=source":
-            "with --shares: clips with the same value of this column stay together; default: source; none: key",
+            "with --shares: clips of one value in this column stay together; default: source (key: each by itself)",
         **copied,
         **shared,
     }, {"shares": {"metavar": "NAME=SHARE,…"}, "keys": {"metavar": "NAME=FILE", "default": None}},
