@@ -42,7 +42,6 @@ TESTED: Final[Mapping[str, str]] = {
     "nvidia-dali-cuda120": "2.4.0",
     "PyNvVideoCodec": "2.2.4",
     "av": "18.1.0",
-    "webdataset": "1.0.2",
     "numpy": "2.4.6",
     "pyarrow": "26.0.1",
     "fsspec": "2026.9.0",

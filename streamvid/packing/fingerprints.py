@@ -126,10 +126,9 @@ def _together(files: Sequence[tuple[str, int, str]]) -> Details:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that a dataset's bytes depend on: PyAV, FFmpeg, webdataset, pyarrow …"""
+    """Versions of the libraries that a dataset's bytes depend on: PyAV, FFmpeg, pyarrow …"""
     import av
     import numpy as np
-    import webdataset
 
     import streamvid
 
@@ -138,7 +137,6 @@ def versions() -> dict[str, str]:
         "streamvid": streamvid.__version__,
         "av": av.__version__,
         **ffmpeg,
-        "webdataset": webdataset.__version__,
         "pyarrow": pa.__version__,
         "numpy": np.__version__,
     }

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import pyarrow as pa
-from webdataset.writer import TarWriter
 
 from streamvid.checksum import file_sha256
 from streamvid.dataset.manifest import SHARD_FOLDER, ShardEntry
@@ -56,9 +54,9 @@ def _tar_size(content: int) -> int:
     return math.ceil((content + 2 * BLOCK) / tarfile.RECORDSIZE) * tarfile.RECORDSIZE
 
 
-def _video_header(key: str, size: int) -> bytes:
-    """The header block of a clip's MP4 in a tar."""
-    header = tarfile.TarInfo(f"{key}.{EXTENSIONS[0]}")
+def _header(name: str, size: int) -> bytes:
+    """The header block of a file in a tar."""
+    header = tarfile.TarInfo(name)
     header.size, header.mode, header.mtime = size, _MODE, 0
     header.uname = header.gname = _OWNER
     return header.tobuf(tarfile.USTAR_FORMAT)
@@ -66,12 +64,7 @@ def _video_header(key: str, size: int) -> bytes:
 
 def _json_member(key: str, data: bytes) -> bytes:
     """A clip's JSON as a member of a tar."""
-    tar = io.BytesIO()
-    with TarWriter(tar, user=_OWNER, group=_OWNER, mode=_MODE, encoder=False, mtime=0) as writer:
-        writer.write({"__key__": key, EXTENSIONS[1]: data})
-    if len(tar.getbuffer()) != _tar_size(member_bytes(len(data))):
-        raise AssertionError("a tar header of more than one block: not USTAR")
-    return tar.getvalue()[: member_bytes(len(data))]
+    return _header(f"{key}.{EXTENSIONS[1]}", len(data)) + data + bytes(-len(data) % BLOCK)
 
 
 class HashingFile:
@@ -143,7 +136,7 @@ class NewShard:
             self._packets.write(block)
         if self._tar is not None and row["mp4_size"]:
             start = self._tar.written
-            self._tar.write(_video_header(row["key"], row["mp4_size"]))
+            self._tar.write(_header(f"{row['key']}.{EXTENSIONS[0]}", row["mp4_size"]))
             for chunk in mp4:
                 self._tar.write(chunk)
             self._tar.write(bytes(-row["mp4_size"] % BLOCK))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from contextlib import closing
 from pathlib import Path
@@ -121,6 +123,15 @@ def test_webdataset_reads_them(folder: Path) -> None:
     for i, sample in enumerate(samples):
         assert json.loads(sample["json"])["label"] == i
         assert len(sample["mp4"]) == dataset.clips.mp4_size[i]
+
+
+def test_packing_imports_no_frameworks(folder: Path, tmp_path: Path) -> None:
+    """PyTorch alone takes longer to import than to pack a few small clips."""
+    script = (
+        "import sys; from streamvid.cli.main import main; assert not main(['reshard', *sys.argv[1:]])\n"
+        "assert not {'webdataset', 'torch', 'nvidia.dali', 'ray'} & set(sys.modules), 'heavy'"
+    )
+    subprocess.run([sys.executable, "-c", script, str(folder), str(tmp_path / "resharded")], check=True, timeout=60)
 
 
 def test_dali_reads_them_by_our_index(folder: Path) -> None:
