@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,30 +47,30 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_imports_go_down(path: Path) -> None:
-    mine = layer(name_of(path))
-    assert mine is not None, f"{path} is in no layer: docs/design.md"
-    for imported in imports(ast.parse(path.read_text(encoding="utf-8"))):
-        theirs = layer(imported)
-        assert theirs is None or theirs >= mine, f"{name_of(path)} imports {imported}, which is above it"
+@cache
+def trees() -> dict[str, ast.Module]:
+    return {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+
+
+def test_imports_go_down() -> None:
+    for module, tree in trees().items():
+        mine = layer(module)
+        assert mine is not None, f"{module} is in no layer: docs/design.md"
+        above = [name for name in imports(tree) if (theirs := layer(name)) is not None and theirs < mine]
+        assert not above, f"{module} imports what is above it"
 
 
 def test_there_is_no_cycle() -> None:
-    known = {name_of(path) for path in MODULES}
-    needs = {
-        name_of(path): {name for name in imports(ast.parse(path.read_text(encoding="utf-8"))) if name in known}
-        for path in MODULES
-    }
+    needs = {module: set(imports(tree)) & trees().keys() for module, tree in trees().items()}
     while ready := [name for name, wanted in needs.items() if not wanted & needs.keys()]:
         for name in ready:
             del needs[name]
     assert not needs, f"these import one another: {sorted(needs)}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_modules_are_small(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+def test_modules_are_small() -> None:
+    lines = {name_of(path): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert {module: count for module, count in lines.items() if count > 400} == {}
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*/__init__.py")), ids=name_of)
@@ -107,7 +108,7 @@ def private_names(tree: ast.AST) -> Iterator[tuple[str, bool]]:
 
 def test_nothing_private_of_other_libraries_is_used() -> None:
     """It changes without notice: every `pack` failed on Python 3.13 for that."""
-    found = [(path, name, own) for path in MODULES for name, own in private_names(ast.parse(path.read_text()))]
+    found = [(module, name, own) for module, tree in trees().items() for name, own in private_names(tree)]
     ours = {name for _, name, own in found if own}
-    foreign = {(name, name_of(path)) for path, name, own in found if not own and PRIVATE.fullmatch(name)}
+    foreign = {(name, module) for module, name, own in found if not own and PRIVATE.fullmatch(name)}
     assert {(name, module) for name, module in foreign if name not in ours | FOREIGN_EXCEPTIONS} == set()
