@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -287,8 +288,8 @@ def test_within_a_worker_of_a_dataloader(dataset: str, workers: int, monkeypatch
         assert len(list(source)) == 4
 
 
-def spawned(rank: int, dataset: str, folder: str) -> None:
-    """A process of `mp.spawn`, which makes its loaders before the process group."""
+def started(rank: int, dataset: str, folder: str) -> None:
+    """A process that makes its loaders before the process group."""
     from torch.distributed.device_mesh import init_device_mesh
 
     found: dict[str, Any] = {}
@@ -310,8 +311,9 @@ def spawned(rank: int, dataset: str, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_mp_spawn_with_loaders_made_before_the_process_group(dataset: str, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(spawned, (dataset, str(tmp_path)), nprocs=4)
+def test_loaders_made_before_the_process_group(dataset: str, tmp_path: Path) -> None:
+    multiprocessing.set_forkserver_preload(["torch", __name__])  # imported once, not by each of four
+    torch.multiprocessing.start_processes(started, (dataset, str(tmp_path)), nprocs=4, start_method="forkserver")
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
     assert [rank["steps"] for rank in ranks] == [7] * 4
     for parts in ([r["early"][0] for r in ranks], [r["early"][1] for r in ranks], [r["dali"] for r in ranks]):

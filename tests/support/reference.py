@@ -20,9 +20,9 @@ from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.stored_clip import StoredClip
 
 
-def to_rgb(frame: av.VideoFrame, *, full_range: bool) -> UInt8:
-    """One frame as uint8 [height, width, 3]; arguments as in `RgbConverter`."""
-    return np.stack(RgbConverter()(frame, full_range=full_range), axis=-1)
+def to_rgb(frame: av.VideoFrame, *, full_range: bool, convert: RgbConverter | None = None) -> UInt8:
+    """One frame as uint8 [height, width, 3]; arguments as in `RgbConverter`, of which there may be one for several."""
+    return np.stack((convert or RgbConverter())(frame, full_range=full_range), axis=-1)
 
 
 def sequential(
@@ -36,7 +36,8 @@ def sequential(
     with av.open(str(path), options={} if edits else {"ignore_editlist": "1"}) as container:
         frames = container.decode(video=0)
         if color is None:
-            return [to_rgb(frame, full_range=full_range) for frame in frames]
+            as_dali = RgbConverter()
+            return [to_rgb(frame, full_range=full_range, convert=as_dali) for frame in frames]
         convert, made = FullSizeConverter(color), []
         for frame in frames:
             made.append(np.empty((frame.height, frame.width, 3), dtype=np.uint8))
