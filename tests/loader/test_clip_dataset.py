@@ -283,10 +283,7 @@ def test_epochs_draw_anew_and_again(dataset: Path) -> None:
     assert len(crops) == 5
 
 
-@pytest.mark.parametrize(
-    ("start", "workers"),
-    [("fork", 1), ("spawn", 2), pytest.param("fork", 2, marks=pytest.mark.full), ("forkserver", 1)],
-)
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1), ("forkserver", 1)])
 def test_workers_of_any_kind(dataset: Path, start: str, workers: int) -> None:
     ds = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=AUGMENTED, columns=["place"])
     expected = [[default_collate([ds[i] for i in range(n, n + 5)]) for n in (0, 5)]]
