@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.clip_table import TEXTS, Categories, ClipTable, FileColumns, Int32
+from streamvid.dataset.clip_table import Categories, ClipTable, FileColumns, Int32
 from streamvid.dataset.columns import Columns, check_labels
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
-from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
+from streamvid.dataset.string_column import StringColumn, repeated
 from streamvid.errors import InputError
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
@@ -182,53 +182,37 @@ def _concat_labels(named: Mapping[str, Dataset]) -> tuple[tuple[str, ...] | None
 
 
 def _concat_clips(tables: Sequence[ClipTable], parts: Sequence[Part], labels: Sequence[Int64]) -> ClipTable:
-    columns: dict[str, Any] = {}
-    for field in fields(ClipTable):
-        values = [getattr(table, field.name) for table in tables]
-        if isinstance(values[0], Categories):
-            codes, names = _concat_codes([value.codes for value in values], [value.names for value in values])
-            columns[field.name] = Categories(codes, tuple(names))
-        elif isinstance(values[0], np.ndarray):
-            columns[field.name] = np.concatenate(values)
-        elif field.name in TEXTS:
-            columns[field.name] = StringColumn(_chunks([value.array for value in values]))
+    alike = [field.name for field in fields(ClipTable) if field.name not in (*_RENUMBERED, "files")]
+    columns = {name: _joined([getattr(table, name) for table in tables]) for name in alike}
     starts = [np.int32(part.first_shard) for part in parts]
     columns["shard"] = np.concatenate([table.shard + start for table, start in zip(tables, starts, strict=True)])
     columns["label"] = np.concatenate(labels)
     columns["row"] = np.arange(len(columns["label"]))
     firsts = np.cumsum([0, *(len(table.stsds) for table in tables)]).astype(np.int32)
     columns["stsd_id"] = np.concatenate([table.stsd_id + n for table, n in zip(tables, firsts, strict=False)])
-    columns["stsds"] = BinaryColumn(_chunks([table.stsds.array for table in tables]))
     if any(table.files is not None for table in tables):
-        columns["files"] = _concat_files(tables)
+        # Root numbers stay those of the part that has the clip's shard.
+        columns["files"] = _joined([_no_files(len(table)) if table.files is None else table.files for table in tables])
     columns["key"] = _unique_keys([table.key for table in tables], [part.name for part in parts])
     return ClipTable(**columns)
 
 
-def _concat_files(tables: Sequence[ClipTable]) -> FileColumns:
-    """The file columns of all clips. Root numbers stay those of the part that has the clip's shard."""
+def _joined(values: Sequence[Any]) -> Any:
+    """A column of several tables, one after the other."""
+    if isinstance(values[0], Categories):
+        codes, names = _concat_codes([value.codes for value in values], [value.names for value in values])
+        return Categories(codes, tuple(names))
+    if isinstance(values[0], FileColumns):
+        return FileColumns(*map(_joined, zip(*(vars(value).values() for value in values), strict=True)))
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    return type(values[0])(_chunks([value.array for value in values]))
 
-    def numbers(name: str) -> list[Any]:
-        return [np.full(len(t), -1) if t.files is None else getattr(t.files, name) for t in tables]
 
-    def texts(name: str) -> StringColumn:
-        none = pa.scalar("", pa.large_string())
-        return StringColumn(
-            _chunks(
-                [
-                    pa.chunked_array([pa.repeat(none, len(t))]) if t.files is None else getattr(t.files, name).array
-                    for t in tables
-                ]
-            )
-        )
-
-    return FileColumns(
-        np.concatenate(numbers("root")).astype(np.int32),
-        texts("file"),
-        np.concatenate(numbers("size")),
-        np.concatenate(numbers("mtime_ns")),
-        texts("etag"),
-    )
+def _no_files(rows: int) -> FileColumns:
+    """The file columns of clips in shards."""
+    unknown, none = np.full(rows, -1), StringColumn(pa.repeat(_text(""), rows))
+    return FileColumns(unknown.astype(np.int32), none, unknown, unknown, none)
 
 
 def _sharing_memory(dataset: Dataset, clips: ClipTable, part: Part) -> Dataset:
