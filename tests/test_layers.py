@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -77,6 +79,16 @@ def test_modules_are_small() -> None:
 def test_packages_do_no_work(path: Path) -> None:
     (only,) = ast.parse(path.read_text(encoding="utf-8")).body
     assert isinstance(only, ast.Expr), "a package has a docstring and nothing else"
+
+
+def test_what_modules_import_is_required() -> None:
+    """By name, as what comes by way of another package may go with it; inside functions, imports are of extras, too."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = {re.match(r"[\w-]+", text)[0].lower() for text in project["dependencies"]}  # type: ignore[index]
+    required |= {"streamvid", "triton"}  # the latter with PyTorch, where there is a GPU
+    tops = [node for tree in trees().values() for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {name.partition(".")[0] for node in tops for name in imports(node)} - sys.stdlib_module_names
+    assert names - required == set()
 
 
 PRIVATE = re.compile(r"_[a-z]\w*")
