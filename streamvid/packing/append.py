@@ -15,9 +15,9 @@ from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.dataset.revisions import next_number
 from streamvid.errors import InputError
 from streamvid.packing.destination import read_rejected
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.journal import Rejected
 from streamvid.packing.keys import longer_keys
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.retry import COMMAND_SECONDS, Retry

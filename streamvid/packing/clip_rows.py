@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from streamvid.dataset.schema import SCHEMA
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Place
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.url import is_local
 from streamvid.video.frame_index import RANDOM_ACCESS

@@ -15,11 +15,11 @@ import pyarrow as pa
 from streamvid.checks import is_real
 from streamvid.errors import InputError
 from streamvid.packing.frame_spans import need_scenedetect
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.labels import match_videos
 from streamvid.packing.lists import TEXT_COLUMNS, raw_labels, read_list, video_column
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut, CutUnit, FixedLength, PackOptions, Scenes
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.url import redact
 
 COLUMNS: Final = pa.schema(

@@ -16,9 +16,9 @@ from typing import Final
 import pyarrow as pa
 
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import Cut
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable

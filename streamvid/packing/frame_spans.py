@@ -20,8 +20,8 @@ import numpy as np
 from streamvid.arrays import UInt8
 from streamvid.checks import decimal
 from streamvid.errors import InputError, VideoError
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Cut, FixedLength, PackOptions, RejectedCut, Scenes
+from streamvid.packing.source_video import SourceVideo
 from streamvid.video.probe import VideoFile
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip

@@ -16,12 +16,13 @@ from streamvid.packing.destination import base_name, check_not_swapped, given_na
 from streamvid.packing.fingerprints import MISSING, NO_MARK, fingerprint, source_details, sources_digest, versions
 from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
-from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.inputs import find_sources
 from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names, label_by_folder
 from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import Places, check_destination, root_name
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.filesystem import Details
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, given_path, given_paths, redact

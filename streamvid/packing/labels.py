@@ -11,9 +11,9 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.errors import InputError
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.lists import ParsedList, raw_labels, read_list, video_column
 from streamvid.packing.metadata import MetadataLists
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.url import is_local, local_path, redact
 
 FOLDERS: Final = "folders"

@@ -24,11 +24,11 @@ from streamvid.host import memory_is_short
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source_spans, span_columns
 from streamvid.packing.images import is_sequence
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import DecodeLevel, PackOptions, PreparedClip, RejectedCut, Scenes
 from streamvid.packing.patience import patiently
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.packing.source_file import local_video, of_this_file, read_image, source_bytes
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.explain import BROKEN_ERRNOS
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path

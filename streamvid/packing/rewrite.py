@@ -29,7 +29,6 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.clip_rows import place_of_clip
 from streamvid.packing.destination import base_name, check_not_swapped, given_name
 from streamvid.packing.fingerprints import fingerprint, source_details, versions
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import GroupTask, JobSpec, PackJob
 from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import PackOptions, Place
@@ -38,6 +37,7 @@ from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import root_name
 from streamvid.packing.report import PackReport
 from streamvid.packing.shard_writer import MOST_INDEXED
+from streamvid.packing.source_video import SourceVideo
 from streamvid.packing.stored_clips import ClipRun
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.storage.byte_range import FileVersion

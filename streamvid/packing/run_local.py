@@ -19,13 +19,13 @@ from typing import Final
 
 from streamvid.errors import DatasetError
 from streamvid.packing.clip_rows import place_columns
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import Journal, Notice, Record, Rejected, merged
 from streamvid.packing.keys import clip_key
 from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import Outcome, process_source, process_sources
 from streamvid.packing.shard_writer import ShardWriter
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.client import in_s3
 from streamvid.storage.url import is_local
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError

@@ -10,7 +10,7 @@ from typing import Final
 
 from streamvid.bitstream.image import AnimationError, is_image, read_header
 from streamvid.errors import DatasetError, VideoError
-from streamvid.packing.inputs import SourceVideo
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.client import has_ranges

@@ -18,8 +18,8 @@ from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.schema import MAX_FILE_BYTES
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.fetch.clip_file import ClipFile
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Place, PreparedClip
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
 from streamvid.video.stored_clip import StoredClip, UnwrittenMp4

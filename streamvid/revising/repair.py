@@ -18,13 +18,14 @@ from streamvid.host import usable_cores
 from streamvid.loader.quarantine import quarantined
 from streamvid.packing.clip_rows import clip_columns, place_columns
 from streamvid.packing.destination import work_folder
-from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.inputs import find_sources
 from streamvid.packing.job_spec import with_details
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut, PackOptions, PreparedClip
 from streamvid.packing.places import Places, root_name
 from streamvid.packing.process_source import process_source
 from streamvid.packing.revise import RewrittenShards, opened_to_change
+from streamvid.packing.source_video import SourceVideo
 from streamvid.progress import Progress
 from streamvid.revising.rewrite import Clip, rewrite_shard
 from streamvid.storage.url import AnyPath, given_paths

@@ -17,9 +17,9 @@ from streamvid.inspection import verify as verifying
 from streamvid.inspection.verify import verify
 from streamvid.packing import run_local
 from streamvid.packing.append import new_sources, read_base
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
+from streamvid.packing.source_video import SourceVideo
 from tests.packing.test_resume import die_before_change
 from tests.support.packed import InlineWorkers, digests, make_videos
 from tools.clips import Recipe

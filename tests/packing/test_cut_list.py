@@ -27,10 +27,10 @@ from streamvid.packing.frame_spans import (
     scene_spans,
     span_columns,
 )
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.labels import attach_labels
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut, FixedLength, PackOptions, RejectedCut, Scenes, TailPolicy
+from streamvid.packing.source_video import SourceVideo
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions

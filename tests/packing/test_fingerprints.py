@@ -19,8 +19,8 @@ from streamvid.packing.fingerprints import (
     to_json,
     versions,
 )
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Cut, FixedLength, PackOptions
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from tests.support.tables import metadata_of
 

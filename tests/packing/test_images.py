@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError, VideoError
 from streamvid.packing.images import check_rate, find_sequence, sequence_video
-from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.retry import Retry
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions

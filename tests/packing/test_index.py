@@ -22,9 +22,9 @@ from streamvid.inspection.verify import verify
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.index import index
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
+from streamvid.packing.source_video import SourceVideo
 from streamvid.plan.inputs import Mix
 from streamvid.sampling.spread import All
 from streamvid.sampling.windows import Window

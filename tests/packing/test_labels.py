@@ -12,10 +12,11 @@ import pytest
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
-from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.inputs import find_sources
 from streamvid.packing.labels import attach_labels, attach_metadata, class_names
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.pack import pack
+from streamvid.packing.source_video import SourceVideo
 from tests.support.packed import NATURAL_ORDER, make_videos, touch
 
 pytestmark = pytest.mark.usefixtures("inline_workers")

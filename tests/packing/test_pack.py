@@ -24,10 +24,11 @@ import pytest
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError, VideoError
 from streamvid.inspection.verify import verify
-from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.packing.source_video import SourceVideo
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 from tests.support import hostile
 from tests.support.clips import write

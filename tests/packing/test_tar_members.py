@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from streamvid.errors import InputError
-from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.places import Places
+from streamvid.packing.source_video import SourceVideo
 from tests.support.foreign import npy, write_tar
 
 VIDEO = b"a video, for all that finding it matters"

@@ -12,9 +12,9 @@ from typing import Any
 
 from streamvid.decode import isolated
 from streamvid.errors import VideoError
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut
 from streamvid.packing.process_source import process_source
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.retry import Retry
 
 

@@ -17,10 +17,10 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import InputError
 from streamvid.mp4.sample_entry import codec_configuration, coded_size, sample_description
 from streamvid.mp4.top_level import NeedsDemuxerError
-from streamvid.packing.inputs import SourceVideo
 from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedClip
 from streamvid.packing.process_source import process_source
 from streamvid.packing.shard_writer import ShardWriter
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.retry import Retry
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.remux import remux_with_ffmpeg, store_clip

@@ -37,11 +37,12 @@ from streamvid.mp4 import boxes, edit_list, sample_entry
 from streamvid.mp4.reader import read_track
 from streamvid.packing import images, journal
 from streamvid.packing.cut_list import attach_cuts
-from streamvid.packing.inputs import SourceVideo, find_sources
+from streamvid.packing.inputs import find_sources
 from streamvid.packing.labels import attach_labels, attach_metadata
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.packing.source_video import SourceVideo
 from streamvid.plan.checkpoint import RunSchedule
 from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.mixture import SampleStream
