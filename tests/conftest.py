@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from streamvid.loader import quarantine
+from streamvid.storage import retry
 from tests.support.clips import ENCODED
 
 # `ci` is what every change is tested with; `nightly` looks longer for a counterexample. A test that needs more examples
@@ -96,6 +97,12 @@ def inline_workers() -> Iterator[None]:
 
     with packing_inline():
         yield
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of this process are made again after hundredths of a second: what comes of them counts."""
+    monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
 
 
 @pytest.fixture

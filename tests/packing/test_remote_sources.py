@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from streamvid.errors import DatasetError, VideoError
-from streamvid.packing import process_source, source_file
+from streamvid.packing import fingerprints, process_source, source_file
 from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
@@ -26,7 +26,7 @@ from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.packed import SMALL
 from tests.support.serving import Handler, serving
 
-pytestmark = pytest.mark.usefixtures("user")
+pytestmark = pytest.mark.usefixtures("user", "quick_retries")
 
 NAMES = ("a", "b", "c")
 
@@ -142,8 +142,9 @@ def test_credentials_that_are_refused_end_the_pack(site: FaultyS3, table: Path, 
 )
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_file_that_a_web_server_refuses_costs_its_video_alone(
-    site: FaultyS3, tmp_path: Path, answer: tuple[int, dict[str, str]], in_place: bool
+    site: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, dict[str, str]], in_place: bool
 ) -> None:
+    monkeypatch.setattr(fingerprints, "COMMAND_SECONDS", 0.5)
     status, headers = answer
     here = site.endpoint.partition("://")[2]
     site.answers["bucket/b.mp4"] = (status, b"", {name: one.format(here) for name, one in headers.items()})
