@@ -40,6 +40,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
+    request_queue_size = 512
+    """Of five, the default, connections that are made at once wait for the kernel to try again: 1 s, 3 s, 7 s."""
+
     def handle_error(self, *request: object) -> None:
         if not isinstance(sys.exception(), OSError):  # of a connection that the test broke
             super().handle_error(*request)  # type: ignore[arg-type]
