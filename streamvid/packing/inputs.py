@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
-from urllib.parse import urlsplit
 
 from braceexpand import braceexpand
 from natsort import natsort_keygen
@@ -31,7 +30,7 @@ from streamvid.packing.tar_members import TAR_EXTENSIONS, find_in_tars
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import StorageUnavailable
-from streamvid.storage.url import is_local, local_path, redact, unsigned
+from streamvid.storage.url import has_extension, is_local, local_path, redact, split_query, unsigned
 from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 log = logging.getLogger(__name__)
@@ -110,14 +109,15 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
         return [*map(places.check, find_episodes(given, places.cameras, lists))]
     if places is not None and places.cameras:
         raise InputError(f"cameras are those of a LeRobot dataset, and {redact(given)} is none: leave out --camera")
-    if "{" in given and given.lower().endswith(TAR_EXTENSIONS):
-        found = [_single(path) for path in dict.fromkeys(braceexpand(given))]
+    address, query = split_query(given)
+    if "{" in address and has_extension(address, TAR_EXTENSIONS):
+        found = [_single(path + query) for path in dict.fromkeys(braceexpand(address))]
     else:
         taken = (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS * (places is not None), *IMAGE_EXTENSIONS * images)
         found = _find(given, lists, taken, sequences=not images)
     if places is not None:
         found = [places.check(video) for video in found if not places.is_own(video)]
-    tars = [video for video in found if not video.problem and unsigned(video.path).lower().endswith(TAR_EXTENSIONS)]
+    tars = [video for video in found if not video.problem and has_extension(video.path, TAR_EXTENSIONS)]
     hosts = () if places is None else places.hosts
     inside = find_in_tars(tars, lists, hosts, images=images, members=places is not None) if tars else []
     return [video for video in found if video not in tars] + inside
@@ -149,11 +149,10 @@ def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...], *, sequ
         return _below(given, _walk(given), shown, extensions, sequences=sequences)
     if local and os.path.isfile(given):
         return _listed(given, lists) if is_list(given) else [_single(given)]
-    ranged = has_ranges(given)
-    address = given if ranged else urlsplit(given).path  # without a query
-    if not ranged and address.lower().endswith(_NAMED) and not glob.has_magic(address):
+    ranged, magic = has_ranges(given), glob.has_magic(split_query(given)[0])
+    if not ranged and not magic and has_extension(given, _NAMED):
         return [_single(given)]  # fsspec would read a whole file from a web server to look for links in it
-    if glob.has_magic(given) and (local or not ranged or not filesystem.exists(given)):
+    if magic and (local or not ranged or not filesystem.exists(given)):
         return _globbed(given, shown, extensions)
     if local:
         raise InputError(_no_source(given, shown))
@@ -207,7 +206,7 @@ def _below(
     # Hidden files are skipped: macOS writes a "._clip.mp4" beside each clip.mp4 that it copies.
     parts = {path: path_parts(path) for path in files}
     files = [path for path in files if not any(part.startswith(".") for part in parts[path][len(root) :])]
-    videos = [path for path in files if path.lower().endswith(extensions)]
+    videos = [path for path in files if has_extension(path, extensions)]
     found = _sequences(files, root, {parts[path][:-1] for path in videos}) if sequences else []
     videos = videos or ([] if found else _others(files))
     folders, taken = {sequence.parts for sequence in found}, set(videos)
@@ -225,7 +224,7 @@ def _below(
 def _others(files: Sequence[str]) -> list[str]:
     """The sources of an input without videos: its images, or its tars if it has no images."""
     for extensions in (IMAGE_EXTENSIONS, TAR_EXTENSIONS):
-        if others := [path for path in files if path.lower().endswith(extensions)]:
+        if others := [path for path in files if has_extension(path, extensions)]:
             return others
     return []
 
@@ -249,7 +248,7 @@ def _sequences(files: Iterable[str], root: tuple[str, ...], taken: Container[tup
 
 def _tell_left_out(files: Sequence[str], shown: str) -> None:
     """Log the number of files in an input that do not count as videos."""
-    images = any(path.lower().endswith(IMAGE_EXTENSIONS) for path in files)
+    images = any(has_extension(path, IMAGE_EXTENSIONS) for path in files)
     if files:
         log.warning(
             "%s: files without an extension of a video are left out%s; to pack one, name it%s",
@@ -261,7 +260,7 @@ def _tell_left_out(files: Sequence[str], shown: str) -> None:
 
 def _counted(files: Sequence[str], before: str = ": ") -> str:
     """The number of files by extension, most frequent first, after the text `before`; "" without files."""
-    counted = Counter(posixpath.splitext(redact(path))[1].lower() or "without one" for path in files)
+    counted = Counter(posixpath.splitext(split_query(path)[0])[1].lower() or "without one" for path in files)
     counts = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
     words = [f"{count:,} {extension}" for extension, count in counts[:_EXTENSIONS_SHOWN]]
     if len(counts) > len(words):
@@ -274,7 +273,7 @@ def _globbed(pattern: str, shown: str, extensions: tuple[str, ...]) -> list[Foun
         matches = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     else:
         matches = filesystem.glob(pattern)
-    videos = [path for path in matches if path.lower().endswith(extensions)] or _others(matches)
+    videos = [path for path in matches if has_extension(path, extensions)] or _others(matches)
     taken = set(videos)
     left_out = [path for path in matches if path not in taken]
     if not videos:
@@ -299,8 +298,10 @@ def _listed(path: str, lists: MetadataLists) -> list[Found]:
     column, cells = video_column(table, ("path", "video", *urls), shown)
     if not cells:
         raise InputError(f"{shown} lists no videos: add rows to it")
-    folder = posixpath.dirname(path)
-    videos = [posixpath.join(folder, cell) if is_local(cell) else cell for cell in cells]
+    address, query = split_query(path)
+    folder = posixpath.dirname(address)
+    below = [posixpath.join(folder, cell) + ("" if "?" in cell else query) for cell in cells]
+    videos = [found if is_local(cell) else cell for found, cell in zip(below, cells, strict=True)]
     if not is_local(path) and any(map(is_local, videos)):
         raise InputError(
             f"{shown} is remote and names {next(filter(is_local, videos))[:200]!r}: it cannot name local files"

@@ -19,7 +19,7 @@ from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.table_bounds import check_csv, check_json_lines, read_csv
-from streamvid.storage.url import redact
+from streamvid.storage.url import has_extension, redact
 from streamvid.text import first_line
 from streamvid.video.containers import other_content
 
@@ -62,8 +62,8 @@ class ParsedList:
 
 
 def is_list(path: str) -> bool:
-    """Whether a path names a list file, by its extension."""
-    return path.lower().endswith(LIST_EXTENSIONS)
+    """Whether a path or URL names a list file, by its extension."""
+    return has_extension(path, LIST_EXTENSIONS)
 
 
 def read_list(path: str) -> ParsedList:
@@ -75,6 +75,7 @@ def read_list(path: str) -> ParsedList:
     shown = redact(path)
     if not is_list(path):
         raise InputError(f"{shown} is not a list: use a file that ends in {', '.join(LIST_EXTENSIONS)}")
+    kind = next(extension for extension in LIST_EXTENSIONS if has_extension(path, (extension,)))
     try:
         data = filesystem.read_bytes(path)
     except StreamvidError as error:
@@ -84,17 +85,17 @@ def read_list(path: str) -> ParsedList:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError(f"cannot read the list {shown}: it is UTF-16: save it as UTF-8")
     try:
-        if path.lower().endswith(".csv"):
+        if kind == ".csv":
             check_csv(data)
             _check_quotes(data, shown)
-        elif path.lower().endswith(".jsonl"):
+        elif kind == ".jsonl":
             check_json_lines(data)
-        table = _parse(path.lower(), data, [])
+        table = _parse(kind, data, [])
         table.validate(full=True)  # raises ArrowInvalid for text that is not UTF-8
-        if path.lower().endswith(".csv"):
+        if kind == ".csv":
             _check_texts(table, shown)
         names = table.schema.names
-        if len(names) == 1 and path.lower().endswith(".csv") and (mark := re.search("[;\t|]", names[0])):
+        if len(names) == 1 and kind == ".csv" and (mark := re.search("[;\t|]", names[0])):
             raise InputError(f"{shown} has {mark[0]!r} between its columns: write commas there")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -103,14 +104,14 @@ def read_list(path: str) -> ParsedList:
         text = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
         inferred = table
         table = typed = _usable(table)
-        if text and not path.lower().endswith(".parquet"):
-            written = _parse(path.lower(), data, text)
+        if text and kind != ".parquet":
+            written = _parse(kind, data, text)
             for name in text:
                 table = table.set_column(names.index(name), name, written[name])
                 if pa.types.is_timestamp(typed[name].type):  # nanoseconds are cut off as in the text, also before 1970
                     floored = pc.floor_temporal(inferred[name], unit="microsecond").cast(typed[name].type)
                     typed = typed.set_column(names.index(name), name, floored)
-        if path.lower().endswith(".jsonl"):  # names and dates come first in the JSON of a clip
+        if kind == ".jsonl":  # names and dates come first in the JSON of a clip
             table = table.select(sorted(names, key=lambda name: name not in (*TEXT_COLUMNS, *text)))
     except InputError:
         raise
@@ -244,9 +245,9 @@ def _check_texts(table: pa.Table, shown: str) -> None:
                 )
 
 
-def _parse(path: str, data: bytes, text: list[str]) -> pa.Table:
-    """The columns of a list; if `text` is given, only these columns, as text."""
-    if path.endswith(".csv"):
+def _parse(kind: str, data: bytes, text: list[str]) -> pa.Table:
+    """The columns of a list of this extension; if `text` is given, only these columns, as text."""
+    if kind == ".csv":
         return read_csv(
             data,
             pa.csv.ConvertOptions(
@@ -255,7 +256,7 @@ def _parse(path: str, data: bytes, text: list[str]) -> pa.Table:
                 strings_can_be_null=False,
             ),
         )
-    if path.endswith(".jsonl"):
+    if kind == ".jsonl":
         return pa.json.read_json(
             arrow_reader(data),
             read_options=pa.json.ReadOptions(block_size=max(1 << 20, min(len(data), 1 << 30))),

@@ -32,7 +32,6 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.explain import BROKEN_ERRNOS
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
-from streamvid.video.containers import IMAGE_EXTENSIONS
 from streamvid.video.image import image_clip
 from streamvid.video.in_place import index_where_it_lies
 from streamvid.video.ingest import index_by_tables
@@ -236,7 +235,7 @@ def index_source(
     """
     if is_sequence(source.path):
         raise VideoError("a folder of images is no video, so it cannot be indexed in place: pack it (--copy-others)")
-    if source.name.lower().endswith(IMAGE_EXTENSIONS):
+    if source.is_named_as_image:
         video = local_video(source, folder, retry)
         if (image := read_image(source, video)) is not None:
             found = _image_source(source, options, video, *image)

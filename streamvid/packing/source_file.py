@@ -19,7 +19,6 @@ from streamvid.storage.link import Link
 from streamvid.storage.ranged_file import RangedFile
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
-from streamvid.video.containers import IMAGE_EXTENSIONS
 from streamvid.video.stored_clip import file_signature
 
 _CHUNK_BYTES: Final = 32 << 20
@@ -121,7 +120,7 @@ def read_image(source: SourceVideo, file: Path) -> tuple[bytes, tuple[int, int]]
     Raises:
         VideoError: the image is too large.
     """
-    if not source.name.lower().endswith(IMAGE_EXTENSIONS) or not file.is_file():
+    if not source.is_named_as_image or not file.is_file():
         return None
     with file.open("rb") as opened:
         head = opened.read(16)

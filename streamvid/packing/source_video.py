@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from streamvid.packing.options import Cut
+from streamvid.storage.url import has_extension
+from streamvid.video.containers import IMAGE_EXTENSIONS
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class SourceVideo:
     hosts: tuple[str, ...] = ()
     problem: str = ""
     needed: bool = False
+
+    @property
+    def is_named_as_image(self) -> bool:
+        """Whether it has the extension of an image."""
+        return has_extension(self.name if self.part else self.path, IMAGE_EXTENSIONS)
 
     @property
     def videos(self) -> int:

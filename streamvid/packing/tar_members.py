@@ -31,7 +31,7 @@ from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.filesystem import Details
 from streamvid.storage.ranged_file import RangedFile
 from streamvid.storage.threads import map_in_threads
-from streamvid.storage.url import is_local, local_path
+from streamvid.storage.url import has_extension, is_local, local_path
 from streamvid.text import first_line, format_count
 from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, other_content
 
@@ -156,7 +156,7 @@ def _take_labels(videos: Sequence[_Video]) -> list[int | str | None]:
 
 def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
     """The videos of a tar."""
-    if path.lower().endswith(COMPRESSED):
+    if has_extension(path, COMPRESSED):
         return _Tar(
             [_Video("", problem="it is compressed, so that nothing in it can be read by itself: unpack it")], ""
         )

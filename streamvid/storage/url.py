@@ -22,7 +22,8 @@ _USERINFO = re.compile(r"(://)[^/\s@]*(?:@[^/\s@]*)*@")
 _SECRET_PART = re.compile(
     # Not ?key=folder/video.mp4, by which servers of files name them. Other extensions might be the end of a secret.
     r"([?&;,\s](?!key=[^&;,\s#]*\.(?:mp4|m4v|mov|mkv|webm|avi|m?ts|m2ts|mpe?g|flv|wmv|tar)(?:[&;,\s#]|$))"
-    r"[^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth)[^=&;,\s]*=)[^&;,\s#]*",
+    # hdn: Akamai's hdnts and hdnea.
+    r"[^=&;,\s]*(?:key|secret|token|sig|signature|credential|passw|auth|jwt|hdn)[^=&;,\s]*=)[^&;,\s#]*",
     re.IGNORECASE,
 )
 
@@ -110,12 +111,25 @@ def given_local_path(path: object, name: str) -> str:
     return local_path(text)
 
 
+def split_query(path: AnyPath) -> tuple[str, str]:
+    """A web address without its query, and the query with its ``?``; of any other path, itself and ""."""
+    text = os.fspath(path)
+    address, mark, query = text.partition("?") if get_protocol(text) in ("http", "https") else (text, "", "")
+    return address, mark + query
+
+
+def has_extension(path: AnyPath, extensions: tuple[str, ...]) -> bool:
+    """Whether a path, or a web address before its query, ends in one of these, given in lower case."""
+    return split_query(path)[0].lower().endswith(extensions)
+
+
 def join(base: AnyPath, *parts: str) -> str:
-    """`base` with `parts` below it, separated by single slashes. The parts are not checked for `..` and the like."""
-    joined = os.fspath(base)
+    """`base` with `parts` below it, separated by single slashes. The parts are not checked for `..` and the like. The
+    query of a web address stays at its end: a token, or Azure's signature of a folder, is good for the files in it."""
+    joined, query = split_query(base)
     for part in parts:
         joined = joined + part if joined.endswith("/") else f"{joined}/{part}"
-    return joined
+    return joined + query
 
 
 def redact(url: AnyPath) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import ClipError, InputError
@@ -125,6 +128,29 @@ def test_signed_urls_are_packed_without_their_signatures(tmp_path: Path, site: S
     assert (report.clips, [one.source for one in report.rejected]) == (1, ["none.mp4?token=***"])
     assert Dataset.open(tmp_path / "packed").clips.source[0] == "a.mp4"
     assert not [path for path in (tmp_path / "packed").rglob("*.*") if b"q7q7" in path.read_bytes()]
+
+
+def test_lists_tars_and_images_are_known_by_their_names_before_a_query(tmp_path: Path, site: Site) -> None:
+    """Relative rows of a list, and tars of a pattern, have its query, too."""
+    video, tar, png, query = write(CLIP, tmp_path / "a.mp4").read_bytes(), io.BytesIO(), io.BytesIO(), "?token=q7/q7.e"
+    with tarfile.open(fileobj=tar, mode="w") as members:
+        members.add(tmp_path / "a.mp4", "a.mp4")
+    Image.new("RGB", (32, 32)).save(png, "png")
+    files = {"/v/0.tar": tar.getvalue(), "/v/1.tar": tar.getvalue(), "/v/i.png": png.getvalue(), "/v/a.mp4": video}
+    lists = {"/v/l.csv": b"path,label\na.mp4,x\n", "/v/l.jsonl": b'{"path": "a.mp4", "label": "x"}\n'}
+    site.files = {path + query: data for path, data in {**files, **lists}.items()}
+    for name, clips, codec in (
+        ("l.csv", 1, "h264"),
+        ("l.jsonl", 1, "h264"),
+        ("{0..1}.tar", 2, "h264"),
+        ("i.png", 1, "png"),
+    ):
+        packed = tmp_path / name
+        report = pack(f"{site.url}/v/{name}{query}", packed, progress=False)
+        assert (report.clips, report.rejected) == (clips, ()), name
+        data = Dataset.open(packed)
+        assert (data.clips.codec[0], data.classes) == (codec, ("x",) if "l." in name else None)
+        assert not [path for path in packed.rglob("*.*") if path.is_file() and b"q7/q7" in path.read_bytes()]
 
 
 def test_tables_take_few_bytes_of_a_long_video(tmp_path: Path, site: Site) -> None:

@@ -1,5 +1,5 @@
-"""Datasets on Azure, Google's storage and Hugging Face's hub, each on a server of its own: packed there where that can
-be written to, listed, and read by range and by shards, as on a local disk."""
+"""Datasets on Azure, Google's storage and Hugging Face's hub, and at addresses with a query, each on a server of its
+own: packed there where that can be written to, listed, and read by range and by shards, as on a local disk."""
 
 from __future__ import annotations
 
@@ -145,6 +145,29 @@ def test_the_hub_is_read_by_range(packed: Path, tmp_path: Path, monkeypatch: pyt
         assert len(filesystem.list_files(f"{url}/shards")) == len(list((packed / "shards").iterdir()))
         check_reading(url, packed, tmp_path)
     assert any(path.endswith(".tar") and wanted for _, path, wanted in seen)
+
+
+@pytest.mark.parametrize(
+    "query", ["?token=q7/q7", "?sv=2024-11-04&sr=c&sp=rl&sig=q7%2Bq7%3D", "?hdnts=exp=9~acl=/*~hmac=q7q7"]
+)
+def test_the_query_of_an_address_goes_with_every_file(
+    query: str, packed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A token, as of a CDN, or Azure's signature of a folder. It is not told."""
+    caplog.set_level(logging.DEBUG)
+    with website() as site:
+        site.files = {
+            f"/set/{path.relative_to(packed)}{query}": path.read_bytes() for path in packed.rglob("*") if path.is_file()
+        }
+        check_reading(f"{site.url}/set{query}", packed, tmp_path)
+        data = sv.Dataset.open(f"{site.url}/set/{query}")
+        with pytest.raises(sv.StreamvidError) as error:
+            sv.Dataset.open(f"{site.url}/none{query}")
+        with sv.StreamLoader(data, sampling=sv.Window(2), batch_size=2, device="cpu", num_threads=1) as loader:
+            next(iter(loader))
+            told = f"{loader!r} {loader.state_dict()} {error.value} {caplog.text}"
+    assert "***" in told
+    assert "q7" not in told
 
 
 def test_wrong_credentials_are_refused_in_one_sentence_without_them(
