@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -13,8 +12,8 @@ from fsspec.asyn import sync
 
 from streamvid.errors import DatasetError
 from streamvid.storage.client import locate
-from streamvid.storage.explain import NO_ADDRESS, NO_RANGES, FileChangedError, RefusedError
-from streamvid.storage.part import HEAD_SECONDS, body_of, is_sendable, size_of
+from streamvid.storage.explain import NO_ADDRESS, NO_RANGES, FileChangedError
+from streamvid.storage.part import HEAD_SECONDS, NO_SUCH_RANGE, Part, body_of, is_sendable, put_together, size_of
 from streamvid.storage.url import redact
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
@@ -38,39 +37,47 @@ async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: 
     """
     if not is_sendable(mark):
         raise FileChangedError(f"{redact(url)} was changed since it was indexed: its index names no version of a file")
-    headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    headers = {"Accept-Encoding": "identity"}
     if not mark.startswith("W/"):  # a weak ETag matches nothing (RFC 9110, 13.1.5)
         headers["If-Range"] = mark
-    async with _answer(fs, "GET", url, headers, hosts) as answer:
-        answer.raise_for_status()
-        if mark_of(answer.headers) != mark:
-            raise FileChangedError(f"{redact(url)} was changed since it was indexed: its server has another version")
-        if answer.status != 206:
-            raise DatasetError(f"Cannot read {redact(url)}: {NO_RANGES}.")
-        return await body_of(answer, url, start, end)
+
+    async def read(first: int) -> Part:
+        headers["Range"] = f"bytes={first}-{end - 1}"
+        async with _answer(fs, url, headers, hosts) as answer:
+            answer.raise_for_status()
+            if mark_of(answer.headers) != mark:
+                raise FileChangedError(
+                    f"{redact(url)} was changed since it was indexed: its server has another version"
+                )
+            if answer.status != 206:
+                raise DatasetError(f"Cannot read {redact(url)}: {NO_RANGES}.")
+            data = await body_of(answer, url, first, end)
+            return Part(data, mark, size_of(answer.headers.get("Content-Range")))
+
+    return (await put_together(read, start, end)).data
 
 
 def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
-    """Size in bytes and mark of a file; arguments and errors as in `read_range`."""
+    """Size in bytes and mark of a file; arguments and errors as in `read_range`.
+
+    They come with its first byte, not by HEAD: many servers answer that with another size, none, or an error, and URLs
+    are signed for one method.
+    """
     fs, name = locate(url, patient=True)
 
-    async def ask(method: str = "HEAD") -> tuple[int, str]:
-        headers = {"Accept-Encoding": "identity"} | ({} if method == "HEAD" else {"Range": "bytes=0-0"})
-        try:
-            async with _answer(fs, method, name, headers, hosts) as answer:
+    async def ask() -> tuple[int, str]:
+        headers = {"Range": "bytes=0-0", "Accept-Encoding": "identity"}
+        async with _answer(fs, name, headers, hosts) as answer:
+            if answer.status != NO_SUCH_RANGE:  # of an empty file
                 answer.raise_for_status()
-                length, mark = answer.headers.get("Content-Length"), mark_of(answer.headers)
-                if answer.status == 206:
-                    length = str(size_of(answer.headers.get("Content-Range")))
-        except RefusedError:
-            if method == "GET":
-                raise
-            return await ask("GET")  # A GET, because URLs are signed for one method, and only its response has a reason
-        if not re.fullmatch("[0-9]{1,18}", length or "") or not mark:
+            whole = answer.status == 200
+            size = answer.content_length if whole else size_of(answer.headers.get("Content-Range"))
+            mark = mark_of(answer.headers)
+        if size is None or not mark:
             raise DatasetError(
                 f"Cannot notice changes of {redact(url)}: its server gives no size, ETag or Last-Modified."
             )
-        return int(length or 0), mark
+        return size, mark
 
     found: tuple[int, str] = sync(fs.loop, ask)
     return found
@@ -83,15 +90,13 @@ def mark_of(headers: Any) -> str:
 
 
 @asynccontextmanager
-async def _answer(
-    fs: Any, method: str, url: str, headers: dict[str, str], hosts: Collection[str]
-) -> AsyncIterator[Any]:
-    """The response to a request, after redirects to allowed hosts."""
+async def _answer(fs: Any, url: str, headers: dict[str, str], hosts: Collection[str]) -> AsyncIterator[Any]:
+    """The response to a GET, after redirects to allowed hosts."""
     session = await fs.set_session()
     own, at = urlsplit(url).hostname, url
     for _ in range(_MOST_REDIRECTS):
         async with asyncio.timeout(HEAD_SECONDS):
-            answer = await session.request(method, fs.encode_url(at), headers=headers, allow_redirects=False)
+            answer = await session.get(fs.encode_url(at), headers=headers, allow_redirects=False)
         async with answer:
             if answer.status not in _REDIRECTS:
                 yield answer

@@ -27,6 +27,7 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
 _SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
 _VERSION: Final = re.compile(r"[ -~]{1,300}")
 _CODINGS: Final = ("gzip", "x-gzip", "deflate", "br", "zstd")
+_LEAST_BYTES: Final = 512
 _SHORT: Final = 64 << 10
 """Size of a range whose transfer takes about as long as its latency."""
 
@@ -85,16 +86,34 @@ async def _read(fs: Any, name: str, start: int, end: int, mark: str, link: Link)
 
 async def _of_web(fs: Any, url: str, start: int, end: int, link: Link) -> Part:
     host = urlsplit(url).netloc
-    async with answer_of(fs, url, {"Range": f"bytes={start}-{end - 1}"}) as answer:
-        if answer.status == NO_SUCH_RANGE:
-            return behind_end(url, start, answer.headers)._replace(mark="")
-        if answer.headers.get("Content-Encoding") in _CODINGS and answer.status == 206:
-            answer.close()
-            raise NoRangesError.of(url)  # these are bytes of the compressed file
-        data = await body_of(answer, url, start, end, ranged=host in link.ranged)
-        if answer.status == 206:
-            link.ranged.add(host)
-        return Part(data, "")
+
+    async def read(first: int) -> Part:
+        async with answer_of(fs, url, {"Range": f"bytes={first}-{end - 1}"}) as answer:
+            if answer.status == NO_SUCH_RANGE:
+                return behind_end(url, first, answer.headers)._replace(mark="")
+            if answer.headers.get("Content-Encoding") in _CODINGS and answer.status == 206:
+                answer.close()
+                raise NoRangesError.of(url)  # these are bytes of the compressed file
+            data = await body_of(answer, url, first, end, ranged=host in link.ranged)
+            if answer.status == 206:
+                link.ranged.add(host)
+            return Part(data, "", size_of(answer.headers.get("Content-Range")) if answer.status == 206 else None)
+
+    return await put_together(read, start, end)
+
+
+async def put_together(read: Callable[[int], Awaitable[Part]], start: int, end: int) -> Part:
+    """The part of a file from `start` to `end`, or to the end of the file, of a server that may send fewer bytes than
+    were requested (RFC 9110, 15.3.7): what follows is requested next.
+
+    Args:
+        read: requests the bytes from an offset to `end`. A response of less than `_LEAST_BYTES` is the last one.
+    """
+    part, data = await read(start), bytearray()
+    while len(part.data) >= _LEAST_BYTES and (at := start + len(data) + len(part.data)) < min(end, part.size or 0):
+        data += part.data
+        part = await read(at)
+    return part._replace(data=bytes(data) + part.data) if data else part
 
 
 async def read_from_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

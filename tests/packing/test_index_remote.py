@@ -24,6 +24,7 @@ from streamvid.packing.pack import pack
 from streamvid.sampling.windows import Window
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import RemoteRanges
+from streamvid.storage.retry import Retry
 from streamvid.transform.spec import Transform
 from streamvid.workers import Workers
 from tests.support import hostile
@@ -167,8 +168,8 @@ def test_tables_take_few_requests(tmp_path: Path, site: Site, moov_first: bool) 
     muxer = (("movflags", "faststart"),) if moov_first else ()
     site.files["/a.mp4"] = encoded(replace(CLIP, frames=120, muxer=muxer), tmp_path)
     index(f"{site.url}/a.mp4", tmp_path / "indexed", fast=True, progress=False)
-    # Where the moov is, the moov, and side by side the heads of three packets.
-    assert len([one for one in site.requests if one[0] == "GET"]) == 5
+    # The size, where the moov is, the moov, and side by side the heads of three packets.
+    assert len(site.requests) == 6
 
 
 def test_a_crash_costs_one_of_the_videos_that_a_worker_takes_at_once(tmp_path: Path, site: Site) -> None:
@@ -204,6 +205,20 @@ def test_servers_that_tell_no_version_are_listed(tmp_path: Path, site: Site) -> 
     site.files["/a.mp4"] = encoded(CLIP, tmp_path)
     with pytest.raises(InputError, match="gives no size, ETag or Last-Modified"):
         index(f"{site.url}/a.mp4", tmp_path / "indexed", progress=False)
+
+
+def test_an_answer_may_have_fewer_bytes_than_were_asked_for(tmp_path: Path, site: Site) -> None:
+    """RFC 9110, 15.3.7: as of functions in a cloud, whose answers have a limit. HEAD need not be answered either."""
+    site.files["/a.mp4"] = encoded(CLIP, tmp_path)
+    assert len(site.files["/a.mp4"]) > 3000
+    site.most, site.heads = 1000, False
+    for fast in (False, True):
+        report = index(f"{site.url}/a.mp4", tmp_path / f"{fast}", fast=fast, progress=False)
+        assert (report.clips, report.rejected) == (1, ())
+        assert frames(tmp_path / f"{fast}", "a").shape[0] == 12
+    wanted = [(f"{site.url}/a.mp4", 5, 2700), (f"{site.url}/a.mp4", 0, len(site.files["/a.mp4"]) + 9)]
+    expected = [site.files["/a.mp4"][start:end] for _, start, end in wanted]
+    assert RemoteRanges().read(wanted, retry=Retry(0)) == expected
 
 
 def test_redirects_to_another_host_are_refused_unless_told(tmp_path: Path, site: Site) -> None:

@@ -22,6 +22,8 @@ class Site:
         redirects: by path, where to.
         marks: what it says of a version: "ETag", "Last-Modified" or "".
         ranges: whether it answers requests for ranges.
+        most: most bytes that it sends of a range.
+        heads: whether it answers HEAD.
         sent: bytes of bodies.
         requests: method, path and headers of each.
     """
@@ -31,6 +33,8 @@ class Site:
     redirects: dict[str, str] = field(default_factory=dict)
     marks: str = "ETag"
     ranges: bool = True
+    most: int = 1 << 40
+    heads: bool = True
     sent: int = 0
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
 
@@ -44,7 +48,7 @@ class _Handler(Handler):
         path, _, wanted = self.path.partition("&ifGenerationMatch=")
         if self.path in site.redirects:
             self.send(302, headers={"Location": site.redirects[self.path]})
-        elif path not in site.files:
+        elif path not in site.files or (self.command == "HEAD" and not site.heads):
             self.send(404)
         else:
             self._file(site.files[path], wanted)
@@ -64,7 +68,8 @@ class _Handler(Handler):
         status, headers = 200, {site.marks: known} if site.marks else {}
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if found and site.ranges and self.headers.get("If-Range", known) == known:
-            start, end = int(found[1]), min(int(found[2]) + 1, len(data))
+            start = int(found[1])
+            end = min(int(found[2]) + 1, len(data), start + site.most)
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
             status, data = 206, data[start:end]
         site.sent += len(data) if self.command == "GET" else 0
