@@ -35,6 +35,7 @@ from streamvid.storage.explain import StorageUnavailable, explained, status_of, 
 from streamvid.storage.http_ranges import size_and_mark
 from streamvid.storage.link import Link
 from streamvid.storage.local_writes import name_new, written_beside
+from streamvid.storage.part import PACE_BYTES
 from streamvid.storage.ranges import RemoteRanges, mark_of_info
 from streamvid.storage.regular_file import MAX_BYTES, open_file, read_file
 from streamvid.storage.retry import Retry
@@ -296,7 +297,7 @@ def fetch(
     Args:
         length: size of the file in bytes; 0 if a web server does not give it. Other lengths count as network errors.
         mark: ETag that an object in S3 must have; "" for any.
-        retry: for how long requests are repeated without any progress.
+        retry: for how long requests are repeated without any progress, of a web server without `PACE_BYTES`.
         link: measures the requests.
 
     Raises InputError or DatasetError, and errors of `write`.
@@ -314,7 +315,7 @@ def fetch(
             asked(path, lambda: sync(fs.loop, copy.attempt), retry)
             return copy.done
         except StorageUnavailable:
-            if not retry.seconds or copy.done <= before:
+            if not retry.seconds or copy.done < before + PACE_BYTES:
                 raise
 
 

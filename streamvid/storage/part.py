@@ -21,7 +21,7 @@ NO_SUCH_RANGE: Final = 416
 HEAD_SECONDS: Final = 60.0
 """Most seconds for the head of a response."""
 _PACE_SECONDS: Final = 60.0
-_PACE_BYTES: Final = 16 << 10
+PACE_BYTES: Final = 16 << 10
 """A response of which fewer bytes arrive in that time counts as stalled."""
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,19})-")
 _SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
@@ -189,7 +189,7 @@ class Pace:
 
     def _look(self) -> None:
         came, self._seen = self._answer.content.total_bytes - self._seen, self._answer.content.total_bytes
-        if came < _PACE_BYTES:
+        if came < PACE_BYTES:
             self._answer.content.set_exception(TimeoutError(f"{came} bytes came in {_PACE_SECONDS:.0f} s"))
             self._answer.close()
         else:

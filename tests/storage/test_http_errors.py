@@ -6,13 +6,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streamvid.errors import DatasetError
-from streamvid.storage import client, filesystem
+from streamvid.storage import client, filesystem, part
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.link import Link
 from streamvid.storage.ranges import read_ranges
@@ -120,6 +121,29 @@ def test_a_large_file_goes_on_where_it_broke_off(caplog: pytest.LogCaptureFixtur
     starts = [int(one[6:-1]) for one in asked[1:]]
     assert starts == sorted(set(starts))
     assert starts[0] > 0
+
+
+def test_a_file_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a camera that sends some bytes a minute: a few bytes are no progress."""
+    monkeypatch.setattr(part, "_PACE_SECONDS", 0.05)
+    requests = []
+
+    class Dripping(Handler):
+        def answer(self) -> None:
+            start = int(self.headers.get("Range", "bytes=0-")[6:-1])
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(BIG) - start))
+            self.send_header("Content-Range", f"bytes {start}-{len(BIG) - 1}/{len(BIG)}")
+            self.send_header("ETag", '"a"')
+            self.end_headers()
+            requests.append(start)
+            self.wfile.write(BIG[start:] if len(requests) > 30 else BIG[start : start + 9])
+            time.sleep(0.2)
+            self.close_connection = True
+
+    with serving(Dripping) as port, pytest.raises(StorageUnavailable, match="tried"):
+        filesystem.read_bytes(f"http://127.0.0.1:{port}/live", retry=Retry(0.6))
+    assert len(requests) > 1
 
 
 @pytest.mark.parametrize(("ranges", "etag"), [(False, '"a"'), (True, ""), (True, 'W/"a"')])
