@@ -140,9 +140,9 @@ class WatchedCache(ShardCache):
         return super()._take_or_fetch(*args)
 
 
-def hold(root: Path, limit: int, file: dict[str, Any], pipe: Connection) -> None:
+def hold(root: Path, limit: int, file: dict[str, Any], pipe: Connection, stalled_after: float) -> None:
     """Lease a file, send its bytes, and hold it until told to go on."""
-    with WatchedCache(root, limit_bytes=limit, stalled_after=STALLED_AFTER) as cache:
+    with WatchedCache(root, limit_bytes=limit, stalled_after=stalled_after) as cache:
         cache.pipe = pipe
         with cache.lease(**file) as lease:
             pipe.send(lease.path.read_bytes())
@@ -183,9 +183,9 @@ class Holders:
     def __init__(self) -> None:
         self.started: list[Holder] = []
 
-    def start(self, root: Path, limit: int, file: dict[str, Any]) -> Holder:
+    def start(self, root: Path, limit: int, file: dict[str, Any], stalled_after: float = STALLED_AFTER) -> Holder:
         here, there = SPAWN.Pipe()
-        process = SPAWN.Process(target=hold, args=(root, limit, file, there), daemon=True)
+        process = SPAWN.Process(target=hold, args=(root, limit, file, there, stalled_after), daemon=True)
         process.start()
         there.close()
         self.started.append(Holder(process, here))
@@ -502,7 +502,8 @@ def test_refused_after_fork(cache: ShardCache, site: Site) -> None:
 def test_processes_share_one_download(site: Site, tmp_path: Path, holders: Holders) -> None:
     file = site.add("a", os.urandom(100_000))
     site.stall.add("a")
-    four = [holders.start(tmp_path, 10**6, file) for _ in range(4)]
+    # The first one stalls until the last has started, which may take longer than `STALLED_AFTER`.
+    four = [holders.start(tmp_path, 10**6, file, stalled_after=60) for _ in range(4)]
     for holder in four:
         holder.miss()
     assert site.stalled.wait(60)
