@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
+from urllib.parse import urlsplit
 
 from braceexpand import braceexpand
 from natsort import natsort_keygen
@@ -149,7 +150,8 @@ def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...], *, sequ
         return _below(given, _walk(given), shown, extensions, sequences=sequences)
     if local and os.path.isfile(given):
         return _listed(given, lists) if is_list(given) else [_single(given)]
-    ranged, magic = has_ranges(given), glob.has_magic(split_query(given)[0])
+    ranged = has_ranges(given)
+    magic = glob.has_magic(given if ranged else urlsplit(given).path)
     if not ranged and not magic and has_extension(given, _NAMED):
         return [_single(given)]  # fsspec would read a whole file from a web server to look for links in it
     if magic and (local or not ranged or not filesystem.exists(given)):

@@ -16,7 +16,7 @@ from streamvid.errors import InputError
 from streamvid.storage.explain import AccessRefused, explained, raise_refusal
 from streamvid.storage.link import MOST_REQUESTS
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import AnyPath, is_local, local_path, redact
+from streamvid.storage.url import AnyPath, is_local, local_path, redact, split_query
 
 STALL_SECONDS: Final = 20.0
 """Seconds without a byte after which a connection of a run counts as broken."""
@@ -56,9 +56,11 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
             f"{redact(text)}: {protocol}:// names no storage; use a local path, s3://, gs://, az://, hf://, https://, "
             "or another that fsspec knows"
         )
+    first, _, rest = split_query(text)[0].partition("::")
+    if "://" in rest and get_protocol(rest) == protocol:  # fsspec would open the first alone
+        raise InputError(f"{redact(text)} names several places, joined by ::, as WebDataset does: give them one by one")
     try:
         options = _options(protocol, patient=patient)
-        first, _, rest = text.partition("::")
         if "://" in first and "://" not in rest:  # not a chained URL, but a name, or a host by its IPv6 address
             fs, name = url_to_fs(text.replace("::", _TWO_COLONS), **options)
             name = name.replace(_TWO_COLONS, "::")

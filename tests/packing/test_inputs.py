@@ -83,6 +83,7 @@ def test_secrets_of_urls_are_in_no_names(tmp_path: Path) -> None:
     secret = "https://example.org/v.mp4?token=q7&part=1"
     assert names(secret) == ["v.mp4?token=***&part=1"]  # a video, and no pattern
     assert names("https://example.org/v.mp4?id=7") == ["v.mp4?id=7"]
+    assert names("http://[::1]:8000/v.mp4") == ["v.mp4"]
     keys = [f"https://example.org/get?key={name}" for name in ("a/1.mp4", "a%2F2.mp4", "b/1.mp4")]
     (tmp_path / "list.csv").write_text("\n".join(["url", *keys]))  # by which a server names its files
     assert names(tmp_path / "list.csv") == ["get?key=a%2F2.mp4", "get?key=a/1.mp4", "get?key=b/1.mp4"]

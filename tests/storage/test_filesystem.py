@@ -62,13 +62,23 @@ def test_is_local(path: AnyPath, local: bool) -> None:
     assert is_local(path) is local
 
 
-@pytest.mark.parametrize("url", ["http://[::1]:8000/x.mp4", "https://host/a::b.mp4", "https://host/x.mp4?part=1::2"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://[::1]:8000/x.mp4", "https://host/a::b.mp4", "https://host/x?part=1::2", "https://host/x?of=a::https://b"],
+)
 def test_two_colons_in_a_url_are_no_chain(url: str) -> None:
     """As of fsspec's `simplecache::https://…`."""
     fs, name = client.locate(url)
     assert name == url
     assert type(fs).__name__ == "HTTPFileSystem"
     assert type(client.locate("simplecache::https://host/x.mp4")[0]).__name__ == "SimpleCacheFileSystem"
+
+
+def test_places_joined_by_two_colons_are_refused() -> None:
+    """fsspec would open the first alone."""
+    for url in ("s3://bucket/a.tar::s3://bucket/b.tar", "https://host/a.tar::https://host/b.tar"):
+        with pytest.raises(InputError, match="several places, joined by ::"):
+            client.locate(url)
 
 
 def test_join() -> None:
