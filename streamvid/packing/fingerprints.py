@@ -21,7 +21,7 @@ from streamvid.packing.options import Cut
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
-from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.filesystem import Details
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.threads import map_in_threads
@@ -30,7 +30,8 @@ from streamvid.storage.url import is_local, local_path
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 _LIST_FROM: Final = 100
-"""Videos in one remote folder from which on one listing is faster than a request for each."""
+"""Videos in one folder of a bucket from which on one listing is faster than a request for each. Most web servers list
+no folder, and none gives versions."""
 _PARTS: Final = (
     "videos",
     "options",
@@ -48,7 +49,7 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
     """Size and version of each source, in the same order; those of an image folder cover all its files.
 
     Args:
-        paths: local paths or URLs. A remote folder with many of the sources is listed once.
+        paths: local paths or URLs. A bucket's folder with many of the sources is listed once.
         hosts: as in `streamvid.storage.filesystem.details`. With it, a file of unknown size or version has a mark that
             begins with `NO_MARK`, followed by the reason; and so has a file that a web server refuses.
 
@@ -68,11 +69,11 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
     single: list[int] = []
     listed: list[str] = []
     for folder, inside in folders.items():
-        if len(inside) < _LIST_FROM:
+        if len(inside) < _LIST_FROM or not has_ranges(folder):
             single += inside
         else:
             listed.append(folder)
-    for folder, files in zip(listed, map_in_threads(filesystem.list_details, listed), strict=True):
+    for folder, files in zip(listed, map_in_threads(_listing, listed), strict=True):
         for i in folders[folder]:
             details = files.get(paths[i].rstrip("/").rpartition("/")[2])
             if details is None or details.is_folder:
@@ -82,6 +83,14 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
     for i, fingerprint in zip(single, map_in_threads(partial(_remote, hosts), [paths[i] for i in single]), strict=True):
         found[i] = fingerprint
     return [MISSING if value is None else value for value in found]
+
+
+def _listing(folder: str) -> dict[str, Details]:
+    """The files in a folder of a bucket; none if it may not be listed, as its files may be read all the same."""
+    try:
+        return filesystem.list_details(folder)
+    except AccessRefused:
+        return {}
 
 
 def _local(path: str) -> Details:

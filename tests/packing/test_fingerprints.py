@@ -22,6 +22,7 @@ from streamvid.packing.fingerprints import (
 from streamvid.packing.options import Cut, FixedLength, PackOptions
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
+from tests.support.faulty_s3 import faulty_s3
 from tests.support.tables import metadata_of
 
 SOURCE = SourceVideo("/in/a.mp4", "a.mp4", "a", 1, (0,), size=5, mark="t")
@@ -93,6 +94,19 @@ def test_stamps_of_remote_files(count: int) -> None:
     filesystem.write_bytes(f"{folder}/in/1.mp4", b"y")
     after = source_details(paths)
     assert [i for i, (a, b) in enumerate(zip(found, after, strict=True)) if a != b] == [1]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_stamps_of_files_whose_folder_may_not_be_listed(scheme: str) -> None:
+    """As on most web servers, and in buckets of which a policy allows to read objects alone."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    with faulty_s3() as site:
+        site.objects = {f"bucket/in/{n}.mp4": b"x" * n for n in range(150)}
+        site.fault = lambda method, key, before: None if key.endswith(".mp4") else "403"
+        folder = "s3://bucket/in" if scheme == "s3" else f"{site.endpoint}/bucket/in"
+        found = source_details([f"{folder}/{n}.mp4" for n in range(150)])
+    assert [stamp.size for stamp in found] == list(range(150))
+    assert len({stamp.mark for stamp in found}) == 150
 
 
 def test_stamps_on_s3(s3_bucket: str) -> None:
