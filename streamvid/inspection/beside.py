@@ -8,6 +8,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from streamvid.dataset.tables import usable
 from streamvid.errors import DatasetError, StreamvidError
 from streamvid.inspection.checks import by_shard
 from streamvid.storage import filesystem
+from streamvid.storage.explain import AccessRefused
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import join
 
@@ -32,13 +34,13 @@ _NAMED: Final = 5
 
 
 def notes(path: str, manifest: Manifest) -> Iterator[str]:
-    """Files beside the dataset that readers ignore."""
-    folder = join(path, SHARD_FOLDER)
-    known = {entry.name for revision in (manifest, *kept_manifests(path)) for entry in revision.shards}
-    try:
-        files = filesystem.list_files(folder) if manifest.shards else []
-    except DatasetError:  # the storage cannot list, such as HTTP; a missing folder is reported as a problem
-        files = []
+    """Files beside the dataset that readers ignore, as far as the storage lists them: most web servers do not, nor do
+    buckets that give objects alone. A missing folder is reported as a problem."""
+    files: list[str] = []
+    known: set[str] = set()
+    with suppress(DatasetError):
+        known = {entry.name for revision in (manifest, *kept_manifests(path)) for entry in revision.shards}
+        files = filesystem.list_files(join(path, SHARD_FOLDER)) if manifest.shards else []
     matches = (_SHARD_FILE.fullmatch(file.rpartition("/")[2]) for file in files)
     strays = sorted({match.group(1) for match in matches if match} - known)
     if strays:
@@ -46,7 +48,10 @@ def notes(path: str, manifest: Manifest) -> Iterator[str]:
             f"{SHARD_FOLDER}/ holds {named(strays)}, not named in dataset.json: "
             "left from a pack that has not finished, or of another version of the dataset"
         )
-    if filesystem.exists(join(path, UNFINISHED_FILE)):
+    unfinished = False
+    with suppress(AccessRefused):  # such a bucket refuses what is not there
+        unfinished = filesystem.exists(join(path, UNFINISHED_FILE))
+    if unfinished:
         yield f"there is {UNFINISHED_FILE}: a pack to this destination is running or was interrupted"
 
 

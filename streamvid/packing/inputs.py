@@ -30,7 +30,7 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.packing.tar_members import TAR_EXTENSIONS, find_in_tars
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
-from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.url import has_extension, is_local, local_path, redact, split_query, unsigned
 from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
@@ -160,7 +160,12 @@ def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...], *, sequ
         raise InputError(_no_source(given, shown))
     if is_list(given):
         return _listed(given, lists)
-    files = filesystem.list_files(given, recursive=True)
+    try:
+        files = filesystem.list_files(given, recursive=True)
+    except AccessRefused:  # the bucket may give the file all the same
+        if not has_extension(given, _NAMED):
+            raise
+        return [_single(given)]
     if [path_parts(file) for file in files] == [path_parts(given)]:
         return [_single(given)]
     return _below(given, files, shown, extensions, sequences=sequences)

@@ -28,6 +28,7 @@ from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
 from streamvid.workers import Workers
 from tests.support import hostile
+from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import VIDEOS, edit_index, edit_parquet, make_videos, pack_recipes, reseal
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -409,6 +410,16 @@ def test_on_a_bucket(copy: Path, s3_bucket: str) -> None:
     report = verify(url)
     assert "00000001.tar: 2000 bytes instead of" in said(report)
     assert "the idx has" in said(report)
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+def test_where_no_folder_may_be_listed(copy: Path, scheme: str) -> None:
+    """As on most web servers, and in buckets that give objects alone, which refuse what is not there."""
+    pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
+    with faulty_s3() as site:
+        url = site.add_folder(copy, "bucket/set")
+        site.fault = lambda method, key, before: None if key in site.objects else "403"
+        assert verify(url if scheme == "s3" else f"{site.endpoint}/bucket/set").problems == ()
 
 
 def test_a_worker_fetches_into_a_folder_of_its_parent_which_removes_it_when_the_worker_is_killed(

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from streamvid.errors import DatasetError, VideoError
+from streamvid.errors import DatasetError, InputError, VideoError
 from streamvid.packing import fingerprints, process_source, source_file
 from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
@@ -81,6 +81,13 @@ def test_an_archived_video_costs_itself_alone(site: FaultyS3, table: Path, tmp_p
     report = pack(table, tmp_path / "packed", progress=False)
     assert report.clips == 2
     assert "it is in an archive" in next(iter(reasons(report).values()))
+
+
+def test_an_object_is_packed_from_a_bucket_that_may_not_be_listed(site: FaultyS3, tmp_path: Path) -> None:
+    site.fault = lambda method, key, before: None if key in site.objects else "403"
+    assert pack("s3://bucket/a.mp4", tmp_path / "packed", progress=False).clips == 1
+    with pytest.raises(InputError, match=r"Cannot list s3://bucket/folder: access is refused"):
+        pack("s3://bucket/folder", tmp_path / "none", progress=False)
 
 
 def test_a_live_stream_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
