@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from streamvid.errors import InputError, StreamvidError, VideoError
 from streamvid.storage.explain import BROKEN_ERRNOS, StorageUnavailable
@@ -29,25 +29,19 @@ def patiently(path: str, process: Callable[[], T], retry: Retry) -> T:
         StorageUnavailable: the storage did not answer for as long as `retry` says.
         OSError, StreamvidError: by `process`.
     """
-    sound = False  # whether FFmpeg has failed before, though all of the file can be read
+    again = False  # whether there was a VideoError before
 
     def attempt() -> T | StreamvidError:
-        nonlocal sound
+        nonlocal again
         try:
             return process()
         except (StreamvidError, OSError) as error:
-            broken = _broken(error) if is_local(path) else None
-            if is_local(path) and (broken or isinstance(error, VideoError)):
-                part = readable(local_path(path), whole=bool(broken))
-                if isinstance(error, VideoError):
-                    # FFmpeg says EIO of damaged files, too.
-                    away, sound = part == "none" or (part == "all" and bool(broken) and not sound), True
-                elif part == "some":
-                    return VideoError(f"the disk cannot read a part of it ({broken}): check the disk")
-                else:
-                    away = True
-                if away:
-                    raise _unavailable(path, broken or str(error)) from error
+            fault, broken = _at_fault(path, error, again=again), _broken(error)
+            again = again or isinstance(error, VideoError)
+            if fault == "storage":
+                raise _unavailable(path, broken or str(error)) from error
+            if fault == "disk":
+                return VideoError(f"the disk cannot read a part of it ({broken}): check the disk")
             if isinstance(error, StreamvidError):
                 return error
             raise
@@ -56,6 +50,24 @@ def patiently(path: str, process: Callable[[], T], retry: Retry) -> T:
     if isinstance(made, StreamvidError):
         raise made
     return made
+
+
+def _at_fault(path: str, error: Exception, *, again: bool) -> Literal["storage", "disk", "video"]:
+    """What an error of a source is due to: its storage is away, its disk cannot read it, or anything else.
+
+    Args:
+        again: whether it is not the first VideoError.
+    """
+    broken, of_video = bool(_broken(error)), isinstance(error, VideoError)
+    if not is_local(path) or not (broken or of_video):
+        return "video"
+    part = readable(local_path(path), whole=broken)
+    if part == "none":
+        return "storage"
+    if not of_video:
+        return "disk" if part == "some" else "storage"
+    # FFmpeg says EIO of damaged files, too.
+    return "storage" if part == "all" and broken and not again else "video"
 
 
 def read_mp4(clip: StoredClip, retry: Retry) -> Iterator[memoryview | bytes]:

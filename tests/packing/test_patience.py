@@ -73,6 +73,22 @@ def test_a_dead_sector_is_an_error_of_its_video(source: Path, disk: list[Dead]) 
     assert not clock.waits
 
 
+@pytest.mark.parametrize("error", [EIO, by(VideoError("FFmpeg"), EIO), by(InputError("no longer"), EIO)])
+@pytest.mark.parametrize("major", [8, 0])
+def test_a_file_that_is_dead_as_a_whole_beside_others_that_are_not(
+    source: Path, disk: list[Dead], error: Exception, major: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small one, as an image. Of a storage over a network (major 0), a part may be away."""
+    (source.parent / "empty").touch()  # is read without the disk
+    monkeypatch.setattr(os, "major", lambda _: major)
+    disk.append(lambda *_: True)
+    with pytest.raises(StorageUnavailable, match="source cannot be read"):
+        patiently(str(source), failing(*[error] * 99), Clock().retry(60))
+    (source.parent / "other").write_bytes(b"sound")
+    with pytest.raises(VideoError if major else StorageUnavailable):
+        patiently(str(source), failing(*[error] * 99), Clock().retry(60))
+
+
 @pytest.mark.parametrize(
     "error", [EIO, by(VideoError("FFmpeg"), EIO), by(InputError("no longer"), EIO), VideoError("it is cut off")]
 )
