@@ -34,6 +34,7 @@ from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate
 from streamvid.storage.explain import StorageUnavailable, explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
 from streamvid.storage.link import Link
+from streamvid.storage.listing import listed
 from streamvid.storage.local_writes import name_new, written_beside
 from streamvid.storage.part import PACE_BYTES
 from streamvid.storage.ranges import RemoteRanges, mark_of_info
@@ -106,7 +107,7 @@ def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
     with explained(path, "list"):
         fs, name = locate(path)
         fs.invalidate_cache()
-        found = fs.find(name, maxdepth=None if recursive else 1)
+        found = listed(fs, "find", name, maxdepth=None if recursive else 1)
         if not found:
             fs.info(name)  # an empty folder is fine, a missing one is not
         return sorted(_full(fs, path, item) for item in found)
@@ -168,7 +169,7 @@ def glob(pattern: AnyPath) -> list[str]:
     with explained(pattern, "list"):
         fs, name = locate(pattern)
         fs.invalidate_cache()
-        found: dict[str, dict[str, Any]] = fs.glob(name, detail=True)
+        found: dict[str, dict[str, Any]] = listed(fs, "glob", name, detail=True)
         return sorted(_full(fs, pattern, item) for item, info in found.items() if info.get("type") == "file")
 
 

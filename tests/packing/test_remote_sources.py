@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
@@ -88,6 +90,30 @@ def test_an_object_is_packed_from_a_bucket_that_may_not_be_listed(site: FaultyS3
     assert pack("s3://bucket/a.mp4", tmp_path / "packed", progress=False).clips == 1
     with pytest.raises(InputError, match=r"Cannot list s3://bucket/folder: access is refused"):
         pack("s3://bucket/folder", tmp_path / "none", progress=False)
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.mp4"])
+def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path: Path, pattern: str) -> None:
+    """fsspec takes a folder for empty if the connection breaks when it is listed. A dead link is left out."""
+    clip, broken = write(SMALL, tmp_path / "clip.mp4").read_bytes(), [True]
+    pages = {"/": b'<a href="b/">b</a><a href="a.mp4">a</a><a href="none/">none</a>', "/b": b'<a href="/b/b.mp4">b</a>'}
+
+    class Listing(Handler):
+        def answer(self) -> None:
+            if self.path == "/b" and broken:
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+                self.connection.close()
+                self.close_connection = True
+            elif self.path.endswith(".mp4") or self.path in pages:
+                self.send(200, pages.get(self.path, clip), {"Content-Type": "text/html"})
+            else:
+                self.send(404)
+
+    with serving(Listing) as port:
+        with pytest.raises(StorageUnavailable, match=r"Cannot list http://.*/b: the storage"):
+            pack(f"http://127.0.0.1:{port}/{pattern}", tmp_path / "packed", progress=False)
+        broken.clear()
+        assert pack(f"http://127.0.0.1:{port}/{pattern}", tmp_path / "packed", progress=False).clips == 2
 
 
 def test_a_live_stream_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
