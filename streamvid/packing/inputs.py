@@ -10,6 +10,7 @@ import itertools
 import logging
 import os
 import posixpath
+import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from braceexpand import braceexpand
+from fsspec.utils import glob_translate
 from natsort import natsort_keygen
 
 from streamvid.errors import DatasetError, InputError
@@ -31,7 +33,7 @@ from streamvid.packing.tar_members import TAR_EXTENSIONS, find_in_tars
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
-from streamvid.storage.url import has_extension, is_local, local_path, redact, split_query, unsigned
+from streamvid.storage.url import has_extension, is_local, is_within, local_path, redact, split_query, unsigned
 from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 log = logging.getLogger(__name__)
@@ -187,20 +189,25 @@ def _single(path: str) -> Found:
     return Found(path, parts, len(parts) - 1)
 
 
-def _walk(folder: str) -> list[str]:
-    """All files below a folder. Follows symbolic links, but visits each folder once, so that cycles end."""
+def _walk(folder: str, *, once: bool = True) -> list[str]:
+    """All files below a folder. Follows symbolic links, but visits each folder once; for a pattern (not `once`) under
+    each of its names, but not below itself, so that cycles end."""
     files: list[str] = []
-    seen: set[tuple[int, int]] = set()
+    seen: dict[tuple[int, int], list[str]] = defaultdict(list)
 
     def fail(error: OSError) -> None:
+        if not once and isinstance(error, PermissionError):  # such as the lost+found of a disk
+            log.warning("%s may not be searched: its files are left out", error.filename)
+            return
         raise InputError(f"cannot search {error.filename}: {error.strerror}; make it readable or leave it out")
 
     for parent, folders, names in os.walk(folder, followlinks=True, onerror=fail):
         stat = os.stat(parent)
-        if (stat.st_dev, stat.st_ino) in seen:
+        before = seen[stat.st_dev, stat.st_ino]
+        if before and (once or any(is_within(parent, path) for path in before)):
             folders.clear()
             continue
-        seen.add((stat.st_dev, stat.st_ino))
+        before.append(parent)
         folders.sort()  # sorted, so that of two links to one folder the same one is followed on any file system
         files += [os.path.join(parent, name) for name in names]
     return files
@@ -277,7 +284,7 @@ def _counted(files: Sequence[str], before: str = ": ") -> str:
 
 def _globbed(pattern: str, shown: str, extensions: tuple[str, ...]) -> list[Found]:
     if is_local(pattern):
-        matches = [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+        matches = [path for path in _matching(pattern) if os.path.isfile(path)]
     else:
         matches = filesystem.glob(pattern)
     videos = [path for path in matches if has_extension(path, extensions)] or _others(matches)
@@ -295,6 +302,19 @@ def _globbed(pattern: str, shown: str, extensions: tuple[str, ...]) -> list[Foun
             break
         fixed.append(part)
     return [Found(path, path_parts(path), len(fixed)) for path in videos]
+
+
+def _matching(pattern: str) -> list[str]:
+    """The local paths that a pattern matches. Python's glob would follow `**` through links in cycles, and leave out
+    folders that cannot be read without a word."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        return glob.glob(pattern)
+    fixed = "/".join(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    whole = glob_translate("/".join(part if part == "**" else re.sub(r"\*+", "*", part) for part in parts))
+    hidden = "/." in pattern.removeprefix(fixed)
+    found = _walk(fixed or "/", once=False) if os.path.isdir(fixed or "/") else []
+    return [path for path in found if re.match(whole, path) and (hidden or "/." not in path.removeprefix(fixed))]
 
 
 def _listed(path: str, lists: MetadataLists) -> list[Found]:

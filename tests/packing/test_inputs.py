@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -53,6 +54,30 @@ def test_natural_order_does_not_depend_on_the_order_of_inputs(tmp_path: Path) ->
     touch(tmp_path, "a1.mp4", "a01.mp4", "a001.mp4")
     files = [tmp_path / "a1.mp4", tmp_path / "a01.mp4", tmp_path / "a001.mp4"]
     assert names(*files) == names(*reversed(files)) == names(tmp_path)
+
+
+def test_a_pattern_follows_links_as_deep_as_it_must_and_leaves_out_no_folder_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    touch(tmp_path / "in", "a.mp4", "sub/b.mp4", ".hidden/c.mp4", "sub/n.txt")
+    (tmp_path / "in/sub/up").symlink_to("..")
+    (tmp_path / "in/self").symlink_to(".")
+    (tmp_path / "in/alias").symlink_to("sub")
+    assert names(tmp_path / "in/**/*.mp4") == ["a.mp4", "alias/b.mp4", "sub/b.mp4"]
+    assert names(tmp_path / "in/**/sub/*.mp4") == ["sub/b.mp4"]
+    scandir, code = os.scandir, [errno.EACCES]
+
+    def failing(path: str) -> object:
+        if os.path.basename(path) == "sub":
+            raise OSError(code[0], os.strerror(code[0]), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", failing)
+    assert names(tmp_path / "in/**/*.mp4") == ["a.mp4", "alias/b.mp4"]
+    assert "sub may not be searched" in caplog.text
+    code[0] = errno.EIO
+    with pytest.raises(InputError, match=r"cannot search .*/sub: Input/output error"):
+        names(tmp_path / "in/**/*.mp4")
 
 
 def test_links_are_followed_and_circles_end(tmp_path: Path) -> None:
