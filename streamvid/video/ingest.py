@@ -191,7 +191,7 @@ class _Header:
 def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
     """Read enough of the first packet to decode its picture, and enough of some others to classify them."""
     first = track.size[:1].tolist()[0]
-    if track.codec not in ("h264", "hevc", "mpeg4"):
+    if track.codec == "mjpeg":
         return _probe(track, *read(_spans(track, [0], first)))
     most = _PROBED_BYTES.get(track.codec, first)
     sync = np.flatnonzero(track.sync)
@@ -201,9 +201,10 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
     if rising and len(track.pts) > _FIRST_PACKETS and _may_reorder(track):
         raise NeedsDemuxerError("times that may be in another order than that of its pictures")
     # B-frames behind the first key frame, of what was recorded before, are dropped, whatever their times: the second
-    # packet tells. Behind an IDR picture of H.264 there are none.
+    # packet tells. Behind an IDR picture of H.264 there are none. VP9 and AV1 have no B-frames that come out later.
     few = 0 if track.codec == "h264" else 2
-    first_packets = np.arange(min(_FIRST_PACKETS if rising else few, len(track.pts)))
+    count = 0 if track.codec in ("vp9", "av1") else _FIRST_PACKETS if rising else few
+    first_packets = np.arange(min(count, len(track.pts)))
     looked = np.union1d(looked, first_packets)
     heads = read([*_spans(track, [0], most), *_spans(track, looked[1:].tolist(), _HEAD_BYTES)])
     found = None
@@ -224,7 +225,7 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
 def _may_reorder(track: VideoTrack) -> bool:
     """Whether its parameter sets say that pictures may be reordered (max_num_reorder_frames, sps_max_num_reorder_pics):
     there may be B-frames anywhere. Where they do not say, no."""
-    if track.codec == "mpeg4":
+    if track.codec not in ("h264", "hevc"):
         return False
     need = dpb_requirement(track.codec, parameter_sets(track.codec, track.stsd).annex_b)
     return need.reorder > 0 and (track.codec == "hevc" or not need.group)
@@ -232,7 +233,7 @@ def _may_reorder(track: VideoTrack) -> bool:
 
 def _head_as_packet(track: VideoTrack, head: bytes) -> bytes:
     """The first bytes of a packet as a packet of its own."""
-    if track.codec == "mpeg4":
+    if track.codec not in ("h264", "hevc"):
         return head
     # lengthSizeMinusOne (ISO/IEC 14496-15, 5.3.3.1.2 and 8.3.3.1.2)
     return head_of_packet(head, (track.configuration[4 if track.codec == "h264" else 21] & 3) + 1)

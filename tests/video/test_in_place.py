@@ -87,6 +87,14 @@ def test_recovery_points_are_no_random_access_by_tables(tmp_path: Path) -> None:
         index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
 
 
+@pytest.mark.parametrize("codec", ["hevc", "vp9", "av1", "mpeg4"])
+def test_without_a_table_of_key_frames_each_packet_counts_as_one(tmp_path: Path, codec: Codec) -> None:
+    path = write(replace(SMALL, codec=codec), tmp_path / "one.mp4")
+    path.write_bytes(path.read_bytes().replace(b"stss", b"free"))
+    with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="none by the bitstream"):
+        index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
+
+
 @pytest.mark.parametrize("codec", ["h264", "hevc", "mpeg4"])
 def test_decode_times_are_no_times_by_tables(tmp_path: Path, codec: Codec) -> None:
     """A key frame by itself contradicts nothing, and would be shown as another frame."""
