@@ -17,9 +17,9 @@ from streamvid.color.tags import container_tags, mean_alike, settled_tags, tag_n
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.mapped import mapped
+from streamvid.video.packet_times import PacketTimes
 from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
 from streamvid.video.stored_clip import UNORDERED, StoredClip
-from streamvid.video.timestamps import PacketTimes
 
 LEAD_IN: Final = "lead-in"
 """A trait: see docs/format.md."""

@@ -31,10 +31,10 @@ from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import ClipTimes, build_clip
 from streamvid.video.frame_index import HIDDEN
+from streamvid.video.packet_times import PacketTimes
 from streamvid.video.probe import FrameFormat, probe_packet
 from streamvid.video.read_buffer import coalesce, read_blocks, read_range
 from streamvid.video.stored_clip import AUDIO, UNORDERED, StoredClip, UnwrittenMp4, file_signature
-from streamvid.video.timestamps import PacketTimes
 
 _MIN_TIMESCALE: Final = 10_000
 """FFmpeg's MP4 muxer doubles smaller timescales until they reach this (movenc.c). The same is done here, so that both

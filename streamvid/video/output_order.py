@@ -86,7 +86,7 @@ def output_order(
     Args:
         source: the file.
         codec: as FFmpeg names it.
-        apply_edits, num_skipped: as of `streamvid.video.timestamps.PacketTimes`.
+        apply_edits, num_skipped: as of `streamvid.video.packet_times.PacketTimes`.
         count: how many packets to decode; None: all.
 
     Raises:

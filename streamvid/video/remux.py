@@ -33,6 +33,7 @@ from streamvid.video.cut_off import without_cut_off_packet
 from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.left_out import left_out
 from streamvid.video.output_order import OutputOrder, output_order
+from streamvid.video.packet_times import PacketTimes
 from streamvid.video.probe import (
     CannotCopyError,
     FrameFormat,
@@ -43,7 +44,7 @@ from streamvid.video.probe import (
     read_stream_info,
 )
 from streamvid.video.stored_clip import UNORDERED, StoredClip
-from streamvid.video.timestamps import PacketTimes, in_output_order, scan_packet_times
+from streamvid.video.timestamps import in_output_order, scan_packet_times
 
 log = logging.getLogger(__name__)
 

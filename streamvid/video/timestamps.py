@@ -17,6 +17,7 @@ from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
 from streamvid.video.output_order import OutputOrder, distinct, output_order, ticks_needed
+from streamvid.video.packet_times import PacketTimes, fit_pauses
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
 from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, is_whole
@@ -35,81 +36,20 @@ _ROW: Final = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class PacketTimes:
-    """The packets of a file's video track, in decode order.
-
-    Attributes:
-        pts: int64 [packets], in ticks of `time_base`.
-        size: int64 [packets], in bytes.
-        keyframe: bool [packets], the container's key frame flags.
-        hidden: bool [packets], whether an edit list cuts the packet off.
-        last_duration: duration in ticks of the last packet that has one; 0 if none has.
-        time_base: seconds per tick, as (numerator, denominator).
-        edits_applied: whether FFmpeg applied the edit lists when it demuxed these packets.
-        num_skipped: number of packets that the demuxer returns before these, and that are left out.
-    """
-
-    pts: Int64
-    size: Int64
-    keyframe: Bool
-    hidden: Bool
-    last_duration: int
-    time_base: tuple[int, int]
-    edits_applied: bool = True
-    num_skipped: int = 0
-
-    def up_to_last_visible(self) -> PacketTimes:
-        """A copy without the packets after the last visible one in decode order, on which no frame depends.
-
-        Raises:
-            ValueError: no packet is visible.
-        """
-        shown = np.flatnonzero(~self.hidden)
-        if len(shown) == 0:
-            raise ValueError("all its frames are hidden by an edit list")
-        return self.rows(slice(0, int(shown[-1]) + 1))
-
-    def rows(self, rows: slice) -> PacketTimes:
-        """A copy with some of the packets."""
-        return replace(
-            self, pts=self.pts[rows], size=self.size[rows], keyframe=self.keyframe[rows], hidden=self.hidden[rows]
-        )
-
-    @property
-    def origin(self) -> int:
-        """The first visible frame's pts."""
-        return int(self.pts[~self.hidden].min())
-
-    def last_frame_ticks(self) -> int:
-        """Duration of the last frame in ticks: see `last_frame_duration`."""
-        return last_frame_duration(np.unique(self.pts), self.last_duration, Fraction(*self.time_base))
-
-
-def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
-    """Duration of the last frame of a video in ticks.
-
-    Args:
-        times: int64 [frames], presentation times, ascending.
-        stated: the duration in the container, in ticks.
-        time_base: seconds per tick.
-
-    Returns:
-        `stated` if that is positive and at most 10 times the longest distance of frames; else the median distance, or
-        1/25 s for a single frame.
-    """
-    steps = np.diff(times)
-    typical = int(np.median(steps)) if len(steps) else max(1, round(1 / time_base / 25))
-    longest = max(int(steps.max(initial=0)), typical)
-    return stated if 0 < stated <= 10 * longest else max(typical, 1)
-
-
 def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
     """Times, sizes and visibility of every packet, without keeping their bytes.
 
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
+    found = _scan(source, about)
+    pts, base = fit_pauses(found.pts, Fraction(*found.time_base))
+    last = round(found.last_duration * Fraction(*found.time_base) / base)
+    return replace(found, pts=pts, last_duration=last, time_base=base.as_integer_ratio())
+
+
+def _scan(source: VideoFile, about: StreamInfo) -> PacketTimes:
+    """`scan_packet_times`, in ticks of the container."""
     codec, demuxed = about.codec, _demux_all(source, about.codec)
     found = demuxed.packets
     if not len(found.pts):
@@ -157,11 +97,11 @@ def decoded_times(
     """
     demuxed = _demux_all(source, codec)
     dated = _date_by_order(source, demuxed, codec, container)
-    pts = demuxed.packets.pts
-    if dated is None and (by_order or len(demuxed.parts)):
+    pts, base = demuxed.packets.pts, Fraction(*demuxed.packets.time_base)
+    if dated is None and (by_order or len(demuxed.parts) or fit_pauses(pts, base)[1] != base):
         order = output_order(source, codec).matched()
         dated = order.packets, _times_in_order(pts, order) if by_order else pts[order.packets]
-    return None if dated is None else (dated[1], Fraction(*demuxed.packets.time_base))
+    return None if dated is None else fit_pauses(dated[1], base)
 
 
 def _times_in_order(pts: Int64, order: OutputOrder) -> Int64:

@@ -30,13 +30,14 @@ from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options, leave_real_time
 from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.output_order import decode
+from streamvid.video.packet_times import last_frame_duration
 from streamvid.video.pixel_format import EncoderFormat
 from streamvid.video.probe import VideoFile, frame_rotation
 from streamvid.video.raw_rate import frame_rate
 from streamvid.video.recordings import whole_packets
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.timestamps import decoded_times, last_frame_duration
+from streamvid.video.timestamps import decoded_times
 
 if TYPE_CHECKING:
     from av.container import InputContainer

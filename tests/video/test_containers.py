@@ -241,6 +241,39 @@ def test_transport_streams_that_were_joined(
     np.testing.assert_allclose(seconds, np.arange(72) / RATE, atol=1e-4)
 
 
+@pytest.mark.parametrize(("codec", "options"), [("libx264", _X264), ("mpeg2video", _MPEG)])
+@pytest.mark.parametrize(
+    ("muxer", "ticks", "hours"), [("mpegts", 90_000, 8), ("nut", 1_000_000, 1), ("matroska", 1000, 40)]
+)
+def test_pauses_that_are_too_long_for_the_ticks_of_an_mp4(
+    codec: str, options: dict[str, str], muxer: str, ticks: int, hours: int, tmp_path: Path
+) -> None:
+    """As of a camera that records only when something moves."""
+    whole = encode(tmp_path / "whole.mp4", "mp4", codec, options=options, frames=24)
+    path = tmp_path / "paused"
+    with (
+        av.open(str(whole), options={"ignore_editlist": "1"}) as source,
+        av.open(str(path), "w", format=muxer) as output,
+    ):
+        track = output.add_stream_from_template(source.streams.video[0], opaque=True)
+        track.time_base = Fraction(1, ticks)
+        packets = [packet for packet in source.demux(video=0) if packet.size]
+        key = next(number for number, packet in enumerate(packets) if number and packet.is_keyframe)
+        shown = sorted(packet.pts for packet in packets).index(min(packet.pts for packet in packets[key:]))
+        for number, packet in enumerate(packets):
+            scale = ticks * packet.time_base
+            pause = 3600 * hours * ticks * (number >= key) + ticks
+            packet.pts, packet.dts = round(packet.pts * scale) + pause, round(packet.dts * scale) + pause
+            packet.stream, packet.time_base, packet.duration = track, track.time_base, 0
+            output.mux(packet)
+    clip, transcoded = prepare(path, tmp_path / "clip")
+    assert transcoded == (codec == "mpeg2video")
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(24))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    times = np.arange(24) / RATE + 3600 * hours * (np.arange(24) >= shown)
+    np.testing.assert_allclose(seconds, times, rtol=0, atol=0.0011)
+
+
 @pytest.mark.parametrize("lost", ["first piece", "middle piece", "last piece", "packet", "end of the first part"])
 @pytest.mark.parametrize("block", [5, 1 << 18])
 def test_transport_streams_of_which_pieces_are_missing(

@@ -1,0 +1,112 @@
+"""The packets of a video track with their times, which become the clip's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+
+from streamvid.arrays import Bool, Int64
+
+_MOST_TICKS: Final = (1 << 31) - 1
+"""From packet to packet in an MP4 (`stts`), as FFmpeg writes and reads it."""
+_FINEST: Final = 10_000
+"""Ticks per second that FFmpeg's muxer has at least, as `streamvid.video.ingest` says."""
+
+
+@dataclass(frozen=True)
+class PacketTimes:
+    """The packets of a file's video track, in decode order.
+
+    Attributes:
+        pts: int64 [packets], in ticks of `time_base`.
+        size: int64 [packets], in bytes.
+        keyframe: bool [packets], the container's key frame flags.
+        hidden: bool [packets], whether an edit list cuts the packet off.
+        last_duration: duration in ticks of the last packet that has one; 0 if none has.
+        time_base: seconds per tick, as (numerator, denominator).
+        edits_applied: whether FFmpeg applied the edit lists when it demuxed these packets.
+        num_skipped: number of packets that the demuxer returns before these, and that are left out.
+    """
+
+    pts: Int64
+    size: Int64
+    keyframe: Bool
+    hidden: Bool
+    last_duration: int
+    time_base: tuple[int, int]
+    edits_applied: bool = True
+    num_skipped: int = 0
+
+    def up_to_last_visible(self) -> PacketTimes:
+        """A copy without the packets after the last visible one in decode order, on which no frame depends.
+
+        Raises:
+            ValueError: no packet is visible.
+        """
+        shown = np.flatnonzero(~self.hidden)
+        if len(shown) == 0:
+            raise ValueError("all its frames are hidden by an edit list")
+        return self.rows(slice(0, int(shown[-1]) + 1))
+
+    def rows(self, rows: slice) -> PacketTimes:
+        """A copy with some of the packets."""
+        return replace(
+            self, pts=self.pts[rows], size=self.size[rows], keyframe=self.keyframe[rows], hidden=self.hidden[rows]
+        )
+
+    @property
+    def origin(self) -> int:
+        """The first visible frame's pts."""
+        return int(self.pts[~self.hidden].min())
+
+    def last_frame_ticks(self) -> int:
+        """Duration of the last frame in ticks: see `last_frame_duration`."""
+        return last_frame_duration(np.unique(self.pts), self.last_duration, Fraction(*self.time_base))
+
+
+def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
+    """Duration of the last frame of a video in ticks.
+
+    Args:
+        times: int64 [frames], presentation times, ascending.
+        stated: the duration in the container, in ticks.
+        time_base: seconds per tick.
+
+    Returns:
+        `stated` if that is positive and at most 10 times the longest distance of frames; else the median distance, or
+        1/25 s for a single frame.
+    """
+    steps = np.diff(times)
+    typical = int(np.median(steps)) if len(steps) else max(1, round(1 / time_base / 25))
+    longest = max(int(steps.max(initial=0)), typical)
+    return stated if 0 < stated <= 10 * longest else max(typical, 1)
+
+
+def fit_pauses(times: Int64, time_base: Fraction) -> tuple[Int64, Fraction]:
+    """Times whose pauses an MP4 can have, as of a camera that records only when something moves: where one is too long
+    (7 hours in the ticks of a transport stream), in ticks of 0.1 ms.
+
+    Args:
+        times: int64 [frames], in any order, in ticks.
+        time_base: seconds per tick.
+
+    Returns:
+        the times, and seconds per tick; as given if no pause is too long.
+
+    Raises:
+        ValueError: one is too long for these ticks, too.
+    """
+    pause = int(np.diff(np.sort(times)).max(initial=0))
+    # FFmpeg's muxer doubles the ticks until there are enough.
+    if pause * max(Fraction(1), time_base * 2 * _FINEST) <= _MOST_TICKS:
+        return times, time_base
+    if (seconds := pause * time_base) * _FINEST > _MOST_TICKS:
+        raise ValueError(
+            f"it has a pause of {float(seconds / 3600):.0f} hours, and an MP4 at most one of 59: cut it there"
+        )
+    first = int(times.min())
+    ticks = [round((time - first) * time_base * _FINEST) for time in times.tolist()]
+    return np.array(ticks, dtype=np.int64), Fraction(1, _FINEST)
