@@ -13,6 +13,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import av
+
+from streamvid.errors import VideoError
 from streamvid.packing.images import is_sequence, sequence_video
 from streamvid.packing.options import PackOptions
 from streamvid.storage.retry import Retry
@@ -63,15 +66,21 @@ def remux_or_build(
     else:
         source = VideoFile(video, options.track, options.fps)
         try:
-            return remux_with_ffmpeg(source, folder, moov_first=not cut_only), False
-        except CannotCopyError:
+            return remux_with_ffmpeg(source, folder, cut_only=cut_only), False
+        except CannotCopyError as reason:
             if options.transcode is None and options.compatible_with == "any":
                 raise
+            why = reason.args[0]
         with as_video_error():
             source = without_cut_off_packet(source)
             missing = left_out(source)
         made, transcoded = folder / "transcoded-source.mp4", True
-        transcode(source, made, options.transcode or TranscodeOptions())
+        try:
+            transcode(source, made, options.transcode or TranscodeOptions())
+        except VideoError as error:
+            if isinstance(error.__cause__, av.error.FFmpegError):  # it says little
+                raise VideoError(f"{error}; {why}") from error.__cause__
+            raise
     clip = store_clip(made, folder, cut_only=cut_only)
     if clip.mp4 != made:
         made.unlink()

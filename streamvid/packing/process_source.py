@@ -32,6 +32,7 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.explain import BROKEN_ERRNOS
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
+from streamvid.video.clip_index import BROKEN
 from streamvid.video.image import image_clip
 from streamvid.video.in_place import index_where_it_lies
 from streamvid.video.ingest import index_by_tables
@@ -107,11 +108,8 @@ def _process(source: SourceVideo, folder: Path, options: PackOptions, retry: Ret
             raise VideoError(str(damage))
         return [PreparedClip(clip, "", source.rows, {}, source.label)]
     except VideoError as error:
-        cause = error.__cause__
-        if memory_is_short():
-            raise MemoryError(str(error)) from error
-        if isinstance(cause, OSError) and cause.errno in (*_MACHINE_ERRORS, *_OUTAGES):
-            raise OSError(cause.errno, os.strerror(cause.errno), str(folder)) from error
+        if (fault := _fault_of_machine(error, folder)) is not None:
+            raise fault from error
         raise
     except (StreamvidError, OSError, MemoryError):
         raise
@@ -121,6 +119,16 @@ def _process(source: SourceVideo, folder: Path, options: PackOptions, retry: Ret
         if memory_is_short():
             raise MemoryError(str(error)) from error
         raise VideoError(f"unexpected {type(error).__name__} while reading it: {error}") from error
+
+
+def _fault_of_machine(error: VideoError, folder: Path) -> Exception | None:
+    """The error to raise if it is not the video but the machine, or the storage of `folder`, that failed."""
+    cause = error.__cause__
+    if memory_is_short():
+        return MemoryError(str(error))
+    if isinstance(cause, OSError) and cause.errno in (*_MACHINE_ERRORS, *_OUTAGES):
+        return OSError(cause.errno, os.strerror(cause.errno), str(folder))
+    return None
 
 
 Outcome = list[PreparedClip | RejectedCut] | str
@@ -162,12 +170,21 @@ def _cut(
     damaged: list[RejectedCut] = []
     clips: list[PreparedClip | RejectedCut] = []
     for number, span in enumerate(spans):
-        with as_video_error():
-            trimmed = trim_clip(whole, span.first, span.end, folder / f"clip-{number:06d}.mp4")
-            clip = transcode_if_needed(trimmed, folder / f"clip-{number:06d}", options, reencode=reencode)
-        made = prepare_cut(source, video, number, span, clip, options, look=clip is trimmed)
+        file, encoded = folder / f"clip-{number:06d}.mp4", folder / f"clip-{number:06d}"
+        made: PreparedClip | RejectedCut
+        try:
+            with as_video_error():
+                clip = trimmed = trim_clip(whole, span.first, span.end, file)
+                if not trimmed.has_trait(BROKEN):
+                    clip = transcode_if_needed(trimmed, encoded, options, reencode=reencode)
+            made = prepare_cut(source, video, number, span, clip, options, look=clip is trimmed)
+        except VideoError as error:
+            if _fault_of_machine(error, folder) is not None:
+                raise
+            made = RejectedCut(f"the clip of the frames {span.first} to {span.end - 1} cannot be made: {error}")
         if isinstance(made, RejectedCut):
-            _discard(clip.mp4, folder)
+            file.unlink(missing_ok=True)
+            shutil.rmtree(encoded, ignore_errors=True)
             damaged.append(made)
         else:
             _check_size(clip)
@@ -343,9 +360,13 @@ def _find_damage(clip: StoredClip, level: DecodeLevel) -> Damage | None:
     """Decode the frames of a clip that the option `decode` names.
 
     Returns:
-        All damage of the clip if one of these frames is damaged; else None.
+        All damage of the clip if one of these frames is damaged, or if it has broken packets; else None.
     """
     count = len(clip.index.visible)
+    if clip.has_trait(BROKEN):
+        every = np.arange(count)
+        cause = "the NAL units of a packet of it do not fit"
+        return find_damage(clip.index, every, clip.slice) or Damage(tuple(every.tolist()), count, cause)
     if level == "none":
         return None
     if level == "all":

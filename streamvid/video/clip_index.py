@@ -23,6 +23,9 @@ from streamvid.video.stored_clip import UNORDERED, StoredClip
 
 LEAD_IN: Final = "lead-in"
 """A trait: see docs/format.md."""
+BROKEN: Final = "broken"
+"""The trait of a cut, or of a video that is only cut, with a packet that decoders refuse (`PacketKind.broken`). No
+stored clip has it."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,15 @@ class ClipTimes:
     time_base: tuple[int, int]
 
 
-def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat, scan: PacketTimes) -> StoredClip:
+def index_clip(
+    target: Path, codec: str, profile: str, frame_format: FrameFormat, scan: PacketTimes, *, cut_only: bool = False
+) -> StoredClip:
     """Read a written MP4 back, and index it: positions of its packets, and their classification.
 
     Args:
         target: an MP4 with exactly the packets of `scan`.
         scan: presentation times of its packets, and which are hidden.
+        cut_only: as in `build_clip`.
 
     Raises:
         CannotCopyError: the MP4 could not keep the times, or has several sample descriptions.
@@ -89,6 +95,7 @@ def index_clip(target: Path, codec: str, profile: str, frame_format: FrameFormat
         offset=offset,
         size=size,
         crcs=[*map(crc32c, packets)],
+        cut_only=cut_only,
     )
 
 
@@ -104,6 +111,7 @@ def build_clip(
     offset: Int64,
     size: Int64,
     crcs: list[int],
+    cut_only: bool = False,
 ) -> StoredClip:
     """Derive the index, the traits and the duration of a clip.
 
@@ -111,6 +119,7 @@ def build_clip(
         kinds: the kinds of its packets, in decode order.
         offset, size: int64 [packets], positions in the file and sizes, in bytes.
         crcs: the CRC-32C of each packet.
+        cut_only: the clip is for `streamvid.video.trim.trim_clip` alone: some of its packets may be broken.
 
     Raises:
         CannotCopyError: packets are not frames or NAL units not framed as the container says, or size or colours of
@@ -121,11 +130,11 @@ def build_clip(
     if several is not None:
         packed = " (a packed bitstream)" if codec == "mpeg4" else ""
         raise CannotCopyError(f"its packet {several} holds several pictures{packed}, and a packet is a frame")
-    broken = next((number for number, kind in enumerate(kinds) if kind.broken), None)
-    if broken is not None:
-        if codec == "mjpeg":
-            raise ValueError(f"its packet {broken} cannot be decoded: it has no scan; re-encode it")
-        raise CannotCopyError(f"the NAL units of its packet {broken} do not fit, as with start codes in an MP4")
+    broken = [number for number, kind in enumerate(kinds) if kind.broken]
+    if broken and codec == "mjpeg":
+        raise ValueError(f"its packet {broken[0]} cannot be decoded: it has no scan; re-encode it")
+    if broken and not (cut_only and 2 * len(broken) < len(kinds)):  # of so many, their writer is the cause
+        raise CannotCopyError(f"the NAL units of its packet {broken[0]} do not fit, as with start codes in an MP4")
     if any(kind.drops_prior for kind in kinds):
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
     if any(kind.lone_field for kind in kinds):
@@ -231,6 +240,7 @@ def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:
         LEAD_IN: not kinds[0].random_access,
         "show-existing": any(kind.show_existing for kind in kinds),
         "superframes": any(kind.superframe for kind in kinds),
+        BROKEN: any(kind.broken for kind in kinds),
         "non-displayed": codec == "av1" and any(kind.hidden for kind in kinds),
     }
     return ",".join(sorted(name for name, there in found.items() if there))

@@ -44,7 +44,7 @@ def index_where_it_lies(source: VideoFile, folder: Path) -> StoredClip:
     if clip is not None:
         return clip
     folder.mkdir(parents=True, exist_ok=True)
-    clip = remux_with_ffmpeg(source, folder, moov_first=False)
+    clip = remux_with_ffmpeg(source, folder, cut_only=True)
     with as_video_error():
         offset = _find_packets(source, clip)
     clip.mp4.unlink()

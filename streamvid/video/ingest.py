@@ -103,7 +103,7 @@ def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
                 checksum.update(run)
         offset, sha256 = len(head) + np.cumsum(track.size) - track.size, checksum.hexdigest()
         unwritten = UnwrittenMp4(head, *coalesce(track.offset, track.size), signature)
-    clip = found.clip(source, packet_info.finalize_disposable(track.codec, kinds), offset, crcs)
+    clip = found.clip(source, packet_info.finalize_disposable(track.codec, kinds), offset, crcs, cut_only=cut_only)
     _check_order(clip)
     return replace(clip, sha256=sha256, unwritten=unwritten)
 
@@ -171,8 +171,11 @@ class _Header:
     stsd: bytes
     times: ClipTimes
 
-    def clip(self, file: Path, kinds: list[PacketKind], offset: Int64, crcs: list[int]) -> StoredClip:
-        """The clip, made of packets with these kinds, offsets in a file, and checksums."""
+    def clip(
+        self, file: Path, kinds: list[PacketKind], offset: Int64, crcs: list[int], *, cut_only: bool = False
+    ) -> StoredClip:
+        """The clip, made of packets with these kinds, offsets in a file, and checksums; `cut_only` as in
+        `build_clip`."""
         made = build_clip(
             file,
             self.track.codec,
@@ -184,6 +187,7 @@ class _Header:
             offset=offset,
             size=self.track.size,
             crcs=crcs,
+            cut_only=cut_only,
         )
         return replace(made, left_out=(AUDIO,) if self.track.has_audio else ())
 

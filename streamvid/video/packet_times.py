@@ -105,7 +105,7 @@ def fit_pauses(times: Int64, time_base: Fraction) -> tuple[Int64, Fraction]:
         return times, time_base
     if (seconds := pause * time_base) * _FINEST > _MOST_TICKS:
         raise ValueError(
-            f"it has a pause of {float(seconds / 3600):.0f} hours, and an MP4 at most one of 59: cut it there"
+            f"it has a pause of {float(seconds / 3600):.0f} hours, and an MP4 at most one of 59: split it there first"
         )
     first = int(times.min())
     ticks = [round((time - first) * time_base * _FINEST) for time in times.tolist()]

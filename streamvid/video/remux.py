@@ -64,7 +64,7 @@ def store_clip(source: Path, folder: Path, *, cut_only: bool = False) -> StoredC
     clip = try_ingest(source, cut_only=cut_only)
     if clip is not None:
         return clip.as_file(folder / "clip.mp4")
-    return remux_with_ffmpeg(source, folder, moov_first=not cut_only)
+    return remux_with_ffmpeg(source, folder, cut_only=cut_only)
 
 
 def try_ingest(source: Path, *, cut_only: bool = False) -> StoredClip | None:
@@ -81,13 +81,13 @@ def try_ingest(source: Path, *, cut_only: bool = False) -> StoredClip | None:
         return None
 
 
-def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: bool = True) -> StoredClip:
+def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool = False) -> StoredClip:
     """The same as `store_clip`, always through FFmpeg's demuxer and muxer.
 
     Args:
         source, folder: as for `store_clip`.
-        moov_first: put the header before the packets, as docs/format.md demands of stored clips. FFmpeg writes the
-            file twice for that, which is not needed where the clip is only cut afterwards.
+        cut_only: as for `store_clip`. Otherwise the header comes before the packets, as docs/format.md demands of
+            stored clips; FFmpeg writes the file twice for that.
 
     Raises:
         VideoError: as for `store_clip`.
@@ -107,8 +107,8 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, moov_first: boo
             if about.codec == "vp8":
                 _write_vp8(source, target, times, first)
             else:
-                _mux(source, target, about, times, first, moov_first=moov_first)
-            clip = index_clip(target, about.codec, about.profile, first, times)
+                _mux(source, target, about, times, first, moov_first=not cut_only)
+            clip = index_clip(target, about.codec, about.profile, first, times, cut_only=cut_only)
             return replace(clip, left_out=missing)
 
         clip = store(times.up_to_last_visible())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import one_after_the_other, write
 from tools.clips import Recipe
 from tools.damaged_sources import make_damaged, try_level
+from tools.recipes import Codec, Container
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -120,6 +122,43 @@ def test_of_a_video_that_is_cut_the_damaged_clips_are_rejected(tmp_path: Path) -
             options=PackOptions(cutting=FixedLength(80, unit="frames")),
             progress=False,
         )
+
+
+def test_of_a_video_that_is_cut_and_transcoded_the_damaged_clips_are_rejected(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    damaged(tmp_path / "in" / "a.mp4", 70)
+    cutting = FixedLength(60, unit="frames")
+    report = packed(tmp_path, "first", cutting=cutting, transcode=TranscodeOptions())
+    assert Dataset.open(tmp_path / "ds").clips.key[:] == ["a_000000", "a_000002", "a_000003"]
+    (rejected,) = report.rejected
+    assert rejected.reason == "the clip of the frames 60 to 119 cannot be made: frame 10 of it is damaged or missing"
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+@pytest.mark.parametrize("container", ["mov", "mkv"])
+def test_zeros_in_a_video_that_is_cut(codec: Codec, container: Container, tmp_path: Path) -> None:
+    """As a disk leaves them of a sector that it cannot read. Decoders refuse the whole packet, and that clip has it,
+    far from its start and its middle."""
+    recipe = replace(LONG, codec=codec, container=container, frames=420, gop=30)
+    whole = write(recipe, tmp_path / f"whole.{container}")
+    with av.open(str(whole)) as file:
+        packet = [bytes(packet) for packet in file.demux(video=0) if packet.size][210 + 80]
+    (tmp_path / "in").mkdir()
+    data = whole.read_bytes()
+    assert data.count(packet) == 1
+    (tmp_path / "in" / f"a.{container}").write_bytes(data.replace(packet, bytes(len(packet))))
+    report = packed(tmp_path, "none", cutting=FixedLength(210, unit="frames"))
+    (rejected,) = report.rejected
+    assert rejected.reason.startswith("the clip of the frames 210 to 419 is damaged: ")
+    dataset = Dataset.open(tmp_path / "ds")
+    assert dataset.clips.key[:] == ["a_000000"]
+    frames = ClipDataset(dataset, sampling=All())[0]["video"].numpy()
+    with pytest.raises(InputError, match=r"Invalid data found .*; the NAL units of its packet 290 do not fit"):
+        pack([tmp_path / "in"], tmp_path / "none", progress=False)
+    (tmp_path / "whole").mkdir()
+    pack([whole], tmp_path / "whole" / "ds", progress=False)
+    sound = ClipDataset(tmp_path / "whole" / "ds", sampling=All())[0]["video"].numpy()
+    assert np.array_equal(frames, sound[:210])
 
 
 def test_the_option_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
