@@ -11,10 +11,12 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
+import av
 import numpy as np
 
 from streamvid.arrays import UInt8
@@ -206,10 +208,10 @@ def scene_starts(clip: StoredClip, rule: Scenes) -> list[int]:
     """Numbers of the frames that begin a new scene, ascending, without frame 0.
 
     Args:
-        clip: the whole video, whose MP4 is in a file.
+        clip: the whole video, with its packets in a file.
 
     Raises:
-        FFmpegError: the video does not decode.
+        FFmpegError: the file cannot be read.
     """
     from scenedetect.common import FrameTimecode, Timecode
     from scenedetect.detectors import ContentDetector
@@ -230,16 +232,22 @@ def scene_starts(clip: StoredClip, rule: Scenes) -> list[int]:
 
 
 def _shown_frames(clip: StoredClip) -> Iterator[tuple[int, VideoFrame]]:
-    """The displayed frames, each with its pts as in the frame index."""
+    """The displayed frames, each with its pts as in the frame index. Without those that do not decode: their clips are
+    rejected later."""
     visible = set(clip.index.frame_pts.tolist())
     shift: int | None = None
     with VideoFile(clip.mp4).open(apply_edits=False) as (container, stream):
+        assert stream.time_base is not None
+        scale = stream.time_base / Fraction(*clip.time_base)
         for packet in container.demux(stream):
             if shift is None and packet.pts is not None:
-                shift = packet.pts - int(clip.index.pts[0])
-            for frame in packet.decode():
-                if frame.pts is not None and shift is not None and frame.pts - shift in visible:
-                    yield frame.pts - shift, frame
+                shift = int(packet.pts * scale) - int(clip.index.pts[0])
+            frames: list[VideoFrame] = []
+            with suppress(av.error.InvalidDataError):
+                frames = packet.decode()
+            for frame in frames:
+                if frame.pts is not None and shift is not None and (pts := int(frame.pts * scale) - shift) in visible:
+                    yield pts, frame
 
 
 def _small(frame: VideoFrame, clip: StoredClip) -> UInt8:

@@ -24,7 +24,7 @@ from streamvid.host import memory_is_short
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source_spans, span_columns
 from streamvid.packing.images import is_sequence
-from streamvid.packing.options import DecodeLevel, PackOptions, PreparedClip, RejectedCut, Scenes
+from streamvid.packing.options import DecodeLevel, PackOptions, PreparedClip, RejectedCut
 from streamvid.packing.patience import patiently
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.packing.source_file import local_video, of_this_file, read_image, source_bytes
@@ -92,11 +92,9 @@ def _process(source: SourceVideo, folder: Path, options: PackOptions, retry: Ret
         if (image := read_image(source, video)) is not None:
             return _image_source(source, options, video, *image)
         cutting = options.cutting is not None or source.cuts is not None
-        scenes = isinstance(options.cutting, Scenes)
-        whole, transcoded = remux_or_build(source.path, video, folder, options, retry, cut_only=cutting and not scenes)
+        whole, transcoded = remux_or_build(source.path, video, folder, options, retry, cut_only=cutting)
         if cutting:
             folder.mkdir(exist_ok=True)
-            whole = whole.as_file(folder / "clip.mp4")  # scene detection decodes it
         if video not in (folder, whole.mp4):
             _discard(video, folder)
         if transcoded:

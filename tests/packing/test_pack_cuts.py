@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
@@ -28,6 +29,7 @@ from tests.support.clips import write
 from tests.support.packed import digests, make_videos, pack_recipes
 from tests.support.reference import sequential
 from tools.clips import Recipe, read_frame_number
+from tools.recipes import Codec, Container
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
@@ -181,6 +183,20 @@ def test_scenes(recipe: Recipe, tmp_path: Path) -> None:
     assert found[-1]["meta_end_frame"] == 100 - recipe.trim
     # Scenes shorter than wanted are no scenes.
     assert len(scene_starts(store_clip(source, tmp_path), Scenes(min_length=60))) == 0
+
+
+@pytest.mark.parametrize("codec", ["h264", "mpeg4"])
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+def test_scenes_of_a_video_with_a_damaged_packet(codec: Codec, container: Container, tmp_path: Path) -> None:
+    recipe = Recipe(codec, container, scene=25, frames=100, gop=25, b_frames=0, width=160, height=96, number=False)
+    source = write(recipe, tmp_path / f"a.{container}")
+    with av.open(str(source)) as file:
+        packet = [bytes(packet) for packet in file.demux(video=0) if packet.size][60]
+    assert source.read_bytes().count(packet) == 1
+    source.write_bytes(source.read_bytes().replace(packet, bytes(len(packet))))
+    report = pack([source], tmp_path / "ds", options=PackOptions("any", cutting=Scenes(0.3)), workers=1, progress=False)
+    assert [row["meta_start_frame"] for row in rows(tmp_path / "ds")] == [0, 25, 75]
+    assert [one.reason[:43] for one in report.rejected] == ["the clip of the frames 50 to 74 is damaged:"]
 
 
 def test_scenes_without_their_library(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
