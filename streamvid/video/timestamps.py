@@ -145,7 +145,7 @@ def _check_clock(times: Int64, counts: Bool, parts: Int64 | tuple[()] = ()) -> N
     """Raise ValueError if times fall from one packet that counts to the next one, other than where a part begins."""
     at = np.flatnonzero(counts)
     if len(np.setdiff1d(at[1:][np.diff(times[at]) < 0], parts)):
-        raise ValueError("its clock falls back, as where recordings were joined: convert it to an MP4 first")
+        raise ValueError("its clock falls back, as where recordings were joined: copy it to a new MP4 (ffmpeg -c copy)")
 
 
 @dataclass(frozen=True)
