@@ -118,15 +118,13 @@ class NewShard:
         row: Row,
         index: Iterable[bytes] = (),
         mp4: Iterable[bytes | memoryview] = (),
-        json_member: Iterable[bytes] = (),
     ) -> None:
-        """Append a clip and its row, in which the offsets of its bytes are filled in.
+        """Append a clip and its row, in which the places of its bytes are filled in.
 
         Args:
             row: the clip's columns. If `mp4_size` is 0, as for a purged clip, nothing is added to the tar.
             index: the clip's frame index.
             mp4: the MP4 in chunks, so that memory does not grow with its size.
-            json_member: the clip's JSON as a member of a tar.
 
         Raises:
             DatasetError: the size of the MP4 is not the row's `mp4_size`.
@@ -140,11 +138,11 @@ class NewShard:
             for chunk in mp4:
                 self._tar.write(chunk)
             self._tar.write(bytes(-row["mp4_size"] % BLOCK))
-            row |= {"mp4_offset": start + BLOCK, "json_offset": self._tar.written + BLOCK}
+            text = _clip_json(row["key"], row["source"], row["label"], row["meta"])
+            row |= {"mp4_offset": start + BLOCK, "json_offset": self._tar.written + BLOCK, "json_size": len(text)}
             if self._tar.written != start + member_bytes(row["mp4_size"]):
                 raise DatasetError(f"clip {row['key']!r}: the size of its video is not the one in its row")
-            for block in json_member:
-                self._tar.write(block)
+            self._tar.write(_json_member(row["key"], text))
         self.rows.append(row)
 
     def finish(self, fields: pa.Table, schema: pa.Schema) -> ShardEntry:
@@ -243,8 +241,8 @@ class ShardWriter:
         else:
             if clip.mp4_bytes > MAX_FILE_BYTES:
                 raise ValueError("the mp4 is larger than a tar can hold")
-            text, checksum = _clip_json(key, source, prepared.label, meta), hashlib.sha256()
-            row |= {"mp4_size": clip.mp4_bytes, "json_size": len(text), "sha256": clip.sha256}
+            checksum = hashlib.sha256()
+            row |= {"mp4_size": clip.mp4_bytes, "sha256": clip.sha256}
 
             def chunks() -> Iterator[bytes | memoryview]:
                 for chunk in read_mp4(clip, self._retry):
@@ -252,7 +250,7 @@ class ShardWriter:
                         checksum.update(chunk)
                     yield chunk
 
-            self._shard.add(row, [index.data], chunks(), [_json_member(key, text)])
+            self._shard.add(row, [index.data], chunks())
             row["sha256"] = clip.sha256 or checksum.hexdigest()
         self._metadata_of.append((prepared.rows, prepared.span))
 

@@ -106,7 +106,7 @@ def repair(
                 clips[s][row - opened.rows(s).start] = _clip(prepared, wanted[row], list(kept))
             for s, some in clips.items():
                 entry = base.manifest.shards[s]
-                made_anew = rewrite_shard(base, entry, some, new.number(), work, damaged=True, roots=tuple(kept))
+                made_anew = rewrite_shard(base, entry, some, new.number(), work, roots=tuple(kept))
                 new.put(entry.name, made_anew)
             seconds = [p.clip.duration * p.clip.time_base[0] / p.clip.time_base[1] for p in made.values()]
             before = opened.clips.seconds[list(made)].sum()

@@ -16,11 +16,11 @@ from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.overlays import local_file
 from streamvid.dataset.revisions import Base
 from streamvid.dataset.roots import Bounds, resolve_roots
-from streamvid.dataset.schema import BLOCK, FIELD_PREFIX
+from streamvid.dataset.schema import FIELD_PREFIX
 from streamvid.errors import DatasetError
 from streamvid.inspection.verify import ShardTask, check_shard
 from streamvid.packing.clip_rows import Row
-from streamvid.packing.shard_writer import NewShard, member_bytes
+from streamvid.packing.shard_writer import NewShard
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.url import join
@@ -43,29 +43,29 @@ def rewrite_shard(
     number: int,
     work: Path,
     *,
-    damaged: bool = False,
     roots: Sequence[str] | None = None,
 ) -> ShardEntry:
-    """Rewrite a shard, and check the result.
+    """Rewrite a shard, and check the result. Tar and frame indexes of the old shard may be damaged, because clips that
+    stay are checked one by one; their JSON is made anew from the Parquet file.
 
     Args:
         clips: by row in the shard, the replacement of a clip; None: its bytes are removed, and the row stays.
         work: a local folder for the new files, and for copies of a remote shard's files.
-        damaged: whether tar and frame indexes of the shard may be damaged; then clips that stay are checked one by one.
         roots: the dataset's new roots, if they change.
 
     Returns:
         the entry of the new shard, whose files have been written to the dataset.
 
     Raises:
-        DatasetError: the shard is damaged, or the new one cannot be written or does not pass the check.
+        DatasetError: the Parquet file or a clip that stays is damaged, or the new shard cannot be written.
     """
     old = {
         extension: local_file(
             join(base.path, entry.file(extension)), work / f"old-{entry.name}.{extension}",
-            None if damaged and extension != "parquet" else sha256,
+            sha256 if extension == "parquet" else None,
         )
         for extension, sha256 in entry.checksums.items()
+        if extension != "idx"
     }  # fmt: skip
     table = read_parquet(os.fspath(old["parquet"]), least=1 << 30)
     metadata = [name for name in table.column_names if name.startswith(FIELD_PREFIX)]
@@ -79,14 +79,11 @@ def rewrite_shard(
                 new.add(_emptied(row, has_tar=entry.has_tar) if row["mp4_size"] else row)
                 continue
             index = _range(old["packets"], row["index_offset"], row["index_size"])
-            mp4 = json_member = iter([b""])
-            if tar is not None:  # its JSON is unchanged
-                mp4 = _range(old["tar"], row["mp4_offset"], row["mp4_size"])
-                json_member = _range(old["tar"], row["json_offset"] - BLOCK, member_bytes(row["json_size"]))
+            mp4 = iter([b""]) if tar is None else _range(old["tar"], row["mp4_offset"], row["mp4_size"])
             if given:
                 columns, mp4_of, stored = given
                 row, mp4, index = {**row, **columns}, mp4_of(), iter([stored])
-            new.add(row, index, mp4, json_member)
+            new.add(row, index, mp4)
         empty = {n for n, clip in clips.items() if clip is None}
         places = pa.array([None if n in empty else n for n in range(len(rows))], pa.int64())
         made = new.finish(table.select(metadata).take(places), table.drop_columns(metadata).schema.remove_metadata())
@@ -124,4 +121,7 @@ def _verify(base: Base, entry: ShardEntry, roots: Sequence[str], unread: frozens
     if checked.problems:
         problem = checked.problems[0]
         which = f"clip {problem.clip!r}" if problem.clip else f"shard {entry.name}"
-        raise DatasetError(f"{which}, which was to stay unchanged, is damaged: {problem.what}; run streamvid verify")
+        raise DatasetError(
+            f"{which}, which was to stay unchanged, is damaged: {problem.what}; repair or forget it, too "
+            "(streamvid verify lists all)"
+        )

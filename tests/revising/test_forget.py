@@ -217,15 +217,20 @@ def test_keys_that_cannot_be_forgotten_are_refused(
     assert digests(folder) == before
 
 
-def test_a_damaged_shard_is_not_purged(folder: Path) -> None:
-    shard = sv.Dataset.open(folder).shard_path(0)
-    data = bytearray(Path(shard).read_bytes())
-    data[-1] ^= 1
-    Path(shard).write_bytes(data)
+def test_a_damaged_shard(folder: Path) -> None:
+    """Damaged clips are purged; a damaged clip that would stay is named, and nothing changes."""
+    dataset = sv.Dataset.open(folder)
+    last = int(dataset.clips.shard[-1])
+    first, *others = dataset.clips.key[dataset.rows(last)]
+    shard = Path(dataset.shard_path(last))
+    shard.write_bytes(bytes(shard.stat().st_size))
     before = digests(folder)
-    with pytest.raises(DatasetError, match=r"damaged: its SHA-256 is not the one in dataset.json"):
-        sv.forget(folder, ["clip0"], purge=True)
+    with pytest.raises(DatasetError, match=f"'{others[0]}', which was to stay .* is damaged.*forget it, too"):
+        sv.forget(folder, [first], purge=True)
     assert digests(folder) == before
+    sv.forget(folder, [first, *others], purge=True)
+    with packing_inline():
+        assert sv.verify(folder, progress=False).ok
 
 
 def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

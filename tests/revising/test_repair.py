@@ -87,6 +87,19 @@ def test_bad_clips_are_sound_again(folder: Path, videos: Path, packed: Path, tmp
     assert found_bad(folder, tmp_path / "other", revision=0) == set(BAD)
 
 
+def test_a_shard_that_was_lost(folder: Path, videos: Path, tmp_path: Path) -> None:
+    """Zeros in its place are a shard of bad clips; tar headers and JSON are made anew."""
+    shard = Path(sv.Dataset.open(folder).shard_path(1))
+    sound = shard.read_bytes()
+    shard.write_bytes(bytes(len(sound)))
+    shard.with_suffix(".idx").unlink()
+    assert found_bad(folder, tmp_path / "q") == {"clip1"}
+    sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False)
+    assert Path(sv.Dataset.open(folder).shard_path(1)).read_bytes() == sound
+    with packing_inline():
+        assert sv.verify(folder, decode=True, progress=False).ok
+
+
 def test_clips_that_were_cut(videos: Path, tmp_path: Path) -> None:
     folder = tmp_path / "ds"
     with packing_inline():
