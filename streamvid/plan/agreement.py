@@ -59,8 +59,11 @@ class Agreement:
         try:
             store = self._joined(world)
             if self._last != mine:
+                if world.size > 1 and self._made >= len(cursor.schedule.plan):
+                    self._warn_if_alone(store)
                 self._turn, self._last = self._turn + 1, mine
                 self._record = json.dumps([self._rank, self._made, *plan.values()])
+                store.add(self._ranks_key, 1)
             found = store.compare_set(f"{self._key}/{self._turn}", "", self._record)
         except (AttributeError, ValueError, RuntimeError) as error:
             log.debug("The ranks were not compared: %s", error)  # the process group has no store, or is gone
@@ -102,6 +105,19 @@ class Agreement:
                 "each epoch", rank, self._epoch, made, self._rank,
             )  # fmt: skip
             self._watched = False
+
+    @property
+    def _ranks_key(self) -> str:
+        """The key of the number of ranks that have begun the current turn."""
+        return f"{self._key}/{self._turn}/ranks"
+
+    def _warn_if_alone(self, store: Any) -> None:
+        """Warn if no other rank has begun the turn that ended here, as if one rank alone evaluates."""
+        if store.add(self._ranks_key, 0) == 1:
+            log.warning(
+                "no other rank has begun epoch %d of this loader, of whose clips rank %d got only its part: a loader "
+                "that one rank alone iterates over, as for evaluation, needs world_size=1", self._epoch, self._rank,
+            )  # fmt: skip
 
     def _joined(self, world: World) -> Any:
         """The process group's store. If this loader has not used the store yet, assigns its number among the rank's

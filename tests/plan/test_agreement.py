@@ -115,6 +115,20 @@ def test_a_rank_that_looked_at_a_batch_is_an_epoch_ahead(
     assert caplog.text.count("rank 0 has left epoch 0 after 1 of its batches") == warned
 
 
+@pytest.mark.parametrize(("shown", "others", "warned"), [(6, 0, 1), (6, 1, 0), (1, 0, 0)])
+def test_a_rank_that_evaluates_alone(shown: int, others: int, warned: int, caplog: pytest.LogCaptureFixture) -> None:
+    """It gets a part of the clips only. Not if another rank began the epoch, too, nor if it only looked at a batch."""
+    alone, steps = Agreement(), len(start(0).schedule.plan)
+    assert 1 < steps <= 6
+    check(alone, start(0))
+    for _ in range(min(shown, steps)):
+        alone.went_on()
+    for _ in range(others):
+        check(Agreement(), start(1))
+    check(alone, start(0, 1))
+    assert caplog.text.count("no other rank has begun epoch 0 of this loader") == warned
+
+
 def test_the_ranks_of_a_mesh_are_compared_whatever_else_there_is() -> None:
     """Two meshes of two ranks each stream other things; in each, all ranks stream the same."""
 
