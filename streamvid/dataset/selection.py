@@ -139,7 +139,9 @@ def repeats(dataset: ClipSource, rows: Int64, weights: Weights) -> Float64:
 
 
 def given_keys(keys: Sequence[str] | str | os.PathLike[str]) -> list[str]:
-    """The keys of the option `keys`: a list, or those in a file; errors as in `select_rows`."""
+    """The keys of the option `keys`: a list, also Arrow's, or those in a file; errors as in `select_rows`."""
+    if isinstance(keys, pa.Array | pa.ChunkedArray):
+        keys = keys.to_pylist()
     wanted = _read_keys(os.fspath(keys)) if isinstance(keys, str | os.PathLike) else listed(keys, "keys", "texts")
     for key in wanted:
         if not isinstance(key, str):

@@ -59,6 +59,8 @@ def test_expressions_refused(small: Dataset) -> None:
 def test_keys(small: Dataset, tmp_path: Path) -> None:
     assert select_rows(small, keys=["clip2", "clip0", "clip2"]).tolist() == [0, 2]
     assert select_rows(small, keys=[]).tolist() == []
+    column: Any = small.to_arrow(["key"])["key"]
+    assert select_rows(small, keys=column[1:]).tolist() == [1, 2, 3]
     assert select_rows(small).tolist() == [0, 1, 2, 3]
     assert select_rows(small, keys=("clip2", "clip1"), where="label == 0").tolist() == [1]
     files = {
