@@ -58,9 +58,10 @@ class BatchLoader(ABC, Generic[P]):
 
     @property
     def sampler(self) -> NoReturn:
-        """Refused: accelerate's skip_first_batches, which Trainer calls to resume, would have it skip. An
-        AttributeError, by which all others see that there is none."""
+        """Refused: accelerate's skip_first_batches, which Trainer calls to resume, would have it skip, and Ray's
+        prepare_data_loader would replace it. An AttributeError, by which all others see that there is none."""
         raise AttributeError(
-            f"a {type(self).__name__} has no sampler that could skip batches: resume by its state_dict and "
-            "load_state_dict instead of skip_first_batches; in Trainer, with ignore_data_skip=True"
+            f"a {type(self).__name__} has no sampler: iterate over it as it is, without Ray's prepare_data_loader; "
+            "resume by its state_dict and load_state_dict instead of skip_first_batches, in Trainer with "
+            "ignore_data_skip=True"
         )

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import time
 import weakref
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KEY: Final = "streamvid/plans"
+_APART_S: Final = 60.0
+"""Longer than ranks begin an iteration after each other, even without collective calls between iterations."""
 
 
 class Agreement:
@@ -43,7 +46,7 @@ class Agreement:
         self._watched = False  # whether to warn when other ranks leave the current iteration
         self._key, self._rank, self._first = "", 0, False
         self._turn, self._last, self._record = 0, "", ""
-        self._epoch, self._made = 0, 0
+        self._epoch, self._made, self._begun = 0, 0, 0.0
 
     def check(self, cursor: Cursor, world: World) -> None:
         """Compare an iteration that begins at `cursor` with that of the other ranks.
@@ -61,6 +64,7 @@ class Agreement:
             if self._last != mine:
                 if world.size > 1 and self._made >= len(cursor.schedule.plan):
                     self._warn_if_alone(store)
+                self._begun = time.monotonic()
                 self._turn, self._last = self._turn + 1, mine
                 self._record = json.dumps([self._rank, self._made, *plan.values()])
                 store.add(self._ranks_key, 1)
@@ -113,7 +117,7 @@ class Agreement:
 
     def _warn_if_alone(self, store: Any) -> None:
         """Warn if no other rank has begun the turn that ended here, as if one rank alone evaluates."""
-        if store.add(self._ranks_key, 0) == 1:
+        if time.monotonic() - self._begun > _APART_S and store.add(self._ranks_key, 0) == 1:
             log.warning(
                 "no other rank has begun epoch %d of this loader, of whose clips rank %d got only its part: a loader "
                 "that one rank alone iterates over, as for evaluation, needs world_size=1", self._epoch, self._rank,

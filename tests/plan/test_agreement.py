@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from streamvid.plan.agreement import Agreement
 from streamvid.plan.checkpoint import Cursor
 from streamvid.plan.world import MESH, PROCESS_GROUP, World
 from tests.plan.test_checkpoint import schedule
+from tests.support.clock import Clock
 
 SIZES = [3, 4, 5]
 
@@ -115,16 +117,28 @@ def test_a_rank_that_looked_at_a_batch_is_an_epoch_ahead(
     assert caplog.text.count("rank 0 has left epoch 0 after 1 of its batches") == warned
 
 
-@pytest.mark.parametrize(("shown", "others", "warned"), [(6, 0, 1), (6, 1, 0), (1, 0, 0)])
-def test_a_rank_that_evaluates_alone(shown: int, others: int, warned: int, caplog: pytest.LogCaptureFixture) -> None:
-    """It gets a part of the clips only. Not if another rank began the epoch, too, nor if it only looked at a batch."""
-    alone, steps = Agreement(), len(start(0).schedule.plan)
+@pytest.mark.parametrize(
+    ("shown", "others", "seconds", "warned"), [(6, 0, 61, 1), (6, 1, 61, 0), (1, 0, 61, 0), (6, 0, 59, 0)]
+)
+def test_a_rank_that_evaluates_alone(
+    shown: int,
+    others: int,
+    seconds: int,
+    warned: int,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It gets a part of the clips only. Not if another rank began the epoch, too, nor if it only looked at a batch, nor
+    if the others may only be late."""
+    alone, steps, clock = Agreement(), len(start(0).schedule.plan), Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
     assert 1 < steps <= 6
     check(alone, start(0))
     for _ in range(min(shown, steps)):
         alone.went_on()
     for _ in range(others):
         check(Agreement(), start(1))
+    clock.sleep(seconds)
     check(alone, start(0, 1))
     assert caplog.text.count("no other rank has begun epoch 0 of this loader") == warned
 
