@@ -193,9 +193,4 @@ def _given(clip: ClipTimes, at: At) -> Selection:
 
 def _sampled(clip: ClipTimes, item: int, spec: SampleSpec, epoch: int) -> Selection:
     random = draws(spec.seed, epoch, item, spec.sampling.num_random)
-    try:
-        return select(spec.sampling, clip, random, number=sample_of(item))
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"clip {clip.key!r} is too short for {spec.sampling}: pad it, or leave it out") from error
+    return select(spec.sampling, clip, random, number=sample_of(item))

@@ -212,9 +212,8 @@ def select(sampler: FrameSampler, clip: ClipTimes, random: Float64, *, number: i
         random: float64 [sampler.num_random], uniform in [0, 1).
 
     Raises:
-        ValueError: the clip is too short and the sampler's padding is "none".
-        InputError: the frames that the user's function or column gives for the clip are invalid; the message names the
-            clip.
+        InputError: the clip is too short and the sampler's padding is "none", or the frames that the user's function or
+            column gives for the clip are invalid; the message names the clip.
     """
     layout = sampler.sample(clip, random, number)
     selection = _padded(clip, layout, sampler.pad)
@@ -228,7 +227,7 @@ def _padded(clip: ClipTimes, layout: SlotLayout, pad: Pad) -> Selection:
         return Selection(frames, mask, _seconds(clip, frames))
     if pad == "none":
         if layout.length is None:
-            raise ValueError("the clip is too short, and padding is off")
+            raise InputError(f"clip {clip.key!r} is too short, and padding is off: pad it, or leave it out")
         pad = "constant"
     if not layout.in_ticks:
         frames = np.where(mask, layout.position, reflect_index(layout.position, clip.frames, pad))

@@ -270,6 +270,16 @@ def test_several_samples_of_a_clip_and_short_clips(dataset: Path) -> None:
         ds["five"]
 
 
+def test_an_error_of_the_users_function_is_its_own(dataset: Path) -> None:
+    """It was called a clip that is too short."""
+
+    def frames(clip: Any) -> list[int]:
+        raise ValueError("not mine")
+
+    with pytest.raises(ValueError, match=r"^not mine"):
+        sv.ClipDataset(dataset, sampling=sv.ByClip(2, frames=frames))[0]
+
+
 def test_epochs_draw_anew_and_again(dataset: Path) -> None:
     ds = sv.ClipDataset(dataset, sampling=sv.Window(3), transform=sv.Transform(resize=64, crop=32), seed=1)
     epochs = []
