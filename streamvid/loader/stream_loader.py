@@ -39,7 +39,7 @@ from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Shuffle
 from streamvid.plan.run_log import RunLog
 from streamvid.plan.uses import Uses
-from streamvid.plan.world import find_cores, find_device, find_world
+from streamvid.plan.world import find_cores, find_device, find_world, warn_if_one_node
 from streamvid.sampling.base import FrameSampler
 from streamvid.storage.retry import Retry
 from streamvid.transform.output_size import check_output_sizes
@@ -177,7 +177,7 @@ class StreamLoader(BatchLoader[Cursor]):
         grouped = bucket_steps(group_by_size)
         self._find_world = partial(find_world, rank, world_size, mesh=mesh, ranks_per_node=ranks_per_node)
         world, device_id = self._find_world(settle=False), find_device(device)
-        self._batch_fn, self._batch_size = batch_fn, batch_size
+        self._batch_fn, self._batch_size, self._ranks_per_node = batch_fn, batch_size, ranks_per_node
         self._opener = Opener(cache_dir, cache_bytes, Retry.of(retry_for), roots, revision)
         self._samples = samples = self._opener.open(
             dataset, sampling, transform=transform, columns=columns, seed=seed, checksum=checksum
@@ -370,4 +370,6 @@ class StreamLoader(BatchLoader[Cursor]):
             check_steps(schedule.plan)
             self._schedule, self._quarantine.world = schedule, schedule.plan.world
             self._position.put(schedule.resume(self._restored) if self._restored else schedule.start(self.epoch))
+        if settle and not self._settled and self._schedule.plan.local:
+            warn_if_one_node(self._schedule.plan.world, self._ranks_per_node)
         self._settled = settle

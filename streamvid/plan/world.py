@@ -142,6 +142,25 @@ def _on_nodes(rank: int, size: int, ranks_per_node: int | None, source: str) -> 
     return World(rank, size, size // per_node if size % per_node == 0 else 1, source)
 
 
+def warn_if_one_node(world: World, ranks_per_node: int | None) -> None:
+    """Log that locality has no effect in a world of one node, unless its ranks are known to be on one; on rank 0.
+
+    Args:
+        ranks_per_node: as given to `find_world`.
+    """
+    per_node = ranks_per_node or launchers.ranks_per_node(world.size)
+    if world.rank or world.nodes > 1 or world.size == 1 or per_node == world.size:
+        return
+    why = (
+        f"{world.size} ranks are no whole number of nodes with {per_node}"
+        if per_node
+        else "nothing says which they are"
+    )
+    log.warning(
+        "locality='node' has no effect, all nodes read all shards: %s; give ranks_per_node, equal on all nodes", why
+    )
+
+
 def find_cores() -> int:
     """Number of CPU cores for this process: the usable ones, divided by the ranks on its node as set by torchrun and
     deepspeed; Slurm and MPI set affinities.

@@ -92,6 +92,27 @@ def test_every_clip_once_over_the_ranks_of_every_launcher(
     assert len(steps) == 1
 
 
+@pytest.mark.parametrize(
+    ("size", "options", "said"),
+    [
+        (4, {}, "nothing says which they are"),
+        (3, {"ranks_per_node": 2}, "3 ranks are no whole number of nodes with 2"),
+        (4, {"ranks_per_node": 4}, ""),
+        (4, {"ranks_per_node": 2}, ""),
+        (1, {}, ""),
+    ],
+)
+def test_locality_without_effect(
+    dataset: str, size: int, options: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As under mpirun, which tells no rank how many each node has."""
+    with loader(dataset, rank=0, world_size=size, locality="node", **options) as source:
+        take(source)
+        take(source)
+    assert caplog.text.count("locality='node' has no effect") == bool(said)
+    assert said in caplog.text
+
+
 def test_a_loader_made_before_the_process_group(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """len() and state_dict() answer for the world that is known, and leave it open."""
     seen: Counter[int] = Counter()
