@@ -12,6 +12,7 @@ continues with the new one.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -30,6 +31,7 @@ from streamvid.sampling.base import FrameSampler
 
 VERSION: Final = 1
 """Version of the state's JSON fields."""
+_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")
 BELONGS_TO: Final = {
     "dataset": "another dataset, or other clips of it (a filter, a key list, weights)",
     "sampling": "another sampling or padding",
@@ -259,8 +261,8 @@ def _count(value: object, least: int = 0) -> int:
 
 
 def digest(value: object) -> str:
-    """Hash of an option's text."""
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+    """Hash of an option's text. The addresses of a user's sampler or function differ between processes: left out."""
+    return hashlib.sha256(_ADDRESS.sub("", repr(value)).encode()).hexdigest()[:16]
 
 
 def clips_digest(checksums: Sequence[str], arrays: Iterable[npt.NDArray[Any]]) -> str:

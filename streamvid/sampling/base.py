@@ -112,7 +112,8 @@ class Selection:
 
 @runtime_checkable
 class FrameSampler(Protocol):
-    """The interface of a frame sampler. Any class with these methods can be given to a loader."""
+    """The interface of a frame sampler. Any class with these methods can be given to a loader. States tell samplers
+    apart by their repr, as a dataclass has it; without one, by their class alone."""
 
     @property
     def pad(self) -> Pad:

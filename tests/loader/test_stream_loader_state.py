@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import streamvid as sv
+from streamvid.sampling.base import ClipTimes, SlotLayout
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
@@ -334,6 +335,32 @@ def test_another_run_refuses_the_state(datasets: tuple[str, str]) -> None:
             with pytest.raises(sv.InputError, match=words) as error:
                 other.load_state_dict(state)
             assert "\n" not in str(error.value)
+
+
+class OwnSampler:
+    """A user's sampler, whose repr has its address in it."""
+
+    pad: Any = "edge"
+    num_frames = 2
+    num_random = 0
+
+    def num_samples(self, frames: Any, duration: Any, tick: Any, whole: bool = False) -> Any:
+        return np.ones(len(frames), dtype=np.int64)
+
+    def sample(self, clip: ClipTimes, random: Any, number: int) -> SlotLayout:
+        return SlotLayout(np.array([0, 1]), clip.frames, in_ticks=False)
+
+    def is_too_short(self, frames: Any, duration: Any, tick: Any) -> Any:
+        return np.zeros(len(frames), dtype=bool)
+
+
+def test_a_sampler_of_ones_own(datasets: tuple[str, str]) -> None:
+    """Its state resumes in another process, where it has another address."""
+    first = loader(datasets[0], sampling=OwnSampler())
+    next(iter(first))
+    resumed = loader(datasets[0], sampling=OwnSampler())
+    resumed.load_state_dict(first.state_dict())
+    assert resumed.epoch == 1
 
 
 def test_subsets_and_columns(datasets: tuple[str, str]) -> None:
