@@ -63,13 +63,21 @@ class RunPosition(Generic[P]):
         """Where the loop was left, if that was before the epoch's end and nothing has been done since."""
         self._iteration: object = None
         """Which iteration is under way: the one that began last."""
+        self._restored = False
+        """Whether a state was loaded, and no iteration has begun since."""
 
     def put(self, position: P, *, restored: bool = False) -> None:
         """Make the next iteration begin at a position. If a running iteration goes on nevertheless, states are of that
         one again, unless the position was restored from a state."""
+        if self._restored and not restored and position.epoch_number != self.next.epoch_number:
+            log.warning(
+                "set_epoch(%d) sets the loaded state aside, which goes on in epoch %d: begin the loop over epochs with "
+                "loader.epoch", position.epoch_number, self.next.epoch_number,
+            )  # fmt: skip
+            self._restored = False
         self.next, self._now, self._left = position, None, None
         if restored:
-            self._iteration = None
+            self._iteration, self._restored = None, True
 
     def where(self) -> str:
         """The position for a message."""
@@ -95,6 +103,7 @@ class RunPosition(Generic[P]):
                 for delivery in deliveries:
                     if not begun:
                         begun, self._iteration, self.next = True, this, delivery.following
+                        self._restored = False
                     if self._iteration is this:  # not if another iteration has begun, or a state was loaded
                         self._now, self._left, last = delivery.position, None, delivery
                     yield delivery.batch

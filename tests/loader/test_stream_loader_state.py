@@ -247,6 +247,21 @@ def test_an_epoch_set_after_break_is_in_the_state(datasets: tuple[str, str], hel
         del iterator
 
 
+def test_an_epoch_set_in_the_place_of_a_loaded_state(
+    datasets: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by a loop that begins with epoch 0 whatever was loaded: it was silent, and the run began anew."""
+    with loader(datasets[0]) as one:
+        for _ in one:
+            state = one.state_dict()
+        for epochs, said in (((1, 2), 0), ((0, 1), 1)):
+            one.load_state_dict(state)
+            for epoch in epochs:
+                one.set_epoch(epoch)
+                assert len(list(one)) == len(one)
+            assert caplog.text.count("set_epoch(0) sets the loaded state aside, which goes on in epoch 1") == said
+
+
 def test_an_epoch_set_within_the_loop_is_the_next_one(datasets: tuple[str, str]) -> None:
     with loader(datasets[0]) as one, loader(datasets[0]) as resumed:
         for made, _ in enumerate(one):
