@@ -103,8 +103,9 @@ class StreamLoader(BatchLoader[Cursor]):
             whole; None: not at all.
         retry_for: seconds for which requests are repeated while a storage does not answer, before its error ends the
             run; docs/reliability.md lists the errors that are retried.
-        on_error: for a bad clip: "skip": another clip of this rank stands in, with `valid` False and a warning; "mask":
-            frames of zeros, with `valid` and `mask` False and a warning; "raise": its error ends the run.
+        on_error: for a bad clip: "skip" (default): another clip of this rank stands in, with `valid` False and a
+            warning; "mask": frames of zeros, with `valid` and `mask` False and a warning; "raise": its error ends the
+            run.
         max_errors: bad clips that this rank may find before it raises; default: 10, or 1 % of its clips if more.
         quarantine: folder in which bad clips are recorded, for resumed runs; default: `quarantine` in the working
             directory. Created at the first bad clip.
@@ -150,13 +151,13 @@ class StreamLoader(BatchLoader[Cursor]):
         cache_bytes: int = 64 << 30,
         checksum: Checksum | None = "crc32c",
         retry_for: float | Retry = 600.0,
-        on_error: OnError = "skip",
+        on_error: OnError | None = None,
         max_errors: int | None = None,
         quarantine: str | os.PathLike[str] | None = None,
         roots: Sequence[str | os.PathLike[str]] = (),
         revision: int | None = None,
     ) -> None:
-        policy = ErrorPolicy.of(on_error, max_errors, quarantine)
+        policy = ErrorPolicy.of().but(on_error, max_errors, quarantine)
         if batch_fn is not None and not callable(batch_fn):
             raise InputError(f"batch_fn must be a function of a batch; it is {shown(batch_fn)}")
         if locality is not None:
@@ -203,8 +204,8 @@ class StreamLoader(BatchLoader[Cursor]):
         check_steps(plan)
         shared = self._opener.cache_for(self.dataset.is_local)
         fetched = fetched_as("shards" if engine == "dali" else fetch, plan, samples, shared, cache_bytes)
-        if samples.policy is not None and (on_error, max_errors, quarantine) == ("skip", None, None):
-            policy = samples.policy
+        if samples.policy is not None:
+            policy = samples.policy.but(on_error, max_errors, quarantine)
         self._quarantine = Quarantine(policy, self.dataset, samples.pools.excluded, clips=len(rows), world=plan.world)
         self._access = ShardAccess(self.dataset, cache=shared, limit_bytes=cache_bytes, by_range=fetched == "ranges")
         self._engine, self._routes = make_engine(

@@ -391,6 +391,21 @@ def clip_dataset(path: Path, folder: Path, **options: Any) -> sv.ClipDataset:
     return sv.ClipDataset(path, **{"sampling": sv.Window(3), "seed": 5, "quarantine": folder / "quarantine", **options})
 
 
+def test_a_stream_of_a_clip_dataset_has_its_policy(damaged: Path, tmp_path: Path) -> None:
+    """Each option alone takes precedence over the dataset's: the others were lost with it."""
+
+    def stream(dataset: sv.ClipDataset, **options: Any) -> sv.StreamLoader:
+        return sv.StreamLoader(dataset, batch_size=4, device="cpu", **options)
+
+    raising = clip_dataset(damaged, tmp_path, on_error="raise", max_errors=0)
+    with stream(raising, quarantine=tmp_path / "other") as one, pytest.raises(sv.ClipError):
+        list(one)
+    with stream(raising, on_error="skip") as one, pytest.raises(sv.StreamvidError, match="max_errors"):
+        list(one)
+    with stream(raising, on_error="skip", max_errors=9) as one:
+        assert len(list(one)) == len(one)
+
+
 @pytest.mark.parametrize(("on_error", "workers"), [("skip", 2), ("mask", 0)])
 def test_of_a_map_style_dataset(whole: Path, damaged: Path, tmp_path: Path, on_error: OnError, workers: int) -> None:
     """By PyTorch's DataLoader: as many samples as ever, that can be collated."""
