@@ -74,7 +74,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
             own.
         roots: folders and URLs outside of the dataset that may be read (docs/in_place.md); an open `Dataset` has its
             own.
-        revision: a revision of the dataset (docs/revisions.md); default: the newest.
+        revision: a revision of the dataset (docs/revisions.md); default: the newest, or that of an open `Dataset`.
 
     Attributes:
         dataset: the packed dataset.
@@ -117,7 +117,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
             seed=seed,
             checksum=checksum,
             open_dataset=open_dataset,
-        )
+        ).at_revision(revision)
         self._spec, self._transform, self._columns = samples.spec, samples.transform, samples.columns
         assert isinstance(samples.dataset, Dataset), "a Subset is of one dataset"
         self.dataset, self._skipped = samples.dataset, samples.pools.short

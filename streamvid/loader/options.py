@@ -133,10 +133,12 @@ class Opener:
         if isinstance(dataset, ClipDataset):
             if sampling is not None or any(options[name] for name in ("transform", "columns", "seed")):
                 raise InputError("a ClipDataset has its own sampling, transform, columns and seed: leave these out")
-            return dataset.sample_set()
-        if sampling is None:
+            samples = dataset.sample_set()
+        elif sampling is None:
             raise InputError("give a sampling, such as sampling=Window(frames=16, fps=8)")
-        return SampleSet.open(dataset, sampling=sampling, open_dataset=self._open_cached, **options)
+        else:
+            samples = SampleSet.open(dataset, sampling=sampling, open_dataset=self._open_cached, **options)
+        return samples.at_revision(self.revision)
 
     def cache_for(self, local: bool) -> ShardCache | None:
         """The cache of a dataset, None if that is local."""

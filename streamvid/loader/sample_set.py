@@ -103,6 +103,13 @@ class SampleSet:
         spec = SampleSpec(sampling, int(seed), transform.num_random + len(picks), checksum, members)
         return cls(source, make_pools(source, sampling), spec, transform, given)
 
+    def at_revision(self, revision: int | None) -> SampleSet:
+        """These samples. Raises InputError if a revision is given, and the dataset had been opened at another one."""
+        there = self.source.datasets[0].manifest.revision
+        if revision not in (None, there):
+            raise InputError(f"revision={revision}, but the dataset is open at revision {there}: give its path instead")
+        return self
+
     @property
     def dataset(self) -> ClipSource:
         """The datasets as one."""

@@ -110,7 +110,7 @@ class StreamLoader(BatchLoader[Cursor]):
         quarantine: folder in which bad clips are recorded, for resumed runs; default: `quarantine` in the working
             directory. Created at the first bad clip.
         roots: folders and URLs outside of datasets that may be read (docs/in_place.md); an open `Dataset` has its own.
-        revision: a revision of the dataset (docs/revisions.md), unless it is open; default: the newest.
+        revision: a revision of the dataset (docs/revisions.md); default: the newest, or that of an open `Dataset`.
 
     Raises:
         InputError: an option is invalid, by itself or for this dataset. In the loop: this process' rank or world has

@@ -89,6 +89,10 @@ def test_runs_of_the_revision_before_go_on(folder: Path) -> None:
     run.set_epoch(0)
     assert order(run) == before
     assert order(loader(folder, revision=0)) == before
+    with pytest.raises(InputError, match="revision=0, but the dataset is open at revision 1"):
+        loader(sv.Dataset.open(folder), revision=0)
+    with pytest.raises(InputError, match="revision=0, but the dataset is open at revision 1"):
+        sv.ClipDataset(sv.Subset(sv.Dataset.open(folder)), revision=0)
 
 
 def test_what_is_purged_is_nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
