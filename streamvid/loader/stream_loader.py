@@ -102,7 +102,7 @@ class StreamLoader(BatchLoader[Cursor]):
         checksum: how read bytes are checked: "crc32c": each packet; "sha256": the whole clip, which is then read as a
             whole; None: not at all.
         retry_for: seconds for which requests are repeated while a storage does not answer, before its error ends the
-            run; docs/reliability.md lists the errors that are retried.
+            run; docs/reliability.md lists the errors that are retried. An open `Dataset` has its own.
         on_error: for a bad clip: "skip" (default): another clip of this rank stands in, with `valid` False and a
             warning; "mask": frames of zeros, with `valid` and `mask` False and a warning; "raise": its error ends the
             run.
