@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import stat
 import threading
 from collections import Counter
@@ -56,14 +57,13 @@ class ErrorPolicy:
         on_error: "skip", "mask" or "raise"; see `StreamLoader`.
         max_errors: most bad clips that a rank may find; None: 10, or 1 % of its clips if that is more.
         folder: the quarantine folder.
-        since: start of the run, in the format of the files' times: later lines of a rank's file, by all its workers,
-            count against `max_errors`.
+        run: the name of the run in the files: its lines in a rank's file, by all workers, count against `max_errors`.
     """
 
     on_error: OnError
     max_errors: int | None
     folder: Path
-    since: str
+    run: str
 
     @classmethod
     def of(
@@ -79,7 +79,7 @@ class ErrorPolicy:
             if quarantine is not None:
                 raise
             absolute = Path(FOLDER)  # the working directory was removed: a warning says so if there is a bad clip
-        return cls(on_error, max_errors, absolute, _now())
+        return cls(on_error, max_errors, absolute, secrets.token_hex(8))
 
     def but(
         self, on_error: OnError | None, max_errors: int | None, quarantine: str | os.PathLike[str] | None
@@ -184,7 +184,7 @@ class Quarantine:
             rank, most = self.world.rank, self.policy.most(-(-self._clips // self.world.size))
             file = self.policy.folder / f"{rank}.jsonl"
             self._write(file, clip, rank)
-            noted = {row for row, time in read_file(file, self._dataset) if time >= self.policy.since}
+            noted = {row for row, run in read_file(file, self._dataset) if run == self.policy.run}
             count = max(self.found, len(noted))
             log.warning(
                 "bad clip %d of at most %d on rank %d: %s; probably damaged: the %s (on_error=%r; noted in %s)",
@@ -210,6 +210,7 @@ class Quarantine:
             # Of a file that is refused for where it lies: all others are as bad whatever may be read.
             "bounds": _bounds(self._dataset, shard) if "roots=" in clip.reason else None,
             "rank": rank,
+            "run": self.policy.run,
             "time": _now(),
         }
         try:
@@ -248,12 +249,12 @@ def read_folder(folder: Path, dataset: ClipSource) -> Int64:
 
 
 def read_file(file: Path, dataset: ClipSource) -> Iterator[tuple[int, str]]:
-    """The rows of a dataset that a quarantine file names, each with the time at which the clip was found bad."""
+    """The rows of a dataset that a quarantine file names, each with the name of the run that found the clip bad."""
     shards: dict[str, list[int]] = {}  # a Mix of a dataset with itself has several shards with one checksum
     for number, shard in enumerate(dataset.shards):
         shards.setdefault(shard.packets_sha256, []).append(number)
     for entry in _entries(file):
-        yield from ((row, str(entry.get("time"))) for row in _rows(entry, dataset, shards))
+        yield from ((row, str(entry.get("run"))) for row in _rows(entry, dataset, shards))
 
 
 def quarantined(manifest: Manifest, given: str | os.PathLike[str]) -> list[tuple[int, ...]]:

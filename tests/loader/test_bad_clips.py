@@ -199,6 +199,19 @@ def test_more_than_max_errors(damaged: Path, tmp_path: Path) -> None:
     assert sorted(entry["row"] for entry in entries(tmp_path)) == sorted(BAD)
 
 
+def test_bad_clips_of_a_run_whose_clock_was_ahead_do_not_count(damaged: Path, tmp_path: Path) -> None:
+    """As after a restart on another node. They were counted by the time in the file."""
+    last = sv.Dataset.open(damaged).key(BAD[-1])
+    rest = [key for key in sv.Dataset.open(damaged).clips.key if key != last]
+    epochs(loader(sv.Subset(damaged, keys=rest), tmp_path))
+    file = tmp_path / "quarantine" / "0.jsonl"
+    file.write_text(re.sub(r'"time": "\d{4}', '"time": "9999', file.read_text()))
+    assert len(entries(tmp_path)) == len(BAD) - 1 > 1
+    with loader(damaged, tmp_path, max_errors=1) as one:
+        assert len(epochs(one)) == len(one)
+        assert [bad.key for bad in one.stats().bad] == [last]
+
+
 def test_a_dataset_of_bad_clips_alone_is_an_error(whole: Path, tmp_path: Path) -> None:
     path = with_zeroed(whole, tmp_path / "set", *range(len(CODECS)))
     with (
