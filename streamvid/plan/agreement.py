@@ -62,8 +62,8 @@ class Agreement:
         try:
             store = self._joined(world)
             if self._last != mine:
-                if world.size > 1 and self._made >= len(cursor.schedule.plan):
-                    self._warn_if_alone(store)
+                if self._made >= len(cursor.schedule.plan):
+                    self._warn_of_missing(store, world.size if self._mesh is None else self._mesh.mesh.numel())
                 self._begun = time.monotonic()
                 self._turn, self._last = self._turn + 1, mine
                 self._record = json.dumps([self._rank, self._made, *plan.values()])
@@ -115,12 +115,13 @@ class Agreement:
         """The key of the number of ranks that have begun the current turn."""
         return f"{self._key}/{self._turn}/ranks"
 
-    def _warn_if_alone(self, store: Any) -> None:
-        """Warn if no other rank has begun the turn that ended here, as if one rank alone evaluates."""
-        if time.monotonic() - self._begun > _APART_S and store.add(self._ranks_key, 0) == 1:
+    def _warn_of_missing(self, store: Any, ranks: int) -> None:
+        """Warn if some of the ranks have not begun the turn that ended here, as if one rank alone evaluates."""
+        if time.monotonic() - self._begun > _APART_S and (begun := store.add(self._ranks_key, 0)) < ranks:
             log.warning(
-                "no other rank has begun epoch %d of this loader, of whose clips rank %d got only its part: a loader "
-                "that one rank alone iterates over, as for evaluation, needs world_size=1", self._epoch, self._rank,
+                "only %d of %d ranks have begun epoch %d of this loader, so the clips of the others were left out: a "
+                "loader that not all ranks iterate over needs rank and world_size; one rank alone, as for evaluation, "
+                "world_size=1", begun, ranks, self._epoch,
             )  # fmt: skip
 
     def _joined(self, world: World) -> Any:
