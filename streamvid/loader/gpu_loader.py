@@ -233,6 +233,8 @@ class GpuDataLoader(BatchLoader[SamplerPosition]):
     def _run(self) -> Generator[Delivery[Batch, SamplerPosition], None, None]:
         start = self._position.next
         number, made = start.epoch_number, start.batches
+        if self._position.goes_on:
+            self._batches.load(start.samplers or ())
         samplers, own = self._batches.state(), None
         if start.batches and start.samplers:
             # PyTorch's global generator is set back only while the epoch begins.

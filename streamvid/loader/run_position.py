@@ -51,7 +51,8 @@ class RunPosition(Generic[P]):
 
     An epoch begins with its first batch, not with `iter()`, which frameworks call without iterating. It is over when
     the loop ends, also by `break`: then the next iteration is the next epoch, in this run and in a resumed one. But a
-    state saved within the loop, or while an exception that left the loop is handled, resumes the epoch.
+    state saved within the loop, or while an exception that left the loop is handled, resumes the epoch. And so does the
+    next iteration after an error of the loader itself, as of its storage.
     """
 
     def __init__(self, start: P) -> None:
@@ -65,6 +66,8 @@ class RunPosition(Generic[P]):
         """Which iteration is under way: the one that began last."""
         self._restored = False
         """Whether a state was loaded, and no iteration has begun since."""
+        self.goes_on = False
+        """Whether the next iteration goes on behind the last batch of one that an error ended."""
 
     def put(self, position: P, *, restored: bool = False) -> None:
         """Make the next iteration begin at a position. If a running iteration goes on nevertheless, states are of that
@@ -75,7 +78,7 @@ class RunPosition(Generic[P]):
                 "loader.epoch", position.epoch_number, self.next.epoch_number,
             )  # fmt: skip
             self._restored = False
-        self.next, self._now, self._left = position, None, None
+        self.next, self._now, self._left, self.goes_on = position, None, None, False
         if restored:
             self._iteration, self._restored = None, True
 
@@ -103,13 +106,17 @@ class RunPosition(Generic[P]):
                 for delivery in deliveries:
                     if not begun:
                         begun, self._iteration, self.next = True, this, delivery.following
-                        self._restored = False
+                        self._restored = self.goes_on = False
                     if self._iteration is this:  # not if another iteration has begun, or a state was loaded
                         self._now, self._left, last = delivery.position, None, delivery
                     yield delivery.batch
         except GeneratorExit:
             if last is not None and self._now is last.position:
                 self._now, self._left = None, None if last.last else last.position
+            raise
+        except Exception:
+            if last is not None and self._now is last.position and not last.last:
+                self.next, self._now, self.goes_on = last.position, None, True
             raise
         finally:
             deliveries.close()

@@ -315,7 +315,8 @@ class StreamLoader(BatchLoader[Cursor]):
         self._engine.home.enter()
         self._meet_world(settle=True)
         cursor, schedule = self._position.next, self._schedule
-        self._agreement.check(cursor, self._find_world())
+        if not self._position.goes_on:
+            self._agreement.check(cursor, self._find_world())
         epoch = self._epoch(cursor)
         part_of = self._samples.source.part_of if len(self._samples.source.subsets) > 1 else None
         masked = self._quarantine.policy.on_error == "mask"

@@ -238,6 +238,9 @@ def test_a_sampler_that_fails_does_so_in_its_place(dataset: Path) -> None:
         seen = []
         with pytest.raises(ZeroDivisionError):
             seen += [batch["key"][0] for batch in one]
+        with pytest.raises(ZeroDivisionError):  # the rest of the epoch begins with it
+            list(one)
+        one.set_epoch(1)
         batches = iter(one)
         assert [next(batches)["key"][0] for _ in range(3)] == ["0", "1", "2"]
         state = one.state_dict()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 from dataclasses import replace
@@ -290,6 +291,40 @@ def test_a_state_saved_for_an_exception_resumes_the_epoch(datasets: tuple[str, s
         resumed.load_state_dict(states[0])
         assert sorted(seen + [clip for batch in resumed for clip in batch["clip"].tolist()]) == list(range(CLIPS))
         assert one.state_dict()["epoch"] == 1
+
+
+@pytest.mark.parametrize("gpu_loader", [False, True])
+def test_the_rest_of_an_epoch_comes_after_an_error_of_the_loader(
+    datasets: tuple[str, str], tmp_path: Path, gpu_loader: bool
+) -> None:
+    """As where the program waits for its storage and begins again: it got the next epoch, and lost the rest of this."""
+    folder = Path(shutil.copytree(datasets[0], tmp_path / "ds"))
+
+    def made() -> Any:
+        if not gpu_loader:
+            return loader(folder, quarantine=tmp_path / "q")
+        clips = sv.ClipDataset(folder, sampling=sv.Window(4), transform=sv.Transform(resize=40, crop=32))
+        generator = torch.Generator().manual_seed(1)
+        return sv.GpuDataLoader(clips, batch_size=3, shuffle=True, generator=generator, device="cpu")
+
+    with made() as one:
+        batches = [[*one], [*one]]
+    expected = [[*map(summary, epoch)] for epoch in batches]
+    dataset = sv.Dataset.open(folder)
+    first = dataset.clips.shard[batches[0][0]["clip"]]
+    shard = Path(dataset.shard_path(next(s for s in range(len(dataset.shards)) if s not in first)))
+    whole = shard.read_bytes()
+    with made() as one:
+        shard.unlink()
+        got: list[Any] = []
+        with pytest.raises(sv.DatasetError, match="cannot be read"):
+            got.extend(map(summary, one))
+        assert one.epoch == 0
+        shard.write_bytes(whole)
+        assert 0 < len(got) < len(expected[0])
+        got += map(summary, one)
+        assert got == expected[0]
+        assert [*map(summary, one)] == expected[1]
 
 
 def test_of_several_iterations_the_one_that_began_last_is_in_the_state(datasets: tuple[str, str]) -> None:
