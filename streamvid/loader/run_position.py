@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from streamvid.errors import ClipError, VideoError
 from streamvid.host import limits_named
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ class RunPosition(Generic[P]):
     An epoch begins with its first batch, not with `iter()`, which frameworks call without iterating. It is over when
     the loop ends, also by `break`: then the next iteration is the next epoch, in this run and in a resumed one. But a
     state saved within the loop, or while an exception that left the loop is handled, resumes the epoch. And so does the
-    next iteration after an error of the loader itself, as of its storage.
+    next iteration after an error of the loader itself, as of its storage, but for that of a bad clip, which stays bad.
     """
 
     def __init__(self, start: P) -> None:
@@ -114,8 +115,9 @@ class RunPosition(Generic[P]):
             if last is not None and self._now is last.position:
                 self._now, self._left = None, None if last.last else last.position
             raise
-        except Exception:
-            if last is not None and self._now is last.position and not last.last:
+        except Exception as error:
+            of_clip = isinstance(error, VideoError | ClipError)  # which would come again
+            if last is not None and self._now is last.position and not last.last and not of_clip:
                 self.next, self._now, self.goes_on = last.position, None, True
             raise
         finally:
