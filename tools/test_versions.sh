@@ -1,6 +1,7 @@
 #!/bin/bash
-# The quick tests with another Python, or with other versions of what pyproject.toml requires, in an environment of its
-# own that is removed afterwards. `make install` comes first.
+# The quick tests with another Python, or with other versions of what pyproject.toml requires, in an environment and a
+# copy of their own, which are removed afterwards: an installation builds the native parts anew where it finds the
+# source, beside which `make test` may be running. `make install` comes first.
 #
 #   tools/test_versions.sh 3.11 tested    the versions of constraints.txt
 #   tools/test_versions.sh 3.12 lowest    the lowest versions that pyproject.toml allows
@@ -27,8 +28,9 @@ if [ -z "$python" ]; then
     exit 69
 fi
 
-venv=$(mktemp -d)
-trap 'rm -rf "$venv"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/source" && git ls-files -z | tar -c --null -T - | tar -x -C "$work/source" || exit
 case $which in
     tested) options=(-c constraints.txt) ;;
     lowest) options=(--resolution lowest-direct) ;;
@@ -37,10 +39,10 @@ case $which in
 esac
 uv() { .venv/bin/python -m uv --quiet --no-python-downloads "$@"; }
 # The cache lies beside the environment, which links to its files, and goes with it: it is of some gigabytes.
-export UV_CACHE_DIR=$venv/cache UV_HTTP_TIMEOUT=120
-uv venv --python "$python" "$venv/env" &&
+export UV_CACHE_DIR=$work/cache UV_HTTP_TIMEOUT=120
+uv venv --python "$python" "$work/env" &&
     timeout "$install_seconds" .venv/bin/python -m uv --quiet --no-python-downloads pip install \
-        --python "$venv/env" "${options[@]}" -e '.[dev]'
+        --python "$work/env" "${options[@]}" -e "$work/source[dev]"
 code=$?
 if [ $code -eq 2 ] || [ $code -eq 124 ]; then # the network; 1 is for versions that contradict each other
     echo "Python $version with the $which versions: skipped, as a package cannot be downloaded here."
@@ -48,5 +50,5 @@ if [ $code -eq 2 ] || [ $code -eq 124 ]; then # the network; 1 is for versions t
 fi
 [ $code -eq 0 ] || exit $code
 echo "Python $version with the $which versions:" \
-    "$(uv pip freeze --python "$venv/env" | grep -iE '^(av|fsspec|numpy|nvidia-dali-cuda120|pyarrow|torch)=' | xargs)"
-"$venv/env/bin/python" -m pytest -p no:cacheprovider --quick --quiet "${tests[@]}"
+    "$(uv pip freeze --python "$work/env" | grep -iE '^(av|fsspec|numpy|nvidia-dali-cuda120|pyarrow|torch)=' | xargs)"
+cd "$work/source" && "$work/env/bin/python" -m pytest -p no:cacheprovider --quick --quiet "${tests[@]}"
