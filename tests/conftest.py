@@ -118,6 +118,12 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) 
     monkeypatch.chdir(tmp_path)  # bad clips are noted there
 
 
+@pytest.fixture(scope="module")
+def no_threads_of_other_modules() -> None:
+    """For tests that look for threads: datasets that others left in cycles keep theirs until they are collected."""
+    gc.collect()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Without garbage collections, which are a third of the time, and find next to nothing. Later ones leave out what
