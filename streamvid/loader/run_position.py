@@ -52,8 +52,9 @@ class RunPosition(Generic[P]):
 
     An epoch begins with its first batch, not with `iter()`, which frameworks call without iterating. It is over when
     the loop ends, also by `break`: then the next iteration is the next epoch, in this run and in a resumed one. But a
-    state saved within the loop, or while an exception that left the loop is handled, resumes the epoch. And so does the
-    next iteration after an error of the loader itself, as of its storage, but for that of a bad clip, which stays bad.
+    state saved within the loop, or while an exception that left the loop is handled, resumes the epoch. So does the
+    next iteration after an error of the loader itself, such as its storage's. After that of a bad clip, which would
+    come again, the next iteration is the next epoch.
     """
 
     def __init__(self, start: P) -> None:

@@ -1,4 +1,4 @@
-"""A video to pack, as worker processes get it: they import this module, and none of those that find videos."""
+"""A video to pack. In a module of its own, so that worker processes start without `streamvid.packing.inputs`."""
 
 from __future__ import annotations
 
