@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import numpy.ma
 import numpy.typing as npt
 import pyarrow as pa
+
+# NumPy loads numpy.ma when it is first asked for. If two threads ask at once, one can end in a RecursionError:
+# https://github.com/python/cpython/issues/149728. So it is loaded here, before there are threads.
 
 Bool = npt.NDArray[np.bool_]
 UInt8 = npt.NDArray[np.uint8]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,3 +41,11 @@ def test_a_single_column_may_hold_any_integers(column: list[int]) -> None:
     first, which = unique_rows(array)
     assert array[first].tolist() == np.unique(array).tolist()
     assert array[first][which].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("module", ["dataset.dataset", "packing.pack", "loader.clip_dataset", "inspection.verify"])
+def test_what_numpy_loads_late_is_loaded_before_threads_make_arrow_arrays(module: str) -> None:
+    # Two threads that load it at once end in a RecursionError now and then, in a window of microseconds.
+    program = f"import streamvid.{module}, numpy as np; print('ma' in vars(np))"
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert said.stdout == "True\n"

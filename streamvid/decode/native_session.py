@@ -14,6 +14,7 @@ from itertools import count, groupby
 from typing import Final
 
 import numpy as np
+from numpy import ctypeslib
 
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.decode.nvdec_library import CODECS, ERROR_BYTES, SLOTS, NativeJob, NvdecLibrary, SessionOptions, Staging
@@ -101,10 +102,8 @@ class NativeSession:
     ) -> None:
         self._calls, self._staging, self.key = library.calls, Staging(slots=slots or staged(key)), key
         staging = self._staging
-        self._numbers, self._rows = np.ctypeslib.as_array(staging.jobs), np.ctypeslib.as_array(staging.rows)
-        self._surfaces = [
-            np.ctypeslib.as_array(field) for field in (staging.places, staging.columns, staging.chroma_at)
-        ]
+        self._numbers, self._rows = ctypeslib.as_array(staging.jobs), ctypeslib.as_array(staging.rows)
+        self._surfaces = [ctypeslib.as_array(field) for field in (staging.places, staging.columns, staging.chroma_at)]
         self._take, self._launch = take, launch
         # Configuration and DPB frames of the jobs in the decoder.
         self._now, self._dpb_frames = key, 0
