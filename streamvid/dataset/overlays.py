@@ -25,7 +25,7 @@ from streamvid.errors import DatasetError
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.retry import Retry
-from streamvid.storage.shard_cache import ShardCache
+from streamvid.storage.shard_cache import WITHOUT, CacheUnusable, ShardCache
 from streamvid.storage.url import is_local, join, local_path, redact
 from streamvid.text import first_line
 
@@ -178,16 +178,7 @@ def _decoded(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None
 
     try:
         with contextlib.ExitStack() as stack:
-            source: str | bytes
-            if is_local(path):
-                source = local_path(path)
-                found = file_sha256(source)
-            elif cache is not None:
-                lease = cache.lease(path, size=overlay.bytes, sha256=overlay.sha256)
-                source, found = stack.enter_context(lease).opened, overlay.sha256
-            else:
-                source = filesystem.read_bytes(path, most=overlay.bytes, retry=retry)
-                found = hashlib.sha256(source).hexdigest()
+            source, found = _opened(path, overlay, cache, retry, stack)
             if found != overlay.sha256:
                 raise ValueError("it has another SHA-256")
             columns = from_parquet(read_parquet(source, choose, least=_ROW_BYTES * overlay.rows))
@@ -200,3 +191,19 @@ def _decoded(dataset: str, overlay: Overlay, name: str, cache: ShardCache | None
         raise DatasetError(f"{what}: {first_line(error)}; copy it again") from error
     array: pa.Array = columns.arrays[name]
     return array
+
+
+def _opened(
+    path: str, overlay: Overlay, cache: ShardCache | None, retry: Retry, stack: contextlib.ExitStack
+) -> tuple[str | bytes, str]:
+    """The file of a table, as a path that is valid until the stack ends, or as bytes; and its SHA-256."""
+    if is_local(path):
+        return local_path(path), file_sha256(local_path(path))
+    if cache is not None:
+        try:
+            lease = cache.lease(path, size=overlay.bytes, sha256=overlay.sha256)
+            return stack.enter_context(lease).opened, overlay.sha256
+        except CacheUnusable as error:
+            cache.warn("without", WITHOUT, error)
+    data = filesystem.read_bytes(path, most=overlay.bytes, retry=retry)
+    return data, hashlib.sha256(data).hexdigest()

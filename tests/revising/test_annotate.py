@@ -21,9 +21,11 @@ from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
+from streamvid.storage.shard_cache import ShardCache
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
 from tests.support.packed import digests, packing_inline
+from tests.support.web import website
 
 KEYS = [f"clip{n}" for n in range(CLIPS)]
 
@@ -255,6 +257,20 @@ def test_a_full_disk_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         sv.annotate(folder, table(a=[1] * 6))
     assert error.value.filename == str(folder)
     assert digests(folder) == before
+
+
+def test_columns_are_read_without_a_cache_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
+    sv.annotate(folder, table(label=list(range(CLIPS)), a=[f"a {n}" for n in range(CLIPS)]))
+    with website() as site:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                site.files[f"/set/{file.relative_to(folder)}"] = file.read_bytes()
+        with ShardCache(tmp_path / "cache", limit_bytes=1 << 30) as cache:
+            shutil.rmtree(tmp_path / "cache")
+            (tmp_path / "cache").write_text("a file, where a folder was")
+            dataset = sv.Dataset.open(f"{site.url}/set", cache=cache)
+            assert dataset.clips.label.tolist() == list(range(CLIPS))
+            assert dataset.columns.get("a").to_pylist() == [f"a {n}" for n in range(CLIPS)]
 
 
 def test_on_s3(folder: Path, tmp_path: Path, s3_bucket: str) -> None:
