@@ -165,6 +165,11 @@ def is_number(column: pa.Array) -> bool:
     return bool(pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
 
 
+def is_list(column: pa.Array) -> bool:
+    """Whether a column holds lists, of any sizes or of one."""
+    return bool(pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type))
+
+
 def check_labels(clips: ClipTable, classes: Sequence[str]) -> Int64:
     """The labels, int64 [clips]. Raises DatasetError if one is neither -1 nor the number of a class."""
     if len(clips) and clips.label.max() >= len(classes):

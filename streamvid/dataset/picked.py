@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from streamvid.arrays import Float64, Int64
 from streamvid.checks import suggesting
-from streamvid.dataset.columns import Columns, is_number
+from streamvid.dataset.columns import Columns, is_list, is_number
 from streamvid.errors import InputError
 
 
@@ -52,12 +52,12 @@ class Pick:
             InputError: a column holds no lists, or the weights of a clip do not fit; the message names the clip.
         """
         lists = columns.get(self.column)
-        if not pa.types.is_list(lists.type):
+        if not is_list(lists):
             raise InputError(f"Pick({self.column!r}): the column holds {lists.type}, no lists")
         lengths = pc.fill_null(pc.list_value_length(lists), 0)
         if isinstance(self.weights, str):
             weights = columns.get(self.weights)
-            if not (pa.types.is_list(weights.type) and is_number(weights.values)):
+            if not (is_list(weights) and is_number(weights.values)):
                 raise InputError(f"Pick: the column {self.weights!r} holds {weights.type}, no lists of numbers")
             wrong = pc.not_equal(pc.fill_null(pc.list_value_length(weights), 0), lengths)
             self._refuse(columns, wrong, "has not as many weights as values")

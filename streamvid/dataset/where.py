@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.arrays import Bool
-from streamvid.dataset.columns import Columns, is_number
+from streamvid.dataset.columns import Columns, is_list, is_number
 from streamvid.errors import InputError
+from streamvid.text import is_utf8
 
 MAX_LENGTH: Final = 20_000
 """Characters of a condition; lists of keys have an argument of their own."""
@@ -141,6 +142,8 @@ class _Compiler:
     def value(self, node: ast.expr) -> _Value:
         match node:
             case ast.Constant(value=str() as text):
+                if not is_utf8(text):
+                    raise self._wrong(node, "is no text: it has a surrogate, which UTF-8 cannot encode")
                 return self._original(text)
             case ast.Constant(value=bool() | int() | float() as value):
                 if abs(value) > sys.float_info.max:
@@ -287,7 +290,7 @@ def _kind(value: _Value) -> str:
         return "a number"
     if pa.types.is_boolean(value.type):
         return "true or false"
-    if pa.types.is_list(value.type):
+    if is_list(value):
         return "a list"
     return "missing" if pa.types.is_null(value.type) else "text"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 import streamvid as sv
+from streamvid.dataset.selection import select_rows
 from streamvid.errors import InputError
 from tests.support.packed import pack_recipes
 from tools.recipes import Recipe
@@ -32,6 +34,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "zeros": [[0.0, 0.0, 0.0], [0.0], [], None],
         "short": [[1.0], [1.0], [], None],
         "negative": [[1.0, -1.0, 1.0], [1.0], [], None],
+        "pairs": pa.array([[1, 2], [3, 4], [5, 6], None], pa.list_(pa.int32(), 2)),
+        "second": pa.array([[0, 1], [0, 1], [0, 2], None], pa.list_(pa.float32(), 2)),
     }
     sv.annotate(path, pa.table(table))
     return path
@@ -128,3 +132,14 @@ def test_spawned_workers(packed: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(packed, tmp_path / "ds")
     items = sv.ClipDataset(folder, sampling=sv.Window(2), columns=[sv.Pick("captions")])
     assert pickle.loads(pickle.dumps(items))[1]["captions"] == "d"
+
+
+def test_lists_of_fixed_size_are_lists(packed: Path) -> None:
+    found = dict(picks(packed, sv.Pick("pairs", weights="second")))
+    assert [found[n] for n in range(3)] == [2, 4, 6]
+    assert math.isnan(found[3])
+    conditions = {"3 in pairs": [1], "3 not in pairs": [0, 2], "len(pairs) == 2": [0, 1, 2], "pairs is None": [3]}
+    for condition, rows in conditions.items():
+        assert select_rows(sv.Dataset.open(packed), where=condition).tolist() == rows, condition
+    with pytest.raises(InputError, match="compares a list with a number"):
+        select_rows(sv.Dataset.open(packed), where="pairs == 3")

@@ -137,6 +137,8 @@ REFUSED: dict[str, str] = {
     "'x' in 'xyz'": "is not allowed",
     "1 in (1, 2)": "names no column",
     "1 < 2": "names no column",
+    r"caption == '\ud800'": "is no text: it has a surrogate",
+    r"'\udcff' in caption": "is no text: it has a surrogate",
     "tags == tags": "compares lists",
     "label == (0, 1)": "is a list, which can only come after `in`",
     "label == None": "write `is None`",
