@@ -20,7 +20,7 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from streamvid.checks import listed
-from streamvid.errors import DatasetError, InputError
+from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.url import given_path, is_local, join, local_path, redact
 
@@ -111,7 +111,7 @@ def _whole(root: str) -> str:
 def grant(dataset: str, roots: Iterable[str]) -> None:
     """Note that this user's dataset may read these roots, paths or URLs. If the note cannot be stored, they must be
     named when the dataset is opened."""
-    with suppress(OSError, RuntimeError, ValueError):
+    with suppress(OSError, RuntimeError, ValueError, StreamvidError):
         path = _grants_file(dataset)
         every = {_without_secrets(root) for root in (*granted(dataset), *roots)}
         document = {"dataset": redact(_place(dataset)), "roots": sorted(every)}

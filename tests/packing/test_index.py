@@ -550,6 +550,18 @@ def test_a_grant_holds_no_secrets(tmp_path: Path, videos: Path) -> None:
     assert "https://127.0.0.1/a" in grants  # redirects to that host may be followed
 
 
+def test_a_grant_that_cannot_be_stored_is_left_out(tmp_path: Path, videos: Path) -> None:
+    """As where the disk of the user's home folder is full: the dataset is there all the same."""
+    index(videos, tmp_path / "indexed", progress=False)
+    (note,) = (tmp_path / "user").rglob("*.json")
+    note.unlink()
+    note.mkdir()
+    report = index(videos, tmp_path / "indexed", overwrite=True, progress=False)
+    assert report.clips == len(frames(tmp_path / "indexed", roots=[str(videos)]))
+    with pytest.raises(InputError, match="roots="):
+        Dataset.open(tmp_path / "indexed")
+
+
 def test_what_is_not_indexed_is_not_granted(tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody's dataset stays without access to what the user fails to index over it."""
     index(videos, tmp_path / "indexed", progress=False)
