@@ -24,7 +24,7 @@ from streamvid.errors import InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.table_bounds import check_csv, read_csv
-from streamvid.storage.url import redact
+from streamvid.storage.url import has_extension, redact
 from streamvid.text import first_line
 
 Weights = Mapping[Any, float] | str | npt.ArrayLike | Callable[[ClipSource, Int64], npt.ArrayLike]
@@ -178,13 +178,12 @@ def _read_keys(path: str) -> list[str]:
         raise InputError(
             f"cannot read the keys: {str(error).rstrip('.')}; give a file with a key per line, or a list in Python"
         ) from error
-    kind = os.path.splitext(path)[1].lower()
     try:
-        if kind == ".csv":
+        if has_extension(path, (".csv",)):
             check_csv(data)
             options = pa.csv.ConvertOptions(column_types={"key": pa.string()}, strings_can_be_null=False)
             table = read_csv(data, options)
-        elif kind == ".parquet":
+        elif has_extension(path, (".parquet",)):
             table = read_parquet(data)
         else:
             lines = (line.strip() for line in data.decode("utf-8-sig").splitlines())

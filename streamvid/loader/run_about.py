@@ -52,7 +52,9 @@ def _part(path: str, subset: Subset) -> dict[str, str] | None:
             value = os.fspath(value)
         if not isinstance(value, str):
             return None
-        chosen[name] = os.path.abspath(local_path(value)) if name in ("keys", "exclude") and is_local(value) else value
+        if name in ("keys", "exclude"):
+            value = os.path.abspath(local_path(value)) if is_local(value) else redact(value)
+        chosen[name] = value
     return chosen
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from streamvid.plan.mixture import whole_weights
 from tests.revising.conftest import CLIPS
 from tests.support.clips import write
 from tests.support.packed import packing_inline
+from tests.support.web import website
 from tools.recipes import Recipe
 
 Found = set[tuple[int, int, int, str, bool]]
@@ -155,6 +157,24 @@ def test_selections_and_mixes(folder: Path, tmp_path: Path) -> None:
     keys = [key for batch in loader for key in batch["key"]]
     assert sum(len(sv.ledger(loader.state_dict(), key)) for key in loader.dataset.clips.key) == len(keys)
     assert run.step == 0
+
+
+def test_rates_that_are_fractions(folder: Path) -> None:
+    loader = sv.StreamLoader(folder, batch_size=2, sampling=sv.Window(2, fps=Fraction(30000, 1001)), device="cpu")
+    keys = [key for batch in loader for key in batch["key"]]
+    assert [len(sv.ledger(loader.state_dict(), key)) for key in keys] == [1] * CLIPS
+
+
+def test_states_hold_no_secrets(folder: Path) -> None:
+    with website() as site:
+        site.files["/keys.csv?sig=geheim"] = b"key\nclip1\n"
+        site.files["/others.txt?sig=geheim"] = b"clip2\n"
+        subset = sv.Subset(folder, keys=f"{site.url}/keys.csv?sig=geheim", exclude=f"{site.url}/others.txt?sig=geheim")
+        loader = sv.StreamLoader(subset, batch_size=1, sampling=sv.Window(2), device="cpu")
+        assert [batch["key"] for batch in loader] == [["clip1"]]
+        state = json.dumps(loader.state_dict())
+    assert "geheim" not in state
+    assert f"{site.url}/keys.csv" in state
 
 
 def test_what_is_not_in_the_state_comes_from_a_loader(folder: Path) -> None:
