@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Final, cast
 
-from streamvid.checks import did_you_mean
+from streamvid.checks import did_you_mean, integer
 from streamvid.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,10 +21,20 @@ _LONGEST: Final = 2000
 def sampler_of(text: str) -> FrameSampler:
     """The sampler that `--sampling` names; errors as in `_call`."""
     import streamvid as sv
+    from streamvid.sampling.base import check_sampler
 
     kinds = (sv.Window, sv.TiledWindows, sv.Uniform, sv.MultiRate, sv.Keyframes, sv.RandomFrames, sv.Frames, sv.ByClip)
-    known = {kind.__name__: kind for kind in (*kinds, sv.All)}
-    return cast("FrameSampler", _call(text, known, "--sampling 'Window(16, fps=8)'"))
+    known = {kind.__name__: kind for kind in (*kinds, sv.All)} | {"Fraction": _rate}
+    made = _call(text, known, "--sampling 'Window(16, fps=8)'")
+    check_sampler(made)
+    return cast("FrameSampler", made)
+
+
+def _rate(frames: object, seconds: object = 1) -> Fraction:
+    """A rate as `repr` writes it: ``Fraction(30000, 1001)``."""
+    return Fraction(
+        integer(frames, "a Fraction's number", most=None), integer(seconds, "a Fraction's number", most=None)
+    )
 
 
 def transform_of(text: str) -> Transform | Views:
@@ -61,6 +72,9 @@ def _made(call: ast.Call, known: Mapping[str, Callable[..., object]], example: s
             return {
                 ast.literal_eval(key or node): value(item) for key, item in zip(node.keys, node.values, strict=True)
             }
+        if isinstance(node, ast.List | ast.Tuple):
+            items = list(map(value, node.elts))
+            return items if isinstance(node, ast.List) else tuple(items)
         return ast.literal_eval(node)
 
     option = example.partition(" ")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,8 @@ def test_info_shows_the_cost_of_a_sampling(packed: Path, capsys: pytest.CaptureF
     [
         (["--sampling", "Windoww(2)"], "did you mean 'Window'"),
         (["--sampling", "__import__('os').system('true')"], "--sampling knows no"),
+        (["--sampling", "Fraction(1, 2)"], "must be a frame sampler"),
+        (["--sampling", "Window(2, fps=Fraction(1, 0))"], "must be a whole number of at least 1"),
         (["--sampling", "Window(2, fsp=3)"], "Window"),
         (["--sampling", "Window"], "--sampling: "),
         (["--sampling", "Window(-1)"], "frames"),
@@ -118,6 +121,8 @@ def test_samplings_as_text() -> None:
     for sampler in (
         sv.Window(16, fps=8),
         sv.MultiRate([(8, 1.0), (16, 2.0)]),
+        sv.Window(16, fps=Fraction(30000, 1001)),
+        sv.MultiRate([(8, Fraction(1, 3)), (16, 2)]),
         sv.Frames([0, 5], pad="constant"),
         sv.Window(3, span=(0.5, 2), start="even", windows=2),
     ):
