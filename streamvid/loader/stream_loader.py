@@ -187,7 +187,7 @@ class StreamLoader(BatchLoader[Cursor]):
         self.skipped = samples.pools.short
         if self.skipped:
             text = "%d of %d clips are too short for %s and are skipped"
-            log.warning(text, self.skipped, len(self.dataset), sampling)
+            log.warning(text, self.skipped, len(self.dataset), samples.spec.sampling)
         rows = samples.pools.rows()
         check_output_sizes(samples.transform, self.dataset.clips, rows, one_size=self._one_size)
         plan = Plan(

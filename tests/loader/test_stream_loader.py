@@ -26,6 +26,7 @@ from streamvid.dataset.selection import select_rows
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
 from streamvid.fetch import encoded_batch, epoch_reader
+from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
 from streamvid.sampling.base import FrameSampler
@@ -342,11 +343,14 @@ def test_short_clips_are_skipped_and_counted(packed: Packed, caplog: pytest.LogC
     long = [row for row, recipe in enumerate(packed.recipes) if len(recipe.shown()) >= 20]
     with loader(packed, sampling=padded(window, "none")) as batches:
         assert batches.skipped == len(RECIPES) - len(long) > 0
-        assert f"{batches.skipped} of {len(RECIPES)} clips are too short" in caplog.text
+        assert f"{batches.skipped} of {len(RECIPES)} clips are too short for {padded(window, 'none')}" in caplog.text
         assert len(batches) == -(-len(long) // 4)
         got = list(batches)
         assert sorted(clips_of(got)) == long
         assert all(batch["mask"].all() for batch in got)
+    caplog.clear()
+    StreamLoader(ClipDataset(packed.path, sampling=padded(window, "none")), batch_size=4, device="cpu")
+    assert f"clips are too short for {padded(window, 'none')}" in caplog.text
     with loader(packed, sampling=window) as all_of_them:
         assert all_of_them.skipped == 0
     with pytest.raises(InputError, match="too short"):
