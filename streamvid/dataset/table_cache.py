@@ -10,7 +10,7 @@ dataset has another key. All processes of a machine share the mapped pages.
 
 One process of a machine builds an entry, and the others wait for it. Parts are claimed like those of a shard cache
 (`streamvid.storage.cache_folder`), which may use the same folder: the lock ends with its process, and the next process
-builds. If the part of a live process has not grown for `STALLED_SECONDS` (the process is suspended, or its storage
+builds. If a live process has not written to its part for `STALLED_SECONDS` (the process is suspended, or its storage
 hangs), a waiting process builds another part, with its own lock. Finished entries are renamed into place.
 
 If the folder or the entry cannot be used, the rows are built in memory.
@@ -126,7 +126,7 @@ def _shared(key: str, build: Build) -> pa.Buffer:
     except InputError as error:
         raise _UnusableError(error) from error
     damaged = None
-    written: tuple[int, int] | None
+    written: tuple[int, ...] | None
     for attempt in itertools.count():
         part, written, since = entry.with_suffix(f".{attempt}.part"), None, time.monotonic()
         while time.monotonic() - since < STALLED_SECONDS:
@@ -186,13 +186,14 @@ def _claimed(part: Path) -> Iterator[bool]:
             file.close()
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Inode and size of a file; None if it does not exist."""
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Inode, size and modification time of a file; None if it does not exist. The size alone does not show that rows
+    are written: those of numbers have it from the beginning."""
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _mapped(path: str) -> pa.Buffer:

@@ -319,11 +319,14 @@ def test_a_builder_that_is_stopped_holds_nobody_up(
     assert [path.name for path in folder.glob("*.*")] == [f"{NAME}.rows"]
 
 
-def test_a_builder_that_makes_progress_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [0, 80])
+def test_a_builder_that_makes_progress_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Also if the file has its size from the beginning, as one of numbers has."""
     monkeypatch.setattr(table_cache, "STALLED_SECONDS", 1.0)
 
     def slow(path: str) -> None:
         with open(path, "wb") as file:
+            file.truncate(size)
             for _ in range(10):
                 file.write(bytes(8))
                 file.flush()
