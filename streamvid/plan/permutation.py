@@ -49,9 +49,10 @@ def pass_samples(pool: Pool, seed: int, number: int, part: int = 0) -> tuple[Int
     if pool.weights is None:
         return pool.sample_ids, pool.shards
     offset = generator(seed, number, COPIES, part=part).random()
-    edges = np.cumsum(pool.weights) * (len(pool) / float(pool.weights.sum()))
-    edges[-1] = len(pool)
-    upto = np.floor(edges + offset).astype(np.int64)
+    edges = np.cumsum(pool.weights)
+    # The whole sum becomes exactly 1, for samples of weight 0 at the end, too, however the sum was rounded.
+    edges = edges / edges[-1] * len(pool)
+    upto = np.minimum(np.floor(edges + offset), len(pool)).astype(np.int64)
     copies: Int64 = upto - np.concatenate([np.zeros(1, dtype=np.int64), upto[:-1]])
     return repeat(pool.sample_ids, copies), np.repeat(pool.shards, copies)
 
