@@ -474,6 +474,7 @@ def test_a_mixture(datasets: tuple[str, str]) -> None:
     [
         ({"shuffle": "some"}, "shuffle"), ({"locality": "rack"}, "locality"),
         ({"steps_per_epoch": 0}, "steps_per_epoch"),
+        ({"steps_per_epoch": 2**31 - 1}, "whose order takes .* give fewer steps"),
         ({"locality": "node", "steps_per_epoch": 3}, "locality"), ({"seed": 1.5}, "seed"),
         ({"columns": ["speeed"]}, "speeed"), ({"rank": 0}, "world_size"), ({"ranks_per_node": 0}, "ranks_per_node"),
         ({"columns": [1]}, "columns"), ({"columns": True}, "columns"), ({"drop_last": "no"}, "drop_last"),
