@@ -23,6 +23,7 @@ from streamvid.checks import is_integer
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage.byte_range import ByteRange
+from streamvid.storage.range_reader import RangeReader
 
 MEMBERS: Final = "members"
 """The column's name."""
@@ -64,8 +65,11 @@ def members_of(source: ClipSource, row: int) -> dict[str, tuple[int, int]]:
     return found
 
 
-def read_members(source: ClipSource, names: Sequence[str], rows: Sequence[int]) -> dict[str, list[bytes | None]]:
-    """Read members of clips together: their bytes, None if a clip has no such member.
+def read_members(
+    source: ClipSource, names: Sequence[str], rows: Sequence[int], reader: RangeReader | None = None
+) -> dict[str, list[bytes | None]]:
+    """Read members of clips together, by default with the dataset's own reader: their bytes, None if a clip has no such
+    member.
 
     Raises:
         ClipError: the tar has changed since it was indexed, or cannot be read.
@@ -86,7 +90,7 @@ def read_members(source: ClipSource, names: Sequence[str], rows: Sequence[int]) 
             wanted.append(ByteRange(path, start, start + size))
             places.append((name, at))
     try:
-        blocks = source.reader.read(wanted, versions)
+        blocks = (reader or source.reader).read(wanted, versions)
     except DatasetError as error:
         raise source.file_error(error, paths) from error
     for (name, at), block in zip(places, blocks, strict=True):
@@ -94,14 +98,16 @@ def read_members(source: ClipSource, names: Sequence[str], rows: Sequence[int]) 
     return found
 
 
-def read_columns(source: ClipSource, columns: Sequence[MemberColumn], rows: Sequence[int]) -> dict[str, Values]:
+def read_columns(
+    source: ClipSource, columns: Sequence[MemberColumn], rows: Sequence[int], reader: RangeReader | None = None
+) -> dict[str, Values]:
     """Read members of the clips of a batch. The value of a `.npy` member is an array [batch, …] if dtype and shape are
     equal in the whole dataset, otherwise a list of arrays; of other members, a list of bytes. Lists have None if a clip
-    has no such member. Errors as in `read_members`."""
+    has no such member. Otherwise as `read_members`."""
     made: dict[str, Values] = {}
     if not columns:
         return made
-    read = read_members(source, [column.name for column in columns], rows)
+    read = read_members(source, [column.name for column in columns], rows, reader)
     for column in columns:
         values: list[Any] = read[column.name]
         if column.name.lower().endswith("npy"):

@@ -122,8 +122,7 @@ def read_batches(
     whole = _together(steps)
     ids, passes, valid, absent = whole.sample_ids, whole.passes, whole.valid, whole.stands_for
     shards = dataset.clips.shard[rows_of(ids)]
-    samples: dict[int, SamplePlan] = {}
-    slices: dict[int, EncodedSlice] = {}
+    found: dict[int, tuple[SamplePlan, EncodedSlice]] = {}
     for group in access.groups(np.unique(shards).tolist()):
         members = np.flatnonzero(np.isin(shards, group))
         some = Step(ids[members], passes[members], valid[members], steps[0].number, absent=absent[members])
@@ -134,9 +133,9 @@ def read_batches(
             if not access.distrust(group):
                 raise
             planned, read = _read_step(dataset, some, spec, access, group, stop)
-        samples.update(zip(members.tolist(), planned, strict=True))
-        slices.update(zip(members.tolist(), read, strict=True))
-    return _encoded(dataset, steps, spec, [samples[n] for n in range(len(ids))], [slices[n] for n in range(len(ids))])
+        found.update(zip(members.tolist(), zip(planned, read, strict=True), strict=True))
+    samples, slices = zip(*(found[n] for n in range(len(ids))), strict=True)
+    return _encoded(dataset, steps, spec, samples, slices, access.reader((), stop, Turn(steps[0].number)))
 
 
 def plan_parts(
@@ -167,7 +166,7 @@ def plan_parts(
     def read(number: int, turn: Turn) -> list[EncodedBatch]:
         own = samples[number]
         slices = read_slices(dataset, own, shared.reader(number, turn), dataset.shard_path, checksum=spec.checksum)
-        return _encoded(dataset, parts[number], spec, own, slices)
+        return _encoded(dataset, parts[number], spec, own, slices, RangeReader(reader.retry, reader, turn=turn))
 
     return [partial(read, number) for number in range(len(parts))]
 
@@ -185,13 +184,14 @@ def _encoded(
     spec: SampleSpec,
     samples: Sequence[SamplePlan],
     slices: Sequence[EncodedSlice],
+    reader: RangeReader,
 ) -> list[EncodedBatch]:
     """A batch for each step, from the samples and slices of all steps."""
     encoded, first = [], 0
     for step in steps:
         last = first + len(step.sample_ids)
         batch = pad_to_longest(samples[first:last], spec.sampling.pad)
-        encoded.append(encoded_batch(dataset, batch, list(slices[first:last]), number=step.number))
+        encoded.append(encoded_batch(dataset, batch, list(slices[first:last]), number=step.number, reader=reader))
         first = last
     return encoded
 
@@ -302,8 +302,7 @@ def _check_unknown(dataset: ClipSource, sample: SamplePlan, path: str, read: Enc
     part = sample.packets
     if dataset.is_checked(sample.clip, part.numbers):
         return
-    found = contradiction(read.codec, read.stsd, part, read.data)
-    if found is not None:
+    if (found := contradiction(read.codec, read.stsd, part, read.data)) is not None:
         number, what = found
         raise dataset.clip_error(
             sample.clip,
@@ -342,9 +341,14 @@ def labels_of(dataset: ClipSource, rows: Int64) -> Int64:
 
 
 def encoded_batch(
-    dataset: ClipSource, samples: Sequence[SamplePlan], slices: list[EncodedSlice], *, number: int = 0
+    dataset: ClipSource,
+    samples: Sequence[SamplePlan],
+    slices: list[EncodedSlice],
+    *,
+    number: int = 0,
+    reader: RangeReader | None = None,
 ) -> EncodedBatch:
-    """A batch of samples, all with the same number of frame positions, and their slices."""
+    """A batch of samples of equally many frame positions, and their slices; `reader` is for `read_columns`."""
     rows = dataset.clips
     clips = np.array([sample.clip for sample in samples], dtype=np.int64)
     selections = [sample.selection for sample in samples]
@@ -364,7 +368,7 @@ def encoded_batch(
         bytes_read=bytes_of(samples),
         absent=np.array([sample.absent for sample in samples], dtype=np.int64),
         number=number,
-        members=read_columns(dataset, samples[0].members, clips.tolist()),
+        members=read_columns(dataset, samples[0].members, clips.tolist(), reader),
     )
 
 

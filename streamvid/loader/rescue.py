@@ -198,7 +198,7 @@ def step_members(dataset: ClipSource, spec: SampleSpec, step: Step, reader: Rang
 
     def read(single: Step) -> tuple[SamplePlan, EncodedSlice]:
         planned = plan_samples(dataset, single, spec, reader=reader, path_of=dataset.shard_path)
-        read_columns(dataset, spec.members, [planned[0].clip])
+        read_columns(dataset, spec.members, [planned[0].clip], reader)
         return planned[0], read_slices(
             dataset, planned, reader, dataset.shard_path, checksum=spec.checksum or "crc32c"
         )[0]

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ import pytest
 import torch
 
 import streamvid as sv
+from streamvid.dataset import members
 from streamvid.packing.options import PackOptions
 from tests.support.batches import assert_same
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.packed import pack_recipes
+from tests.support.foreign import write_tar
+from tests.support.packed import SMALL, make_videos, pack_recipes
+from tests.support.storages import free_port
 from tests.support.web import website
 from tools.clips import Recipe
 
@@ -107,6 +111,36 @@ def test_the_loop_can_be_left_while_the_bucket_is_away(s3: FaultyS3, tmp_path: P
         s3.fault = lambda method, key, before: "503" if key.endswith("00000300.tar") else None
         for _ in loader:
             break
+
+
+def test_the_loop_can_be_left_while_a_server_of_members_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes when clips behind the first have their packets, but no other members yet."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
+    videos = make_videos(tmp_path / "videos", {f"{n}.mp4": replace(SMALL, seed=n) for n in range(4)})
+    read, away = members.read_members, threading.Event()
+    with website() as site:
+        for n in range(4):
+            tar = [(f"{n}.mp4", (videos / f"{n}.mp4").read_bytes()), (f"{n}.bin", b"more")]
+            site.files[f"/{n}.tar"] = write_tar(tmp_path / "one.tar", tar).read_bytes()
+        sv.index([f"{site.url}/{n}.tar" for n in range(4)], tmp_path / "set", progress=False)
+
+        def go_away(source: Any, names: Any, rows: Any, *reader: Any) -> Any:
+            if rows != [0]:
+                site.redirects |= {f"/{n}.tar": f"http://127.0.0.1:{free_port()}/" for n in range(1, 4)}
+                away.set()
+            return read(source, names, rows, *reader)
+
+        monkeypatch.setattr(members, "read_members", go_away)
+        with sv.StreamLoader(
+            tmp_path / "set", batch_size=1, sampling=sv.Window(2), columns=["bin"], device="cpu", num_threads=1,
+            shuffle=False,
+        ) as loader:  # fmt: skip
+            for batch in loader:
+                assert batch["bin"] == [b"more"]
+                assert away.wait(60)
+                break
 
 
 def test_a_lasting_outage_names_the_file_and_the_cause(s3: FaultyS3, tmp_path: Path) -> None:
