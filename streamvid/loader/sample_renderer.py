@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
+from streamvid.host import limit_met
 from streamvid.transform.params import ClipTransform
 from streamvid.transform.render import Renderer, make_renderer
 
@@ -38,6 +39,7 @@ class SampleRenderer:
 
         Raises:
             VideoError: the clip does not decode to its frames, or cannot be transformed.
+            RuntimeError: no further thread can be started, or there is no memory left: see `streamvid.host.limit_met`.
         """
         if self._renderer is None or self._pid != os.getpid():
             self._pid = os.getpid()
@@ -46,6 +48,8 @@ class SampleRenderer:
             tensors = self._renderer.render_sample(batch)
         except RuntimeError as error:
             self._renderer = None  # DALI's pipeline cannot be used after an error
+            if limit_met(error) is not None:
+                raise
             reason = " ".join(str(error).split())[:300]
             raise VideoError(f"clip {batch.slices[0].name} cannot be transformed: {reason}") from error
         return {name: tensor[0] for name, tensor in tensors.items()}

@@ -187,6 +187,22 @@ def test_no_further_thread_may_be_started(dataset: Path, kind: str, monkeypatch:
         assert next(iter(loader))["valid"].all()
 
 
+def test_no_memory_for_a_sample_is_not_its_clips_fault(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def limited(*_: object, **__: object) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory")
+
+    clips = made("ClipDataset", dataset)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "tensor", limited)
+        with pytest.raises(sv.StreamvidError, match="no memory left") as caught:
+            clips[0]
+    assert not isinstance(caught.value, sv.VideoError)
+    assert not caplog.text
+    assert len(clips[0]["video"]) == 4
+
+
 @pytest.mark.parametrize("kind", ["StreamLoader", "GpuDataLoader", "ClipDataset"])
 def test_a_working_directory_that_was_removed(
     dataset: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
