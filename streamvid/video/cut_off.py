@@ -10,7 +10,7 @@ from typing import Final
 import av
 
 from streamvid.video.probe import VideoFile
-from streamvid.video.recordings import breaks_off
+from streamvid.video.recordings import breaks_off, track_packets
 
 _LENGTH_STATED: Final = ("avi", "flv", "matroska", "mov")
 """Containers whose headers say where the file ends. There `whole_packets` leaves out what FFmpeg's demuxer marks."""
@@ -37,7 +37,7 @@ def without_cut_off_packet(source: VideoFile) -> VideoFile:
             if not broken or stream.codec_context.codec.canonical_name not in _DECODER_MARKS:
                 return replace(source, cut_off=broken)
         keys, marked = [0, 0], False
-        for number, packet in enumerate(packet for packet in container.demux(stream) if packet.size):
+        for number, packet in enumerate(packet for packet in track_packets(container, stream) if packet.size):
             marked = packet.is_corrupt
             if packet.is_keyframe:
                 keys = [keys[1], number]
@@ -57,7 +57,7 @@ def _ends_damaged(source: VideoFile, first: int) -> bool:
         context.flags |= av.codec.context.Flags.copy_opaque
         if context.codec.canonical_name == "mjpeg":  # as decoders of clips do: `open_context`
             context.options = {**context.options, "err_detect": "explode"}
-        packets = (packet for packet in container.demux(stream) if packet.size)
+        packets = (packet for packet in track_packets(container, stream) if packet.size)
         for packet in chain(islice(packets, first, None), [None]):
             if packet is not None:
                 packet.opaque = last = last + 1

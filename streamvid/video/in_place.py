@@ -15,6 +15,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.errors import VideoError
 from streamvid.video.probe import VideoFile
+from streamvid.video.recordings import track_packets
 from streamvid.video.remux import as_video_error, remux_with_ffmpeg, try_ingest
 from streamvid.video.stored_clip import StoredClip
 
@@ -64,7 +65,7 @@ def _find_packets(source: VideoFile, clip: StoredClip) -> Int64:
         clip.mp4.open("rb") as copied,
     ):
         kind = container.format.name.split(",")[0]
-        places = ((packet.pos, packet.size) for packet in container.demux(stream) if packet.size)
+        places = ((packet.pos, packet.size) for packet in track_packets(container, stream) if packet.size)
         last = None
         for offset, size in zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True):
             copied.seek(offset)

@@ -149,7 +149,10 @@ def distinct(clock: Int64) -> Int64:
     first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=ordered[:1] - 1) > 0, numbers, 0))
     apart: Int64 = ordered + numbers - first
     if 2 * len(np.unique(first)) <= len(first) > 1 or (np.diff(apart) <= 0).any():
-        raise ValueError("frames of it are shown at the same time")
+        raise ValueError(
+            "frames of it are shown at the same time: copy it to a raw stream (ffmpeg -i … -c copy a.h264, a.hevc or "
+            "a.m4v), and pack that with --fps"
+        )
     return apart
 
 

@@ -7,6 +7,7 @@ A piece is a packet of a transport stream, of 188 bytes; a packet is one of FFmp
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -62,6 +63,14 @@ def follow_on(pts: Int64, keyframe: Bool, duration: Int64) -> tuple[Int64, Int64
     return made, np.array(parts[1:], dtype=np.int64)
 
 
+def track_packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[VideoStream]]:
+    """The packets of a track, with empty ones at the end. PyAV raises an IndexError behind them if another track has
+    begun meanwhile (audio or subtitles in the middle of a transport or program stream): it asks for one of that, too,
+    which it does not know."""
+    with suppress(IndexError):
+        yield from container.demux(stream)
+
+
 def whole_packets(
     container: InputContainer, stream: VideoStream, *, cut_off: bool = False
 ) -> Iterator[Packet[VideoStream]]:
@@ -78,7 +87,7 @@ def whole_packets(
     name, corrupt = container.format.name.split(",")[0], False
     must_end = name == "mov" and stream.frames > 0
     held: list[Packet[VideoStream]] = []  # the last packet with data, and empty ones behind it
-    for packet in container.demux(stream):
+    for packet in track_packets(container, stream):
         if packet.size:
             if corrupt or (packet.is_corrupt and must_end):
                 raise ValueError(DAMAGED)

@@ -21,7 +21,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.bitstream.h264_gaps import FrameNumbers
 from streamvid.bitstream.image import MAX_SIDE
-from streamvid.checks import is_integer, is_real, shown, suggesting
+from streamvid.checks import decimal, is_integer, is_real, shown, suggesting
 from streamvid.color.tags import siting_name, usual_siting
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.boxes import write_rotation
@@ -57,7 +57,8 @@ class TranscodeOptions:
     Attributes:
         codec: H.264, HEVC, VP9, AV1 or Motion JPEG.
         short_side: pixels of the shorter side; frames are made smaller, never larger. None: unchanged.
-        max_fps: most frames per second; frames are dropped, but never moved. None: all are kept.
+        max_fps: most frames per second; frames are dropped, but never moved. None: all are kept. A float stands for its
+            decimal notation.
         gop: most frames from one key frame to the next.
         crf: quality, in the codec's own measure, smaller is better; None: the codec's default, near lossless to the
             eye. For Motion JPEG the quantiser scale, 1 to 31.
@@ -84,6 +85,8 @@ class TranscodeOptions:
             raise InputError(f"a short side of {self.short_side} pixels: choose from 16 to {MAX_SIDE}")
         if self.max_fps is not None and self.max_fps <= 0:
             raise InputError(f"at most {self.max_fps} frames per second: give a positive rate")
+        if self.max_fps is not None:
+            object.__setattr__(self, "max_fps", decimal(self.max_fps))
         if not 1 <= self.gop <= 1 << 16:
             raise InputError(f"a GOP of {self.gop} frames: choose from 1 to {1 << 16}")
         least, most = ENCODERS[self.codec].crf_range

@@ -211,6 +211,22 @@ def test_recordings_that_were_joined(muxer: str, codec: str, options: dict[str, 
     np.testing.assert_allclose(seconds, np.arange(48) / RATE, atol=1e-4)
 
 
+@pytest.mark.parametrize("muxer", ["mpeg", "mpegts"])
+def test_another_track_begins_in_the_middle(muxer: str, tmp_path: Path) -> None:
+    """As subtitles do on a DVD, and audio where a broadcast changes: FFmpeg finds it neither at the start nor at the
+    end, and PyAV asks for its last packet."""
+    noise: dict[str, Any] = {"options": _X264, "frames": 24, "noisy": True}
+    silent = encode(tmp_path / "silent", muxer, "libx264", **noise).read_bytes()
+    begins = (5 << 20) // len(silent) + 1  # FFmpeg looks at 5 MB at the start, and at less at the end
+    middle = encode(tmp_path / "middle", muxer, "libx264", sound="mp2", **noise).read_bytes()
+    source = tmp_path / "a"
+    source.write_bytes(begins * silent + middle + silent)
+    with open_video(source) as container, pytest.raises(IndexError):
+        list(container.demux(video=0))
+    clip, _ = prepare(source, tmp_path / "clip")
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == (begins + 2) * list(range(24))
+
+
 def _pieces(path: Path) -> tuple[list[bytes], list[int]]:
     """The pieces of a transport stream of FFmpeg's, and which of them begin a packet of its video."""
     data = path.read_bytes()

@@ -577,6 +577,27 @@ def test_frames_most_of_which_have_the_time_of_another_are_refused(tmp_path: Pat
         store_clip(source, tmp_path)
 
 
+def test_an_mp4_without_times_is_refused_with_a_way_on(tmp_path: Path) -> None:
+    source, way = write(Recipe(frames=24, b_frames=2), tmp_path / "a.mp4"), tmp_path / "a.h264"
+    data = bytearray(source.read_bytes().replace(b"edts", b"free"))
+    for name in (b"stts", b"ctts"):  # durations and offsets are 0
+        at = data.index(name) + 8
+        for entry in range(int.from_bytes(data[at : at + 4], "big")):
+            data[at + 8 + 8 * entry : at + 12 + 8 * entry] = bytes(4)
+    source.write_bytes(data)
+    with pytest.raises(VideoError, match=r"at the same time: copy it to a raw stream .*--fps"):
+        remux_or_build(str(source), source, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
+    with av.open(str(source)) as container, av.open(str(way), "w", format="h264") as output:
+        track = output.add_stream_from_template(container.streams.video[0])
+        for packet in container.demux(video=0):
+            if packet.size:
+                packet.stream = track
+                output.mux(packet)
+    options = PackOptions(fps=Fraction(30))
+    clip, _ = remux_or_build(str(way), way, tmp_path / "clip", options, Retry(), cut_only=False)
+    assert [read_frame_number(frame) for frame in decode_with_pyav(slice_of(clip, range(24)))] == [*range(24)]
+
+
 def test_times_of_vp8_in_ticks_of_several_parts_of_a_second(tmp_path: Path) -> None:
     """An AVI counts frames, here of 1001/30000 s."""
     recipe = Recipe(codec="vp8", fps=Fraction(30000, 1001), frames=40, gop=20, width=96, height=64, container="avi")

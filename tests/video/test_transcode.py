@@ -289,6 +289,15 @@ def test_frames_above_the_rate_are_left_out(
     assert clip.duration * Fraction(*clip.time_base) == end
 
 
+@pytest.mark.parametrize("most", [5, 12.5])
+def test_the_rate_may_be_any_number(most: float, tmp_path: Path) -> None:
+    recipe = Recipe(width=96, height=64, frames=20, fps=Fraction(25))
+    options = TranscodeOptions("h264", max_fps=most)  # type: ignore[arg-type] # as from a notebook
+    assert options == TranscodeOptions("h264", max_fps=Fraction(most))
+    clip = converted(stored(recipe, tmp_path / "source"), tmp_path / "out", options)
+    assert numbers(clip, recipe) == list(range(0, 20, round(25 / most)))
+
+
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(1, 50))
 def test_no_second_has_more_frames_than_asked_for(steps: list[int], most: int) -> None:
     from streamvid.video.transcode import _limit_fps
