@@ -113,8 +113,8 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
     if places is not None and places.cameras:
         raise InputError(f"cameras are those of a LeRobot dataset, and {redact(given)} is none: leave out --camera")
     address, query = split_query(given)
-    if "{" in address and has_extension(address, TAR_EXTENSIONS):
-        found = [_single(path + query) for path in dict.fromkeys(braceexpand(address))]
+    if has_extension(address, TAR_EXTENSIONS) and len(paths := _expanded(address)) > 1:
+        found = [_single(path + query) for path in paths]
     else:
         taken = (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS * (places is not None), *IMAGE_EXTENSIONS * images)
         found = _find(given, lists, taken, sequences=not images)
@@ -124,6 +124,16 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
     hosts = () if places is None else places.hosts
     inside = find_in_tars(tars, lists, hosts, images=images, members=places is not None) if tars else []
     return [video for video in found if video not in tars] + inside
+
+
+def _expanded(address: str) -> list[str]:
+    """The paths that a pattern with braces means; a path itself if it is none, or if there is a file of that name."""
+    if is_local(address) and os.path.isfile(local_path(address)):
+        return [address]
+    try:
+        return [*dict.fromkeys(braceexpand(address))]
+    except ValueError:  # braces that do not match
+        return [address]
 
 
 def _columns(video: Found, lists: MetadataLists) -> tuple[int | str | None, ...]:

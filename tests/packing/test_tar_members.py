@@ -199,6 +199,14 @@ def test_braces_name_several_tars(tmp_path: Path) -> None:
     assert [source.key for source in sources] == ["0", "1"]
 
 
+def test_braces_in_the_name_of_a_file(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a{1,2}.tar", [("1.mp4", VIDEO)])
+    sources, _ = find(tmp_path / "a{1,2}.tar")
+    assert [source.key for source in sources] == ["1"]
+    with pytest.raises(InputError, match=r"no such file or folder: .*/b\{1\.tar"):
+        find(tmp_path / "b{1.tar")
+
+
 def test_an_empty_place(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no videos in"):
         find(tmp_path)
