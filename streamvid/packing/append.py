@@ -16,7 +16,7 @@ from streamvid.dataset.revisions import next_number
 from streamvid.errors import InputError
 from streamvid.packing.destination import read_rejected
 from streamvid.packing.journal import Rejected
-from streamvid.packing.keys import longer_keys
+from streamvid.packing.keys import clip_key, longer_keys
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import FileVersion
@@ -131,7 +131,8 @@ def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Coll
 
 def _is_taken(key: str, base: BaseDataset) -> bool:
     folded = key.casefold()
-    for prefix in (folded, f"{folded}-", f"{folded}_"):
+    cut = clip_key(key, "_000000").removesuffix("000000")  # a long key is shortened in the keys of its clips
+    for prefix in (folded, f"{folded}-", cut.casefold()):
         i = bisect.bisect_left(base.keys, prefix)
         found = base.keys[i] if i < len(base.keys) else ""
         if found == folded or (prefix != folded and found.startswith(prefix)):

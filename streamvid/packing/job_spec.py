@@ -17,6 +17,7 @@ from streamvid.packing.fingerprints import MISSING, NO_MARK, fingerprint, source
 from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import find_sources
+from streamvid.packing.keys import uncut_key
 from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names, label_by_folder
 from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
@@ -149,7 +150,11 @@ def plan_job(
     check_not_swapped((source.path for source in sources), destination)
     if options.in_place:
         check_destination((source.path for source in sources), destination)
-    check_rate((source.path for source in sources), options.fps)
+    else:
+        check_rate((source.path for source in sources), options.fps)
+    if options.cutting is not None:
+        taken = {source.key.casefold() for source in sources}
+        sources = [replace(s, key=uncut_key(s.name, s.key, taken)) if s.is_named_as_image else s for s in sources]
     found = len(sources)
     joins: list[Join] = []
     if label_list == FOLDERS:

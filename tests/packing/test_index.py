@@ -394,6 +394,30 @@ def test_update_looks_at_what_is_new_or_changed(tmp_path: Path, videos: Path, mo
     assert len(Dataset.open(tmp_path / "indexed").forgotten) == 5
 
 
+def test_clips_of_a_changed_video_with_a_long_name_get_new_keys(tmp_path: Path) -> None:
+    """The keys of its clips are shortened: the dataset had two of each, and could not be opened any more."""
+    place, made, halves = tmp_path / "in", tmp_path / "ds", FixedLength(6, "frames")
+    video = place / f"{'a' * 78}.mp4"
+    place.mkdir()
+    for seed in range(3):
+        video.unlink(missing_ok=True)
+        write(replace(CLIP, frames=12, seed=seed), video)
+        index(place, made, cutting=halves, update=seed > 0)
+    dataset = Dataset.open(made)
+    assert (len(set(dataset.clips.key[:])), len(dataset.forgotten)) == (6, 4)
+
+
+def test_images_need_no_rate_where_they_are_not_packed(tmp_path: Path, videos: Path) -> None:
+    """The index ended with the advice to give --fps, which it does not have."""
+    from tests.packing.test_images import write_jpegs
+
+    write_jpegs(videos / "walk", ["1.jpg", "2.jpg", "3.jpg"])
+    (rejected,) = index(videos, tmp_path / "ds").rejected
+    assert (rejected.source, "--copy-others" in rejected.reason) == ("walk", True)
+    with pytest.raises(InputError, match="give --fps to streamvid pack, or put a timestamps"):
+        index(videos, tmp_path / "ds", copy_others=True)
+
+
 def test_a_place_that_changes_while_it_is_indexed(
     tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
