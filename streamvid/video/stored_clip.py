@@ -97,6 +97,16 @@ class StoredClip:
         """Whether the clip has one of the traits of docs/format.md."""
         return name in self.traits.split(",")
 
+    def is_changed(self) -> bool:
+        """Whether the file that an unwritten MP4 refers to has been changed or removed since it was read."""
+        if self.unwritten is None:
+            return False
+        try:
+            status = self.mp4.stat()
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)  # other errors are those of `read_mp4`
+        return (status.st_size, status.st_mtime_ns) != self.unwritten.signature
+
     def read_mp4(self) -> Iterator[memoryview | bytes]:
         """The bytes of the clip's MP4 in chunks, each valid until the next is asked for.
 

@@ -24,6 +24,7 @@ import pytest
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError, VideoError
 from streamvid.inspection.verify import verify
+from streamvid.packing import process_source, run_local
 from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import PackOptions
@@ -492,3 +493,33 @@ def test_from_a_bucket_to_a_bucket(videos: Path, tmp_path: Path, s3_bucket: str)
     assert not filesystem.exists(f"{url}/rejected.parquet")
     with pytest.raises(InputError, match="does not exist"):
         pack([f"s3://{s3_bucket}/nothing"], tmp_path / "none")
+
+
+@packing_inline()
+def test_a_video_that_changes_while_it_waits_to_be_written(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pack ended, and the same command was refused, as the videos were others: all that was packed was lost."""
+    source = tmp_path / "in"
+    shutil.copytree(videos, source)
+
+    def process(*arguments: Any) -> list[process_source.Outcome]:
+        made = process_source.process_sources(*arguments)
+        path = Path(arguments[1][0][0].path)
+        if path.name == "one.mp4":
+            os.utime(path)
+        if path.name == "clip10.mp4":
+            path.unlink()
+        return made
+
+    monkeypatch.setattr(run_local, "process_sources", process)
+    report = pack(source, tmp_path / "ds")
+    changed = [
+        Path(rejected.source).name for rejected in report.rejected if "was changed or removed" in rejected.reason
+    ]
+    assert changed == ["one.mp4", "clip10.mp4"]
+    assert len(report.rejected) + report.clips == report.videos
+    assert verify(tmp_path / "ds", workers=1).ok
+    monkeypatch.undo()
+    with packing_inline():
+        assert pack(source, tmp_path / "ds", append=True).clips == 1
