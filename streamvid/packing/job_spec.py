@@ -18,7 +18,7 @@ from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import find_sources
 from streamvid.packing.keys import uncut_key
-from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names, label_by_folder
+from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names
 from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
@@ -146,7 +146,7 @@ def plan_job(
     tables = given_paths(metadata, "metadata")
     check_cutting(options, listed=cuts is not None)
     lists = MetadataLists()
-    sources = find_sources(inputs, lists, places=places, images=images)
+    sources = find_sources(inputs, lists, places=places, images=images, folders=label_list == FOLDERS)
     check_not_swapped((source.path for source in sources), destination)
     if options.in_place:
         check_destination((source.path for source in sources), destination)
@@ -157,9 +157,7 @@ def plan_job(
         sources = [replace(s, key=uncut_key(s.name, s.key, taken)) if s.is_named_as_image else s for s in sources]
     found = len(sources)
     joins: list[Join] = []
-    if label_list == FOLDERS:
-        sources = label_by_folder(sources)
-    elif label_list is not None:
+    if label_list not in (None, FOLDERS):
         sources, join = attach_labels(sources, label_list, lists)
         joins.append(join)
     for path in tables:
