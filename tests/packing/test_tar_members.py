@@ -110,8 +110,10 @@ def test_types_that_disagree_become_text(tmp_path: Path) -> None:
 
 
 def test_half_a_character_in_json_is_text(tmp_path: Path) -> None:
-    _, (columns,) = find(write_tar(tmp_path / "a.tar", [("0.mp4", VIDEO), ("0.json", rb'{"a": "\ud800"}')]))
+    data = rb'{"a": "\ud800", "\udfff": [{"\ud800": 1}]}'
+    _, (columns,) = find(write_tar(tmp_path / "a.tar", [("0.mp4", VIDEO), ("0.json", data)]))
     assert columns["a"] == "\\ud800"
+    assert json.loads(columns["\\udfff"]) == [{"\\ud800": 1}]
 
 
 def test_arrays_with_pickles_are_no_columns(tmp_path: Path) -> None:
