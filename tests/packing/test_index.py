@@ -26,6 +26,7 @@ from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.source_video import SourceVideo
 from streamvid.plan.inputs import Mix
+from streamvid.revising.forget import forget
 from streamvid.sampling.spread import All
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
@@ -405,6 +406,25 @@ def test_clips_of_a_changed_video_with_a_long_name_get_new_keys(tmp_path: Path) 
         index(place, made, cutting=halves, update=seed > 0)
     dataset = Dataset.open(made)
     assert (len(set(dataset.clips.key[:])), len(dataset.forgotten)) == (6, 4)
+
+
+def test_a_changed_video_that_is_rejected_is_tried_again(tmp_path: Path, videos: Path) -> None:
+    """As one that is still being copied: no later update took it, as the dataset had its name."""
+    made, video = tmp_path / "ds", videos / "slow.mp4"
+    index(videos, made)
+    sound = video.read_bytes()
+    video.write_bytes(sound[:-200])
+    write(CLIP, videos / "new.mp4")
+    report = index(videos, made, update=True)
+    assert (report.clips, [one.source for one in report.rejected]) == (1, ["slow.mp4"])
+    report = index(videos, made, update=True)
+    assert (report.clips, [one.source for one in report.rejected]) == (0, ["slow.mp4"])
+    video.write_bytes(sound)
+    report = index(videos, made, update=True)
+    assert (report.clips, report.rejected) == (1, ())
+    assert index(videos, made, update=True).was_there
+    forget(made, keys=[key for key in Dataset.open(made).clips.key if key.startswith("slow-")], purge=True)
+    assert index(videos, made, update=True).was_there
 
 
 def test_images_need_no_rate_where_they_are_not_packed(tmp_path: Path, videos: Path) -> None:
