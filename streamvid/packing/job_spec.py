@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from streamvid.errors import InputError
 from streamvid.packing.append import BaseDataset, changed_sources, extend_classes, new_sources
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name, check_not_swapped, given_name
@@ -153,6 +154,8 @@ def plan_job(
     else:
         check_rate((source.path for source in sources), options.fps)
     if options.cutting is not None:
+        if any(source.cuts is not None for source in sources):
+            raise InputError("the clips of a LeRobot dataset are its episodes: index it by itself, without --clip")
         taken = {source.key.casefold() for source in sources}
         sources = [replace(s, key=uncut_key(s.name, s.key, taken)) if s.is_named_as_image else s for s in sources]
     found = len(sources)

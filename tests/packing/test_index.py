@@ -136,6 +136,13 @@ def frames_of_files(tmp_path: Path, place: Path) -> np.ndarray[Any, Any]:
     return np.concatenate(list(frames(tmp_path / "whole").values()))
 
 
+def test_episodes_are_not_cut_by_a_rule(tmp_path: Path) -> None:
+    """Clips went from episode to episode, without their tasks."""
+    place = write_lerobot(tmp_path / "robot", [5, 4])
+    with pytest.raises(InputError, match="are its episodes: index it by itself, without --clip"):
+        index(place, tmp_path / "ds", cutting=FixedLength(3, "frames"))
+
+
 def test_episodes_by_tables(tmp_path: Path) -> None:
     place = write_lerobot(
         tmp_path / "robot", [5, 4, 3], recipe=Recipe(codec="av1", width=128, height=96, gop=5, b_frames=0)
