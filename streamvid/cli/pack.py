@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping
 from fractions import Fraction
@@ -89,7 +90,7 @@ def add_parser(commands: Commands) -> None:
 def parse_length(text: str) -> tuple[float, str]:
     """``10s``, ``2.5`` (seconds), ``500ms``, ``2m``, ``1h`` or ``64f`` (frames) → a number and its unit."""
     found = _LENGTH.fullmatch(text.strip().lower())
-    if found is None or float(found[1]) <= 0:
+    if found is None or not 0 < float(found[1]) < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a length; write 10s, 2.5, 500ms, 2m or 64f (frames)")
     number, unit = float(found[1]), found[2]
     if unit == "f":

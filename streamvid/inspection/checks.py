@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamvid.arrays import Int64
-from streamvid.checksum import crc32c
+from streamvid.checksum import crc32c, file_sha256
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
@@ -37,6 +37,8 @@ from streamvid.fetch.plan_samples import SamplePlan
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.sampling.base import Selection
+from streamvid.storage.explain import BROKEN_ERRNOS
+from streamvid.storage.regular_file import MAX_BYTES, NotAFileError, read_file
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.index_file import encode_index
@@ -71,8 +73,39 @@ def by_shard(manifest: Manifest, chosen: Int64) -> list[tuple[int, ...]]:
     ]
 
 
-def check_idx(data: bytes, clips: ClipTable) -> Iterator[Finding]:
-    """Compare DALI's index with the rows of the Parquet file."""
+def or_unreadable(
+    check: Callable[[int], tuple[list[str], FrameIndex | None]], row: int
+) -> tuple[list[str], FrameIndex | None]:
+    """The result of the check of a clip, or the problem that the disk cannot read it."""
+    try:
+        return check(row)
+    except OSError as error:
+        return [_unreadable(error)], None
+
+
+def check_sha256(file: Path, checksum: str) -> str:
+    """What is wrong with the content of a file; "" if nothing is."""
+    try:
+        return "" if file_sha256(file) == checksum else "its SHA-256 is not the one in dataset.json"
+    except OSError as error:
+        return _unreadable(error)
+
+
+def _unreadable(error: OSError) -> str:
+    """The problem that a disk has with a file, or a file that is sparse; any other error is raised."""
+    if error.errno not in BROKEN_ERRNOS and not isinstance(error, NotAFileError):
+        raise error
+    return f"it cannot be read ({error.strerror}): check the disk"
+
+
+def check_idx(file: Path, clips: ClipTable) -> Iterator[Finding]:
+    """Compare DALI's index with the rows of the Parquet file. None of one that cannot be read, which `check_sha256`
+    tells."""
+    try:
+        there = read_file(file, MAX_BYTES).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        _unreadable(error)
+        return
     present = np.flatnonzero(clips.mp4_size).tolist()
     rows = [
         {"key": clips.key[i]}
@@ -83,7 +116,6 @@ def check_idx(data: bytes, clips: ClipTable) -> Iterator[Finding]:
         }
         for i in present
     ]
-    there = data.decode("utf-8", "replace").splitlines()
     wanted = idx_text(rows).splitlines()
     if there[:1] != wanted[:1] or len(there) != len(wanted):
         yield (

@@ -52,9 +52,8 @@ def duplicates(dataset: Dataset | str | os.PathLike[str]) -> Duplicates:
     opened = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
     clips, rows = opened.clips, delivered(opened)
     marks = (clips.index_crc32c[rows].astype(np.uint64) << np.uint64(32)) | clips.index_size[rows].astype(np.uint64)
-    order = np.argsort(marks, kind="stable")
-    same = marks[order][1:] == marks[order][:-1]
-    rows = np.sort(rows[order[np.append(same, False) | np.append(False, same)]])
+    _, which, counts = np.unique(marks, return_inverse=True, return_counts=True)
+    rows = rows[counts[which] > 1]
     found: dict[tuple[str, ...], list[int]] = defaultdict(list)
     unknown: dict[tuple[str, ...], int] = defaultdict(int)
     for first in range(0, len(rows), _AT_ONCE):

@@ -23,7 +23,7 @@ from streamvid.dataset.manifest import FILE_NAME
 from streamvid.dataset.selection import delivered
 from streamvid.errors import ClipError, InputError
 from streamvid.fetch.clip_file import ClipFile
-from streamvid.packing.destination import remove_temporaries
+from streamvid.packing.destination import holds_dataset, remove_temporaries
 from streamvid.packing.keys import longer_keys
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.progress import Progress
@@ -95,7 +95,7 @@ def extract(
     opened = dataset if isinstance(dataset, Dataset) else Dataset.open(dataset)
     rows = delivered(opened, where=where, keys=keys)
     to = Path(local_path(target))
-    if (to / FILE_NAME).exists():
+    if (to / FILE_NAME).exists() and holds_dataset(target):
         raise InputError(f"{target} is a dataset, not a place for its clips: give another folder")
     names = _shared_names(opened)
     clips = size = there = 0

@@ -10,10 +10,12 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
+from streamvid.errors import InputError
 from streamvid.fetch.fetch_mode import FetchCost, cost_of_ranges, cost_of_shards
 from streamvid.fetch.plan_samples import SampleSpec, clip_times, shown_frames
 from streamvid.plan.inputs import make_pools, open_source
 from streamvid.sampling.base import FrameSampler, select
+from streamvid.storage.url import redact
 from streamvid.video.packet_selection import byte_ranges, select_packets
 
 CLIPS: Final = 500
@@ -110,16 +112,19 @@ def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = C
     """The mean cost of a frame sampler, computed from the frame indexes of some clips.
 
     Args:
-        dataset: at least one clip.
+        dataset: the dataset.
         clips: most clips to sample.
         seed: seed of the choice of clips, and of the sampler.
 
     Raises:
+        InputError: all clips are forgotten.
         DatasetError: a shard cannot be read, or an index is damaged.
     """
     random = np.random.default_rng(seed)
     figures = []
     rows = _chosen(dataset, clips, random)
+    if not len(rows):
+        raise InputError(f"all clips of {redact(dataset.path)} are forgotten: there is none to sample")
     for row, index in zip(rows.tolist(), dataset.indexes(rows.tolist()), strict=True):
         selection = select(sampling, clip_times(dataset, row, index), random.random(sampling.num_random))
         (frames,) = shown_frames([selection])

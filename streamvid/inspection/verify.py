@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 from streamvid.checks import MAX_WORKERS, integer, is_real, suggest_keywords
-from streamvid.checksum import file_sha256
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.consolidated import read_rows, write_rows
@@ -36,7 +35,9 @@ from streamvid.inspection.checks import (
     check_index,
     check_packets_file,
     check_place,
+    check_sha256,
     check_tar,
+    or_unreadable,
     sampled,
     source_of_shard,
 )
@@ -45,7 +46,7 @@ from streamvid.loader.quarantine import quarantined
 from streamvid.progress import Progress
 from streamvid.storage import filesystem
 from streamvid.storage.ranges import read_ranges
-from streamvid.storage.regular_file import MAX_BYTES, read_file
+from streamvid.storage.regular_file import MAX_BYTES
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, join, local_path
 from streamvid.video.frame_index import FrameIndex
@@ -266,7 +267,7 @@ def check_shard(task: ShardTask) -> CheckedShard:
         clips, checksums = opened
         for at in check_packets_file(clips, entry.packets_bytes):
             report("the frame indexes in the .packets file are not one after the other", clips.key[at])
-        wrong_rows = [*check_idx(read_file(files["idx"], MAX_BYTES), clips)] if "idx" in files else []
+        wrong_rows = [*check_idx(files["idx"], clips)] if "idx" in files else []
         if task.rows is None and "tar" in files:
             wrong_rows += check_tar(files["tar"], clips)
         for what, row in wrong_rows:
@@ -276,7 +277,7 @@ def check_shard(task: ShardTask) -> CheckedShard:
             rows = range(len(clips)) if task.rows is None else task.rows
             filled = {}
             with ThreadPoolExecutor(task.threads) as threads:
-                check = partial(_check_row, task, files, clips, checksums, source)
+                check = partial(or_unreadable, partial(_check_row, task, files, clips, checksums, source))
                 for row, (found, index) in zip(rows, threads.map(check, rows), strict=True):
                     for what in found:
                         report(what, clips.key[row])
@@ -375,8 +376,8 @@ def _check_files(files: dict[str, Path], task: ShardTask) -> dict[str, str]:
         elif extension != "tar" and size > MAX_BYTES:
             wrong[extension] = f"{size} bytes, more than any shard needs"
             files.pop(extension)
-        elif (extension != "tar" or task.rows is None) and file_sha256(files[extension]) != checksum:
-            wrong[extension] = "its SHA-256 is not the one in dataset.json"
+        elif (extension != "tar" or task.rows is None) and (problem := check_sha256(files[extension], checksum)):
+            wrong[extension] = problem
     return wrong
 
 

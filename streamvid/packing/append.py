@@ -8,15 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.forgotten import purged_name, read_table
+from streamvid.dataset.forgotten import forgotten_rows, purged_name, read_table
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.dataset.revisions import next_number
 from streamvid.errors import InputError
 from streamvid.packing.destination import read_rejected
 from streamvid.packing.journal import Rejected
-from streamvid.packing.keys import longer_keys
+from streamvid.packing.keys import clip_key, longer_keys
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import FileVersion
@@ -31,7 +32,8 @@ class BaseDataset:
     Attributes:
         manifest: its dataset.json.
         sha256: SHA-256 of dataset.json.
-        sources: the names of all its videos.
+        sources: the names of all its videos, without those of which an update has forgotten an old version and rejected
+            the new one.
         keys: the keys of all clips, case-folded and sorted.
         labelled: whether any clip has a label.
         rejected: the rows of rejected.parquet.
@@ -66,17 +68,29 @@ def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
     manifest = Manifest.from_json(data, path=redact(path))
     if manifest != dataset.manifest:
         raise InputError(f"the dataset at {redact(destination)} changed while it was being read: run this again")
+    forgotten, rejected = (
+        read_table(destination, manifest, Retry.of(COMMAND_SECONDS)),
+        tuple(read_rejected(destination)),
+    )
     return BaseDataset(
         manifest,
         hashlib.sha256(data).hexdigest(),
-        frozenset(dataset.clips.source),
+        _sources(dataset, forgotten, rejected),
         tuple(sorted(key.casefold() for key in dataset.clips.key)),
         bool((dataset.clips.label >= 0).any()),
-        tuple(read_rejected(destination)),
+        rejected,
         _places(dataset),
         next_number(destination, manifest),
-        read_table(destination, manifest, Retry.of(COMMAND_SECONDS)),
+        forgotten,
     )
+
+
+def _sources(dataset: Dataset, forgotten: pa.Table, rejected: Sequence[Rejected]) -> frozenset[str]:
+    # Clips that users have forgotten have a time, those of old versions none.
+    old = set(forgotten_rows(forgotten.filter(pc.is_null(forgotten["forgotten"])), dataset.manifest).tolist())
+    others = {source for row, source in enumerate(dataset.clips.source) if row not in old}
+    again = {name for video in rejected for name in (video.source, purged_name(video.source))}
+    return frozenset(dataset.clips.source) - (again - others)
 
 
 def _places(dataset: Dataset) -> dict[str, tuple[tuple[tuple[str, int], ...], FileVersion]]:
@@ -131,7 +145,8 @@ def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Coll
 
 def _is_taken(key: str, base: BaseDataset) -> bool:
     folded = key.casefold()
-    for prefix in (folded, f"{folded}-", f"{folded}_"):
+    cut = clip_key(key, "_000000").removesuffix("000000")  # a long key is shortened in the keys of its clips
+    for prefix in (folded, f"{folded}-", cut.casefold()):
         i = bisect.bisect_left(base.keys, prefix)
         found = base.keys[i] if i < len(base.keys) else ""
         if found == folded or (prefix != folded and found.startswith(prefix)):

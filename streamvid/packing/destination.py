@@ -133,7 +133,7 @@ def check_not_swapped(paths: Iterable[str], destination: str) -> None:
     """
     sources = set(paths)
     for folder in {match[1] for path in sources if (match := _OUR_TAR.fullmatch(path))}:
-        if path_parts(folder) != path_parts(destination) and _holds_dataset(folder):
+        if path_parts(folder) != path_parts(destination) and holds_dataset(folder):
             raise InputError(
                 f"{redact(folder)} is a dataset, whose clips are packed already: give videos first and the dataset "
                 "last, or make a dataset of datasets by streamvid merge or reshard"
@@ -151,7 +151,8 @@ def check_not_swapped(paths: Iterable[str], destination: str) -> None:
         )
 
 
-def _holds_dataset(folder: str) -> bool:
+def holds_dataset(folder: str) -> bool:
+    """Whether a folder or prefix has a dataset.json of streamvid, and not only a file of that name."""
     return FORMAT.encode() in (read_if_there(join(folder, FILE_NAME)) or b"")
 
 

@@ -48,7 +48,7 @@ _NUMBERED: Final = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
 _MAX_BYTES: Final = 1 << 28
 _FETCHED_AT_ONCE: Final = 16
 _NO_TIMES: Final = (
-    "the images in {} have no frame rate: give --fps, "
+    "the images in {} have no frame rate: give --fps to streamvid pack, "
     f"or put a {TIMES_FILES[0]} with a line of seconds for each image beside them; to pack each image as a clip, give "
     "--images"
 )

@@ -43,7 +43,12 @@ _NAMED: Final = (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS, *IMAGE_EXTENSIONS)
 
 
 def find_sources(
-    inputs: Sequence[str], lists: MetadataLists, *, places: Places | None = None, images: bool = False
+    inputs: Sequence[str],
+    lists: MetadataLists,
+    *,
+    places: Places | None = None,
+    images: bool = False,
+    folders: bool = False,
 ) -> list[SourceVideo]:
     """Find all videos of the inputs, in natural order of their names (`clip2` before `clip10`).
 
@@ -56,9 +61,12 @@ def find_sources(
         lists: collects the other columns of the lists.
         places: for `index`: also find episodes of LeRobot datasets, and tars beside videos, and set `root` and `file`.
         images: whether every image of the inputs is a source, also beside videos and in folders of numbered images.
+        folders: whether the class of a video without a label, as from a list or a `.cls` member of a tar, is the folder
+            directly below the input that contains it, as in torchvision's `ImageFolder`; none if it lies in no folder.
 
     Raises:
-        InputError: an input does not exist or has no video, or a list cannot be used.
+        InputError: an input does not exist or has no video, or a list cannot be used; or, with `folders`, no video lies
+            in a folder.
     """
     if not inputs:
         raise InputError("nothing to pack: name files, folders, globs or lists of videos")
@@ -77,7 +85,9 @@ def find_sources(
                 raise InputError(f"{redact(video.path)} is given more than once, with other secrets: leave one out")
             if is_list(given) and _columns(known, lists) != _columns(video, lists):
                 raise InputError(f"{redact(video.path)} is listed more than once with different columns: keep one row")
-    chosen = list(found.values())
+    chosen = [*map(_with_folder, found.values())] if folders else [*found.values()]
+    if folders and not any(len(video.parts) > video.depth + 1 for video in chosen):
+        raise InputError("no video lies in a folder below the input: labels by folder are of cats/1.mp4, dogs/2.mp4, …")
     names = _names(chosen)
     natural = natsort_keygen()
     # "a1" and "a01" are equal in natural order; the name breaks the tie, so that the order of inputs does not matter.
@@ -113,8 +123,8 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
     if places is not None and places.cameras:
         raise InputError(f"cameras are those of a LeRobot dataset, and {redact(given)} is none: leave out --camera")
     address, query = split_query(given)
-    if "{" in address and has_extension(address, TAR_EXTENSIONS):
-        found = [_single(path + query) for path in dict.fromkeys(braceexpand(address))]
+    if has_extension(address, TAR_EXTENSIONS) and len(paths := _expanded(address)) > 1:
+        found = [_single(path + query) for path in paths]
     else:
         taken = (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS * (places is not None), *IMAGE_EXTENSIONS * images)
         found = _find(given, lists, taken, sequences=not images)
@@ -124,6 +134,22 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
     hosts = () if places is None else places.hosts
     inside = find_in_tars(tars, lists, hosts, images=images, members=places is not None) if tars else []
     return [video for video in found if video not in tars] + inside
+
+
+def _expanded(address: str) -> list[str]:
+    """The paths that a pattern with braces means; a path itself if it is none, or if there is a file of that name."""
+    if is_local(address) and os.path.isfile(local_path(address)):
+        return [address]
+    try:
+        return [*dict.fromkeys(braceexpand(address))]
+    except ValueError:  # braces that do not match
+        return [address]
+
+
+def _with_folder(video: Found) -> Found:
+    """The video, labelled with its folder: see `find_sources`. Not by its name, of which inputs may be a part."""
+    in_folder = len(video.parts) > video.depth + 1
+    return replace(video, label=video.parts[video.depth]) if video.label is None and in_folder else video
 
 
 def _columns(video: Found, lists: MetadataLists) -> tuple[int | str | None, ...]:

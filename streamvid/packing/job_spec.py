@@ -10,6 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from streamvid.errors import InputError
 from streamvid.packing.append import BaseDataset, changed_sources, extend_classes, new_sources
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name, check_not_swapped, given_name
@@ -17,7 +18,8 @@ from streamvid.packing.fingerprints import MISSING, NO_MARK, fingerprint, source
 from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import find_sources
-from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names, label_by_folder
+from streamvid.packing.keys import uncut_key
+from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names
 from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
@@ -145,16 +147,20 @@ def plan_job(
     tables = given_paths(metadata, "metadata")
     check_cutting(options, listed=cuts is not None)
     lists = MetadataLists()
-    sources = find_sources(inputs, lists, places=places, images=images)
+    sources = find_sources(inputs, lists, places=places, images=images, folders=label_list == FOLDERS)
     check_not_swapped((source.path for source in sources), destination)
     if options.in_place:
         check_destination((source.path for source in sources), destination)
-    check_rate((source.path for source in sources), options.fps)
+    else:
+        check_rate((source.path for source in sources), options.fps)
+    if options.cutting is not None:
+        if any(source.cuts is not None for source in sources):
+            raise InputError("the clips of a LeRobot dataset are its episodes: index it by itself, without --clip")
+        taken = {source.key.casefold() for source in sources}
+        sources = [replace(s, key=uncut_key(s.name, s.key, taken)) if s.is_named_as_image else s for s in sources]
     found = len(sources)
     joins: list[Join] = []
-    if label_list == FOLDERS:
-        sources = label_by_folder(sources)
-    elif label_list is not None:
+    if label_list not in (None, FOLDERS):
         sources, join = attach_labels(sources, label_list, lists)
         joins.append(join)
     for path in tables:

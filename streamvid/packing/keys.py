@@ -6,7 +6,7 @@ import hashlib
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 KEY_MAX: Final = 80
@@ -41,6 +41,13 @@ def make_keys(names: Sequence[str]) -> list[str]:
 def longer_keys(name: str) -> list[str]:
     """Alternative keys of a name whose usual key is taken, the shortest first."""
     return [_key(name, level) for level in range(1, len(_HASH_DIGITS))]
+
+
+def uncut_key(name: str, key: str, taken: Collection[str]) -> str:
+    """The key of a source that stays whole where others are cut, which is not that of a clip of another: a longer one
+    for `a_000000` if `taken`, the case-folded keys of all sources, has `a`."""
+    cut, _, number = key.casefold().rpartition("_")
+    return longer_keys(name)[0] if cut in taken and re.fullmatch("[0-9]{6}", number) else key
 
 
 def clip_key(source_key: str, suffix: str) -> str:

@@ -17,7 +17,7 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.url import is_local, local_path, redact
 
 FOLDERS: Final = "folders"
-"""In place of a list of labels: by `label_by_folder`."""
+"""In place of a list of labels: `streamvid.packing.inputs.find_sources` labels videos by their folders."""
 _EXAMPLES: Final = 3
 """Missing videos, and rows without a video, that a message names; the others are counted."""
 _SPELLINGS: Final[Mapping[str, Callable[[SourceVideo], str]]] = {
@@ -44,23 +44,6 @@ def class_names(labels: Collection[int | str | None]) -> tuple[str, ...] | None:
     if names and any(isinstance(label, int) for label in labels):
         raise InputError("some labels are numbers and others text: use one or the other")
     return tuple(sorted(names)) or None
-
-
-def label_by_folder(sources: Sequence[SourceVideo]) -> list[SourceVideo]:
-    """Use the folder directly below the input that contains a video as its class, as torchvision's `ImageFolder` does.
-
-    Videos that have a label, as from a `.cls` member of a tar, keep it; videos in no folder get no label.
-
-    Raises:
-        InputError: no video lies in a folder.
-    """
-    folders = [source.name.rpartition("/")[0].partition("/")[0] for source in sources]
-    if not any(folders):
-        raise InputError("no video lies in a folder below the input: labels by folder are of cats/1.mp4, dogs/2.mp4, …")
-    return [
-        replace(source, label=folder) if source.label is None and folder else source
-        for source, folder in zip(sources, folders, strict=True)
-    ]
 
 
 @dataclass(frozen=True)

@@ -21,15 +21,18 @@ import pyarrow.parquet as pq
 
 from streamvid.checks import is_integer, is_real
 from streamvid.errors import DatasetError, InputError
-from streamvid.packing.lists import ParsedList
+from streamvid.packing.lists import LIST_EXTENSIONS, ParsedList
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import Cut
 from streamvid.packing.places import Found, path_parts
+from streamvid.packing.tar_members import TAR_EXTENSIONS
 from streamvid.storage import filesystem
 from streamvid.storage.arrow_buffers import arrow_reader
+from streamvid.storage.client import has_ranges
 from streamvid.storage.threads import map_in_threads
-from streamvid.storage.url import is_local, join, local_path, redact
+from streamvid.storage.url import has_extension, is_local, join, local_path, redact
 from streamvid.text import first_line
+from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 _INFO: Final = "meta/info.json"
 _EPISODES: Final = "meta/episodes"
@@ -39,9 +42,10 @@ _FIELD: Final = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?([0-9]{1,
 
 
 def is_lerobot(place: str) -> bool:
-    """Whether a folder or URL is a LeRobot dataset."""
-    if "*" in place or posixpath.splitext(place)[1]:
-        return False
+    """Whether a folder or URL is a LeRobot dataset. The name of a folder may have a dot, as `pusht_v3.0` has."""
+    named = (*VIDEO_EXTENSIONS, *IMAGE_EXTENSIONS, *TAR_EXTENSIONS, *LIST_EXTENSIONS)
+    if "*" in place or has_extension(place, named) or (posixpath.splitext(place)[1] and not has_ranges(place)):
+        return False  # a web server may send some page for any path below a file
     return filesystem.exists(join(place, _INFO))
 
 

@@ -110,7 +110,7 @@ def transcode_if_needed(
         return clip
     from streamvid.video.transcode import transcode
 
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # of an attempt at which the source's storage did not answer
     clip = clip.as_file(folder / "copied.mp4")
     encoded = folder / "encoded.mp4"
     transcode(clip, encoded, encoder, keyframes=keyframes)

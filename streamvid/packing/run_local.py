@@ -151,6 +151,13 @@ def _counts(outcome: Outcome, resumed: int) -> tuple[int, int, int]:
     return len(made), sum(int(prepared.clip.index.size.sum()) for prepared in made), len(outcome) - len(made)
 
 
+def _if_unchanged(outcome: Outcome) -> Outcome:
+    """The clips of a source, or a rejection if its file, which is copied now, was changed after it was read: that is no
+    reason to end the pack, which could not be resumed, as its videos would be others."""
+    clips = [] if isinstance(outcome, str) else [made.clip for made in outcome if isinstance(made, PreparedClip)]
+    return "it was changed or removed while it was packed" if any(clip.is_changed() for clip in clips) else outcome
+
+
 @dataclass(frozen=True)
 class _Source:
     """A source of a task, its number, and a folder for its temporary files."""
@@ -208,7 +215,7 @@ def _process(
             if len(outcomes) < len(sources):  # one of these sources is to blame
                 pending.extendleft(reversed([([source], submit([source])) for source in sources]))
                 continue
-            for source, outcome in zip(sources, outcomes, strict=True):
+            for source, outcome in zip(sources, map(_if_unchanged, outcomes), strict=True):
                 if source.video.needed and isinstance(outcome, str):
                     raise DatasetError(f"{source.video.name}: {outcome}; run the command again")
                 yield source, outcome

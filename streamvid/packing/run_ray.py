@@ -20,6 +20,7 @@ from typing import Any, Final
 from streamvid.errors import InputError, StreamvidError
 from streamvid.packing.destination import work_folder
 from streamvid.packing.fingerprints import versions
+from streamvid.packing.images import is_sequence
 from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import FinishedElsewhereError, Journal, Record, totals
 from streamvid.packing.run_local import Advance, pack_groups
@@ -102,9 +103,11 @@ def _pack_group(job: PackJob, task: GroupTask, destination: str) -> list[Record]
 
 
 def _absolute(task: GroupTask) -> GroupTask:
-    """The task with absolute paths: Ray workers have other working directories."""
+    """The task with absolute paths: Ray workers have other working directories. Those of image folders end in '/'."""
     sources = (
-        replace(source, path=os.path.abspath(local_path(source.path))) if is_local(source.path) else source
+        replace(source, path=local_path(source.path) + "/" * is_sequence(source.path))
+        if is_local(source.path)
+        else source
         for source in task.sources
     )
     return replace(task, sources=tuple(sources))

@@ -24,7 +24,7 @@ from streamvid.errors import DatasetError
 from streamvid.packing.lists import RESERVED_COLUMNS, ParsedList
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.places import Found
-from streamvid.packing.typed_columns import column_of_values
+from streamvid.packing.typed_columns import column_of_values, utf8_json
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.explain import StorageUnavailable
@@ -339,6 +339,7 @@ def _parse(data: bytes, kind: str) -> dict[str, Any]:
         return {}
     if _is_nested(value, _MOST_NESTED):
         return {}
+    value = utf8_json(value)
     if not isinstance(value, dict):
         return {"json": value}
     taken = (*RESERVED_COLUMNS, *_COLUMNS, "npy", MEMBERS)

@@ -85,36 +85,27 @@ def large_type(kind: pa.DataType) -> pa.DataType:
 
 
 def column_of_values(values: Sequence[Any]) -> pa.Array:
-    """An Arrow column of untrusted values from JSON files and NumPy arrays: numbers, texts, lists of these; null for
-    None. If the types of the values disagree, all become text."""
-    there = [value for value in values if value is not None]
-    if there and all(isinstance(value, np.ndarray) for value in there):
-        depths = {value.ndim for value in there}
-        kind = pa.from_numpy_dtype(np.result_type(*{value.dtype for value in there}))
-        if len(depths) == 1:
-            for _ in range(depths.pop()):
-                kind = pa.list_(kind)
-            return pa.array([None if value is None else value.tolist() for value in values], type=kind)
-    plain = [value.tolist() if isinstance(value, np.ndarray) else _utf8(value) for value in values]
-    scalars = {type(value) for value in plain} - {type(None)}
+    """An Arrow column of untrusted values from JSON files, as `utf8_json` gives them: numbers, texts, lists of these;
+    null for None. If the types of the values disagree, all become text."""
+    scalars = {type(value) for value in values} - {type(None)}
     if scalars <= {int, float} or len(scalars) == 1:
         try:
-            column = pa.array([float(v) if float in scalars and type(v) is int else v for v in plain])
+            column = pa.array([float(v) if float in scalars and type(v) is int else v for v in values])
             if column_type(column.type) == column.type:
                 return column
         except (pa.ArrowException, OverflowError):
             pass
-    return pa.array([v if v is None or isinstance(v, str) else dump_json(json_value(v)) for v in plain], pa.string())
+    return pa.array([v if v is None or isinstance(v, str) else dump_json(json_value(v)) for v in values], pa.string())
 
 
-def _utf8(value: Any) -> Any:
-    """A JSON value with lone surrogates in its texts, which JSON can have but UTF-8 cannot encode, replaced by
-    escapes."""
+def utf8_json(value: Any) -> Any:
+    """A JSON value with lone surrogates in its names and texts, which JSON can have but UTF-8 cannot encode, replaced
+    by escapes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, list):
-        return [_utf8(item) for item in value]
-    return {_utf8(name): _utf8(item) for name, item in value.items()} if isinstance(value, dict) else value
+        return [utf8_json(item) for item in value]
+    return {utf8_json(name): utf8_json(item) for name, item in value.items()} if isinstance(value, dict) else value
 
 
 def usable_type(kind: pa.DataType) -> pa.DataType:

@@ -187,8 +187,9 @@ def _labels(dataset: Dataset, table: pa.Table, rows: Int64, shown: str) -> tuple
 
 def _column(dataset: Dataset, name: str, given: pa.ChunkedArray, rows: Int64, shown: str) -> pa.Array:
     """A column of all clips, with the given values for these rows, and unchanged values for all others."""
-    if name in dataset.columns.built_in or not name or not name.isprintable():
-        raise InputError(f"{shown} has a column {name!r}, a name that no column of metadata can have: rename it")
+    taken = name in dataset.columns.built_in and name not in dataset.meta.names
+    if taken or not name or not name.isprintable():
+        raise InputError(f"{shown} has a column {name!r}, a name that no new column can have: rename it")
     kind = _stored_type(given.type)
     try:
         values = pa.concat_arrays([_to_type(chunk, kind) for chunk in given.chunks] or [pa.array([], kind)])

@@ -29,6 +29,7 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.progress import Progress
 from streamvid.revising.rewrite import Clip, rewrite_shard
 from streamvid.storage.url import AnyPath, given_paths
+from streamvid.video.image import EXTENSIONS as IMAGE_CODECS
 from streamvid.video.index_file import encode_index
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
@@ -124,19 +125,21 @@ def repair(
 def _sources(dataset: Dataset, rows: Sequence[int], paths: list[str], path: str) -> dict[int, SourceVideo]:
     """The source of each row whose video was found, with its clip's cut."""
     in_place = {row for row in rows if not dataset.shards[int(dataset.clips.shard[row])].has_tar}
-    found: dict[bool, dict[str, SourceVideo]] = {}
-    for placed in {row in in_place for row in rows}:
+    kinds = {row: (row in in_place, dataset.clips.codec[row] in IMAGE_CODECS) for row in rows}
+    found: dict[tuple[bool, bool], dict[str, SourceVideo]] = {}
+    for kind in dict.fromkeys(kinds.values()):
+        placed, images = kind
         places = Places(tuple(paths), destination=path) if placed else None
-        videos = find_sources(paths, MetadataLists(), places=places)
-        needed = {dataset.clips.source[row] for row in rows if (row in in_place) == placed}
-        found[placed] = {video.name: video for video in with_details([v for v in videos if v.name in needed], places)}
+        videos = find_sources(paths, MetadataLists(), places=places, images=images)
+        needed = {dataset.clips.source[row] for row in rows if kinds[row] == kind}
+        found[kind] = {video.name: video for video in with_details([v for v in videos if v.name in needed], places)}
     wanted = {}
     spans = {
         name: dataset.columns.meta_column(name) if name in dataset.meta.names else None
         for name in ("start_frame", "end_frame")
     }
     for row in rows:
-        source = found[row in in_place].get(dataset.clips.source[row])
+        source = found[kinds[row]].get(dataset.clips.source[row])
         if source is None:
             continue
         first, end = (None if column is None else column[row].as_py() for column in spans.values())

@@ -29,7 +29,7 @@ def frame_rate(source: VideoFile) -> Fraction:
     """
     rate = _stated_rate(source) or source.fps
     if rate is None:
-        raise ValueError("its frames have no times, and its header states no frame rate: give --fps")
+        raise ValueError("its frames have no times, and its header states no frame rate: give --fps to streamvid pack")
     return rate
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.color.tags import Color, clip_color
-from streamvid.errors import InputError
+from streamvid.errors import InputError, StreamvidError, VideoError
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.packet_selection import EncodedSlice, byte_ranges, extract_packets, select_packets
 from streamvid.video.read_buffer import coalesce, read_blocks, read_range
@@ -97,11 +97,22 @@ class StoredClip:
         """Whether the clip has one of the traits of docs/format.md."""
         return name in self.traits.split(",")
 
+    def is_changed(self) -> bool:
+        """Whether the file that an unwritten MP4 refers to has been changed or removed since it was read."""
+        if self.unwritten is None:
+            return False
+        try:
+            status = self.mp4.stat()
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)  # other errors are those of `read_mp4`
+        return (status.st_size, status.st_mtime_ns) != self.unwritten.signature
+
     def read_mp4(self) -> Iterator[memoryview | bytes]:
         """The bytes of the clip's MP4 in chunks, each valid until the next is asked for.
 
         Raises:
-            InputError: the file that has the bytes was changed in the meantime, or cannot be read.
+            VideoError: the file that has the bytes was changed or removed in the meantime.
+            InputError: it cannot be read.
         """
         try:
             with self.mp4.open("rb", buffering=0) as file:
@@ -132,7 +143,7 @@ class StoredClip:
         """Some frames of the clip, by their numbers (int64 [wanted], ascending), as a loader reads them.
 
         Raises:
-            InputError: as by `read_mp4`.
+            VideoError, InputError: as by `read_mp4`.
         """
         packets = select_packets(self.index, frames)
         inside = packets
@@ -161,10 +172,10 @@ class StoredClip:
             in_order=not self.has_trait(UNORDERED),
         )
 
-    def _unreadable(self, error: Exception) -> InputError:
-        if isinstance(error, OSError):
-            return InputError(f"{self.mp4} can no longer be read: {error.strerror}; run the command again")
-        return InputError(f"{self.mp4} was changed while it was packed: run the command again")
+    def _unreadable(self, error: EOFError | OSError) -> StreamvidError:
+        if isinstance(error, EOFError | FileNotFoundError):
+            return VideoError(f"{self.mp4} was changed or removed while it was packed: pack it again")
+        return InputError(f"{self.mp4} can no longer be read: {error.strerror}; run the command again")
 
     def as_file(self, target: Path) -> StoredClip:
         """The same clip with its MP4 in a file; it is written to `target` if no file holds it yet."""

@@ -14,12 +14,12 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream import packet_info
+from streamvid.checksum import crc32c
 from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import LEAD_IN, traits
 from streamvid.video.frame_index import HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.mapped import mapped
 from streamvid.video.packet_selection import select_packets
-from streamvid.video.read_buffer import coalesce
 from streamvid.video.stored_clip import StoredClip
 
 
@@ -114,7 +114,7 @@ def trim_clip(whole: StoredClip, first: int, end: int, target: Path) -> StoredCl
     )
     with whole.mp4.open("rb") as source, target.open("wb") as file:
         file.write(head)
-        _copy(source, file, index.offset, index.size)
+        _copy(source, file, index)
     offset = len(head) + np.cumsum(index.size) - index.size
     return replace(clip, mp4=target, index=replace(index, offset=offset), sha256="", unwritten=None)
 
@@ -143,12 +143,13 @@ def frame_end_ticks(clip: StoredClip, frame: int) -> int:
     return int(times[frame + 1]) if frame + 1 < len(times) else int(times[0]) + clip.duration
 
 
-def _copy(source: BinaryIO, target: BinaryIO, offset: Int64, size: Int64) -> None:
-    for at, length in zip(*(column.tolist() for column in coalesce(offset, size)), strict=True):
+def _copy(source: BinaryIO, target: BinaryIO, index: FrameIndex) -> None:
+    """Copy packets. Raises ValueError if they are not those that were indexed."""
+    for at, size, checksum in zip(index.offset.tolist(), index.size.tolist(), index.crc32c.tolist(), strict=True):
         source.seek(at)
-        data = source.read(length)
-        if len(data) < length:
-            raise ValueError("it became shorter while it was read")
+        data = source.read(size)
+        if crc32c(data) != checksum:
+            raise ValueError("the file was changed while it was packed: run this again")
         target.write(data)
 
 

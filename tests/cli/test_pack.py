@@ -112,7 +112,7 @@ def test_images_without_a_rate_end_the_pack_with_a_question(tmp_path: Path, caps
 
     write_jpegs(tmp_path / "in/walk", ["1.jpg", "2.jpg", "3.jpg"])
     assert main(["pack", str(tmp_path / "in"), str(tmp_path / "ds"), "--workers", "1"]) == 2
-    assert "give --fps" in capsys.readouterr().err
+    assert "give --fps to streamvid pack" in capsys.readouterr().err
     assert not (tmp_path / "ds").exists(), "nothing was begun"
     assert main(["pack", str(tmp_path / "in"), str(tmp_path / "ds"), "--workers", "1", "--fps", "24"]) == 0
     (row,) = rows(tmp_path / "ds")

@@ -21,6 +21,7 @@ def test_clips_of_the_same_bytes_are_duplicates(places: Path, name: str, monkeyp
     one, twin = (key for key in dataset.clips.key if key.startswith(("a_one", "b_twin")))
     assert duplicates(dataset) == Duplicates(((one, twin),), 1, int(dataset.clips.mp4_size[dataset.row(twin)]), 0)
     assert duplicates(without(dataset, dataset.row(one))).groups == ()
+    assert duplicates(without(dataset, *range(len(dataset)))) == Duplicates((), 0, 0, 0)
 
 
 def test_clips_without_checksums_are_counted_as_unchecked(places: Path) -> None:

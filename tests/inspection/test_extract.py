@@ -176,3 +176,11 @@ def test_a_dataset_in_a_bucket_is_extracted(places: Path, tmp_path: Path, s3_buc
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
     with pytest.raises(InputError, match="into a local folder"):
         extract(places / "packed", f"s3://{s3_bucket}/out", progress=False)
+
+
+def test_a_clip_whose_json_is_named_as_that_of_a_dataset(tmp_path: Path) -> None:
+    """The folder was taken for a dataset the second time."""
+    folder = pack_recipes({"dataset": LONG, "other": LONG}, tmp_path)
+    for there in (0, 2):
+        report = extract(folder, tmp_path / "out", progress=False)
+        assert (report.clips, report.there) == (2 - there, there)

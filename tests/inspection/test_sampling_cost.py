@@ -12,12 +12,14 @@ import pytest
 
 import streamvid as sv
 from streamvid.cli.main import main
-from streamvid.inspection.sampling_cost import epoch_cost
+from streamvid.dataset.dataset import Dataset
+from streamvid.errors import InputError
+from streamvid.inspection.sampling_cost import epoch_cost, sampling_cost
 from streamvid.loader.calls import sampler_of
 from streamvid.packing.pack import pack
 from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.packed import packing_inline
+from tests.support.packed import packing_inline, without
 from tools.clips import Recipe
 
 CLIPS = 72
@@ -127,3 +129,9 @@ def test_samplings_as_text() -> None:
         sv.Window(3, span=(0.5, 2), start="even", windows=2),
     ):
         assert sampler_of(repr(sampler)) == sampler
+
+
+def test_of_clips_that_are_all_forgotten(packed: Path) -> None:
+    forgotten = without(Dataset.open(packed), *range(CLIPS))
+    with pytest.raises(InputError, match="set are forgotten: there is none to sample"):
+        sampling_cost(forgotten, sampler_of("Window(4)"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 import re
 import shutil
 import signal
@@ -16,13 +18,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamvid.inspection.verify as verify_module
-from streamvid.checksum import crc32c
+from streamvid.checksum import crc32c, file_sha256
 from streamvid.cli.main import main
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import SHARD_EXTENSIONS
 from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
-from streamvid.inspection import beside
+from streamvid.inspection import beside, checks
 from streamvid.inspection.checks import sampled
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
@@ -70,6 +72,39 @@ def test_a_flipped_byte_in_a_video(copy: Path) -> None:
     flip(copy / "shards/00000000.tar", int(clips.mp4_offset[1] + clips.mp4_size[1] - 5))
     assert verify(copy).problems == (
         Problem("00000000", "", "00000000.tar: its SHA-256 is not the one in dataset.json"),
+        Problem("00000000", clips.key[1], "the SHA-256 of its mp4 is not the one in the parquet"),
+    )
+
+
+def test_what_the_disk_cannot_read_is_told_with_all_else(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verify ended with "Input/output error", without a name."""
+    clips = Dataset.open(copy).clips
+    dead, flipped = int(clips.mp4_offset[0]) + 9, int(clips.mp4_offset[1] + clips.mp4_size[1] - 5)
+    flip(copy / "shards/00000000.tar", flipped)
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def sha256(path: Path) -> str:
+        if path.name in ("00000000.tar", "00000000.idx"):
+            raise error
+        return file_sha256(path)
+
+    def read(path: Path, start: int, size: int) -> bytes:
+        if path.name == "00000000.tar" and start <= dead < start + size:
+            raise error
+        return read_local(path, start, size)
+
+    def read_file(path: Path, most: int) -> bytes:
+        raise error
+
+    read_local = verify_module._read_local
+    monkeypatch.setattr(checks, "file_sha256", sha256)
+    monkeypatch.setattr(verify_module, "_read_local", read)
+    monkeypatch.setattr(checks, "read_file", read_file)
+    unread = "it cannot be read (Input/output error): check the disk"
+    assert verify(copy).problems == (
+        Problem("00000000", "", f"00000000.tar: {unread}"),
+        Problem("00000000", "", f"00000000.idx: {unread}"),
+        Problem("00000000", clips.key[0], unread),
         Problem("00000000", clips.key[1], "the SHA-256 of its mp4 is not the one in the parquet"),
     )
 

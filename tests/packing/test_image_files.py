@@ -255,6 +255,20 @@ def test_images_are_not_cut_and_go_through_merge_and_reshard(tmp_path: Path) -> 
             assert file.read_bytes() == taken()["jpeg_420"].data
 
 
+def test_an_image_named_as_a_clip_of_a_video_that_is_cut(tmp_path: Path) -> None:
+    """As thumbnails beside videos may be: the dataset could not be opened."""
+    (tmp_path / "in").mkdir()
+    write(replace(VIDEO, frames=30), tmp_path / "in" / "a.mp4")
+    for name in ("a_000001.jpg", "b_000001.jpg"):
+        (tmp_path / "in" / name).write_bytes(taken()["jpeg_420"].data)
+    halves = sv.FixedLength(15, "frames")
+    sv.pack(tmp_path / "in", tmp_path / "packed", images=True, options=sv.PackOptions(cutting=halves), progress=False)
+    sv.index(tmp_path / "in", tmp_path / "indexed", images=True, cutting=halves, progress=False)
+    for made in ("packed", "indexed"):
+        keys = sv.Dataset.open(tmp_path / made).clips.key[:]
+        assert sorted(key.partition("-")[0] for key in keys) == ["a_000000", "a_000001", "a_000001", "b_000001"]
+
+
 def test_a_row_that_cuts_an_image_is_listed(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write(VIDEO, tmp_path / "in" / "video.mp4")

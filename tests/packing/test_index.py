@@ -26,6 +26,7 @@ from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.source_video import SourceVideo
 from streamvid.plan.inputs import Mix
+from streamvid.revising.forget import forget
 from streamvid.sampling.spread import All
 from streamvid.sampling.windows import Window
 from streamvid.transform.spec import Transform
@@ -133,6 +134,13 @@ def frames_of_files(tmp_path: Path, place: Path) -> np.ndarray[Any, Any]:
     """The frames of a place's video files one after another, as packing has them."""
     pack(place / "videos", tmp_path / "whole", options=PackOptions("any"), progress=False)
     return np.concatenate(list(frames(tmp_path / "whole").values()))
+
+
+def test_episodes_are_not_cut_by_a_rule(tmp_path: Path) -> None:
+    """Clips went from episode to episode, without their tasks."""
+    place = write_lerobot(tmp_path / "robot", [5, 4])
+    with pytest.raises(InputError, match="are its episodes: index it by itself, without --clip"):
+        index(place, tmp_path / "ds", cutting=FixedLength(3, "frames"))
 
 
 def test_episodes_by_tables(tmp_path: Path) -> None:
@@ -392,6 +400,49 @@ def test_update_looks_at_what_is_new_or_changed(tmp_path: Path, videos: Path, mo
         write(replace(CLIP, frames=frames_now), videos / "slow.mp4")
         assert index(videos, tmp_path / "indexed", update=True, progress=False).clips == 1
     assert len(Dataset.open(tmp_path / "indexed").forgotten) == 5
+
+
+def test_clips_of_a_changed_video_with_a_long_name_get_new_keys(tmp_path: Path) -> None:
+    """The keys of its clips are shortened: the dataset had two of each, and could not be opened any more."""
+    place, made, halves = tmp_path / "in", tmp_path / "ds", FixedLength(6, "frames")
+    video = place / f"{'a' * 78}.mp4"
+    place.mkdir()
+    for seed in range(3):
+        video.unlink(missing_ok=True)
+        write(replace(CLIP, frames=12, seed=seed), video)
+        index(place, made, cutting=halves, update=seed > 0)
+    dataset = Dataset.open(made)
+    assert (len(set(dataset.clips.key[:])), len(dataset.forgotten)) == (6, 4)
+
+
+def test_a_changed_video_that_is_rejected_is_tried_again(tmp_path: Path, videos: Path) -> None:
+    """As one that is still being copied: no later update took it, as the dataset had its name."""
+    made, video = tmp_path / "ds", videos / "slow.mp4"
+    index(videos, made)
+    sound = video.read_bytes()
+    video.write_bytes(sound[:-200])
+    write(CLIP, videos / "new.mp4")
+    report = index(videos, made, update=True)
+    assert (report.clips, [one.source for one in report.rejected]) == (1, ["slow.mp4"])
+    report = index(videos, made, update=True)
+    assert (report.clips, [one.source for one in report.rejected]) == (0, ["slow.mp4"])
+    video.write_bytes(sound)
+    report = index(videos, made, update=True)
+    assert (report.clips, report.rejected) == (1, ())
+    assert index(videos, made, update=True).was_there
+    forget(made, keys=[key for key in Dataset.open(made).clips.key if key.startswith("slow-")], purge=True)
+    assert index(videos, made, update=True).was_there
+
+
+def test_images_need_no_rate_where_they_are_not_packed(tmp_path: Path, videos: Path) -> None:
+    """The index ended with the advice to give --fps, which it does not have."""
+    from tests.packing.test_images import write_jpegs
+
+    write_jpegs(videos / "walk", ["1.jpg", "2.jpg", "3.jpg"])
+    (rejected,) = index(videos, tmp_path / "ds").rejected
+    assert (rejected.source, "--copy-others" in rejected.reason) == ("walk", True)
+    with pytest.raises(InputError, match="give --fps to streamvid pack, or put a timestamps"):
+        index(videos, tmp_path / "ds", copy_others=True)
 
 
 def test_a_place_that_changes_while_it_is_indexed(

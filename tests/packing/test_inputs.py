@@ -183,6 +183,22 @@ def test_equal_names_from_several_inputs_are_told_apart(tmp_path: Path) -> None:
     assert len({source.key for source in found}) == 3
 
 
+def test_classes_are_folders_below_an_input_also_where_names_begin_above_it(tmp_path: Path) -> None:
+    """Of two files of one name, the classes were the inputs, `train` and `val`."""
+    touch(tmp_path, *(f"{part}/{name}.mp4" for part in ("train", "val") for name in ("cats/1", "dogs/more/2", "3")))
+    touch(tmp_path, "train/dogs/4.mp4")
+    given = [str(tmp_path / part) for part in ("train", "val")]
+    found = {source.name: source.label for source in find_sources(given, MetadataLists(), folders=True)}
+    assert found == {
+        "dogs/4.mp4": "dogs",
+        **{f"{part}/cats/1.mp4": "cats" for part in ("train", "val")},
+        **{f"{part}/dogs/more/2.mp4": "dogs" for part in ("train", "val")},
+        **{f"{part}/3.mp4": None for part in ("train", "val")},
+    }
+    with pytest.raises(InputError, match="no video lies in a folder"):
+        find_sources([str(tmp_path / "train/cats"), str(tmp_path / "val/cats")], MetadataLists(), folders=True)
+
+
 def test_names_that_are_not_utf8(tmp_path: Path) -> None:
     bad = tmp_path / "caf\udce9.mp4"
     bad.write_bytes(b"")

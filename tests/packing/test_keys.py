@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamvid.packing.keys import KEY_MAX, clip_key, make_keys
+from streamvid.packing.keys import KEY_MAX, clip_key, make_keys, uncut_key
 
 NAMES = st.text(
     alphabet=st.one_of(st.sampled_from("aAbB01_-. /~é視\n'\"<"), st.characters(codec="utf-8")), min_size=1, max_size=120
@@ -58,3 +58,9 @@ def test_keys_of_clips_stay_short_and_apart() -> None:
     keys |= {clip_key("a" * (KEY_MAX - 1) + "c", "_000000")}
     assert len(keys) == 5
     assert {len(key) for key in keys} == {KEY_MAX}
+
+
+def test_the_key_of_what_stays_whole_is_that_of_no_clip() -> None:
+    assert uncut_key("b_000000.jpg", "b_000000", {"a", "b_000000"}) == "b_000000"
+    assert uncut_key("A_00000.jpg", "A_00000", {"a", "a_00000"}) == "A_00000"
+    assert re.fullmatch(r"A_000000-[0-9a-f]{8}", uncut_key("A_000000.jpg", "A_000000", {"a", "a_000000"}))

@@ -29,6 +29,14 @@ def test_each_episode_is_a_cut_of_its_file(tmp_path: Path) -> None:
     assert len(find_sources([str(place)], MetadataLists(), places=Places(()))) == 4
 
 
+def test_a_folder_with_a_dot_in_its_name(tmp_path: Path) -> None:
+    """Its files were indexed as a whole, without a word of episodes."""
+    place = write_lerobot(tmp_path / "pusht_v3.0", [5, 4], recipe=SMALL)
+    for given in (str(place), f"{place}/"):
+        sources = find_sources([given], MetadataLists(), places=Places(()))
+        assert [len(source.cuts or ()) for source in sources] == [2]
+
+
 def test_a_camera_that_is_not_there(tmp_path: Path) -> None:
     place = write_lerobot(tmp_path / "robot", [5], recipe=SMALL)
     with pytest.raises(InputError, match=f"no camera 'side': it has {CAMERA}"):

@@ -24,11 +24,13 @@ import pytest
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError, VideoError
 from streamvid.inspection.verify import verify
+from streamvid.packing import prepare, process_source, run_local
 from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.source_video import SourceVideo
+from streamvid.video.transcode import TranscodeOptions
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 from tests.support import hostile
 from tests.support.clips import write
@@ -492,3 +494,55 @@ def test_from_a_bucket_to_a_bucket(videos: Path, tmp_path: Path, s3_bucket: str)
     assert not filesystem.exists(f"{url}/rejected.parquet")
     with pytest.raises(InputError, match="does not exist"):
         pack([f"s3://{s3_bucket}/nothing"], tmp_path / "none")
+
+
+@packing_inline()
+def test_a_video_that_changes_while_it_waits_to_be_written(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pack ended, and the same command was refused, as the videos were others: all that was packed was lost."""
+    source = tmp_path / "in"
+    shutil.copytree(videos, source)
+
+    def process(*arguments: Any) -> list[process_source.Outcome]:
+        made = process_source.process_sources(*arguments)
+        path = Path(arguments[1][0][0].path)
+        if path.name == "one.mp4":
+            os.utime(path)
+        if path.name == "clip10.mp4":
+            path.unlink()
+        return made
+
+    monkeypatch.setattr(run_local, "process_sources", process)
+    report = pack(source, tmp_path / "ds")
+    changed = [
+        Path(rejected.source).name for rejected in report.rejected if "was changed or removed" in rejected.reason
+    ]
+    assert changed == ["one.mp4", "clip10.mp4"]
+    assert len(report.rejected) + report.clips == report.videos
+    assert verify(tmp_path / "ds", workers=1).ok
+    monkeypatch.undo()
+    with packing_inline():
+        assert pack(source, tmp_path / "ds", append=True).clips == 1
+
+
+@pytest.mark.parametrize("options", [PackOptions(), PackOptions(transcode=TranscodeOptions())])
+@packing_inline()
+def test_a_video_that_is_removed_while_it_is_looked_at(
+    options: PackOptions, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind its checksums its frames are decoded, or encoded: that it was away then ended the pack."""
+    source = tmp_path / "in"
+    shutil.copytree(videos, source)
+
+    def remux(path: str, *arguments: Any, **named: Any) -> Any:
+        made = prepare.remux_or_build(path, *arguments, **named)
+        if path.endswith("/one.mp4"):
+            Path(path).unlink()
+        return made
+
+    monkeypatch.setattr(process_source, "remux_or_build", remux)
+    report = pack(source, tmp_path / "ds", options=options)
+    (rejected,) = (one for one in report.rejected if one.source == "a/one.mp4")
+    assert "was changed or removed" in rejected.reason
+    assert len(report.rejected) + report.clips == report.videos

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from streamvid.errors import InputError, VideoError
+from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.patience import patiently
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.video.stored_clip import StoredClip
+from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
 from tests.support.clock import Clock
 from tests.support.packed import SMALL
@@ -115,11 +117,14 @@ def test_ffmpegs_eio_of_a_file_that_can_be_read_counts_the_second_time(source: P
     assert len(clock.waits) == 2
 
 
+@pytest.mark.parametrize("options", [PackOptions(), PackOptions(transcode=TranscodeOptions())])
 @pytest.mark.usefixtures("inline_workers")
-def test_an_outage_while_a_shard_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes of an MP4 go from the source into the shard only then."""
+def test_an_outage_while_a_shard_is_written(
+    options: PackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of an MP4 go from the source into the shard only then, or when it is encoded."""
     write(SMALL, tmp_path / "a.mp4")
-    pack(tmp_path / "a.mp4", tmp_path / "expected", progress=False)
+    pack(tmp_path / "a.mp4", tmp_path / "expected", options=options, progress=False)
     read, outages = StoredClip.read_mp4, [1, 0, 1]
 
     def broken(clip: StoredClip) -> Iterator[memoryview | bytes]:
@@ -130,7 +135,7 @@ def test_an_outage_while_a_shard_is_written(tmp_path: Path, monkeypatch: pytest.
         yield from chunks
 
     monkeypatch.setattr(StoredClip, "read_mp4", broken)
-    pack(tmp_path / "a.mp4", tmp_path / "packed", progress=False)
+    pack(tmp_path / "a.mp4", tmp_path / "packed", options=options, progress=False)
     assert not outages
     tar = Path("shards/00000000.tar")
     assert (tmp_path / "packed" / tar).read_bytes() == (tmp_path / "expected" / tar).read_bytes()

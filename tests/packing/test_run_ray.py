@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.transcode import TranscodeOptions
+from tests.packing.test_images import write_jpegs
 from tests.support.clips import write
 from tests.support.packed import digests
 from tools.clips import Recipe
@@ -109,6 +111,13 @@ def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path, monke
     report = index(videos, tmp_path / "on-ray" / "ds", fast=True, engine="ray", address=cluster.address)
     assert (report.clips, len(report.rejected)) == (48, 1)
     assert digests(tmp_path / "on-ray") == digests(tmp_path / "indexed")
+    # And so are folders of images, whose paths end in '/'.
+    write_jpegs(tmp_path / "images/walk", ["1.jpg", "2.jpg", "3.jpg"])
+    rate = PackOptions(fps=Fraction(24))
+    pack(tmp_path / "images", tmp_path / "images-here" / "ds", options=rate)
+    there = tmp_path / "images-on-ray"
+    pack(tmp_path / "images", there / "ds", options=rate, engine="ray", address=cluster.address)
+    assert digests(there) == digests(tmp_path / "images-here")
 
 
 def test_no_cluster(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,8 +110,10 @@ def test_types_that_disagree_become_text(tmp_path: Path) -> None:
 
 
 def test_half_a_character_in_json_is_text(tmp_path: Path) -> None:
-    _, (columns,) = find(write_tar(tmp_path / "a.tar", [("0.mp4", VIDEO), ("0.json", rb'{"a": "\ud800"}')]))
+    data = rb'{"a": "\ud800", "\udfff": [{"\ud800": 1}]}'
+    _, (columns,) = find(write_tar(tmp_path / "a.tar", [("0.mp4", VIDEO), ("0.json", data)]))
     assert columns["a"] == "\\ud800"
+    assert json.loads(columns["\\udfff"]) == [{"\\ud800": 1}]
 
 
 def test_arrays_with_pickles_are_no_columns(tmp_path: Path) -> None:
@@ -197,6 +199,14 @@ def test_braces_name_several_tars(tmp_path: Path) -> None:
         write_tar(tmp_path / f"{number:03d}.tar", [(f"{number}.mp4", VIDEO)])
     sources, _ = find(tmp_path / "{000..001}.tar")
     assert [source.key for source in sources] == ["0", "1"]
+
+
+def test_braces_in_the_name_of_a_file(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a{1,2}.tar", [("1.mp4", VIDEO)])
+    sources, _ = find(tmp_path / "a{1,2}.tar")
+    assert [source.key for source in sources] == ["1"]
+    with pytest.raises(InputError, match=r"no such file or folder: .*/b\{1\.tar"):
+        find(tmp_path / "b{1.tar")
 
 
 def test_an_empty_place(tmp_path: Path) -> None:

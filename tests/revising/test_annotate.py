@@ -24,7 +24,7 @@ from streamvid.storage import filesystem
 from streamvid.storage.shard_cache import ShardCache
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
-from tests.support.packed import digests, packing_inline
+from tests.support.packed import SMALL, digests, pack_recipes, packing_inline
 from tests.support.web import website
 
 KEYS = [f"clip{n}" for n in range(CLIPS)]
@@ -287,3 +287,14 @@ def test_on_s3(folder: Path, tmp_path: Path, s3_bucket: str) -> None:
     )
     (batch,) = loader
     assert sorted(batch["a"].tolist()) == [1, 2, 3, 4, 5, 9]
+
+
+def test_a_column_of_the_user_that_is_named_as_one_of_packing(tmp_path: Path) -> None:
+    """A list that was packed may have one; new values of it were refused, as no column could have that name."""
+    folder = pack_recipes({"a": SMALL, "b": SMALL}, tmp_path, {"label": [0, 1], "width": [1, 2]})
+    report = sv.annotate(folder, pa.table({"key": ["b"], "width": [5]}))
+    assert (report.added, report.replaced) == ((), ("width",))
+    dataset = sv.Dataset.open(folder)
+    assert dataset.to_arrow(["meta.width", "width"]).to_pydict() == {"meta.width": [1, 5], "width": [96, 96]}
+    with pytest.raises(InputError, match="a column 'frames', a name that no new column can have: rename it"):
+        sv.annotate(folder, pa.table({"key": ["b"], "frames": [5]}))

@@ -19,7 +19,10 @@ from streamvid.revising import repair as repairing
 from streamvid.storage import filesystem
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
+from tests.support.clips import write
+from tests.support.images import taken
 from tests.support.packed import InlineWorkers, digests, packing_inline
+from tools.recipes import Recipe
 
 BAD = ("clip1", "clip4")
 
@@ -221,3 +224,21 @@ def test_how_many_workers_there_may_be(tmp_path: Path) -> None:
     for workers in (0, 1025, "2"):
         with pytest.raises(sv.InputError, match="workers must be a whole number"):
             sv.repair(tmp_path, [tmp_path], quarantine=tmp_path, workers=workers)  # type: ignore[arg-type]
+
+
+def test_images_and_videos_of_one_folder(tmp_path: Path) -> None:
+    """As `pack --images` takes them: of the folder that it took, repair found no images."""
+    videos, folder, quarantine = tmp_path / "in", tmp_path / "ds", tmp_path / "q"
+    videos.mkdir()
+    write(Recipe(width=64, height=64, frames=6, gop=3, b_frames=0), videos / "video.mp4")
+    for name in ("one.jpg", "two.jpg"):
+        (videos / name).write_bytes(taken()["jpeg_420"].data)
+    with packing_inline():
+        pack([videos], folder, images=True)
+    bad = ("one", "video")
+    spoil(folder, bad)
+    assert found_bad(folder, quarantine, batch_size=1, transform=sv.Transform(resize=(64, 64))) == set(bad)
+    report = sv.repair(folder, videos, quarantine=quarantine, progress=False)
+    assert (set(report.repaired), report.missing, report.bad) == (set(bad), (), {})
+    with packing_inline():
+        assert sv.verify(folder, decode=True, progress=False).problems == ()

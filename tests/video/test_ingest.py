@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.errors import InputError
+from streamvid.errors import VideoError
 from streamvid.mp4.sample_entry import codec_configuration, coded_size, sample_description
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedClip
@@ -107,10 +107,10 @@ def test_a_source_that_changes_while_it_is_packed(tmp_path: Path) -> None:
     source.write_bytes(made()[0])
     clip = ingest_by_tables(source)
     source.write_bytes(made()[0][:-100])
-    with pytest.raises(InputError, match="was changed"):
+    with pytest.raises(VideoError, match="was changed"):
         shard_of(clip, tmp_path / "1")
     source.unlink()
-    with pytest.raises(InputError, match="can no longer be read"):
+    with pytest.raises(VideoError, match="was changed or removed"):
         shard_of(clip, tmp_path / "2")
 
 

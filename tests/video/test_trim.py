@@ -220,3 +220,15 @@ def test_frames_that_are_not_there(tmp_path: Path) -> None:
     for first, end in ((-1, 3), (3, 3), (4, 2), (0, len(frames) + 1)):
         with pytest.raises(IndexError):
             trim_clip(whole, first, end, tmp_path / "cut.mp4")
+
+
+def test_a_file_that_changes_before_it_is_cut(tmp_path: Path) -> None:
+    """The clip had the old checksums of other bytes: it was packed, and a bad clip to each reader."""
+    whole = store_clip(write(Recipe(frames=20, gop=10), tmp_path / "a.mp4"), tmp_path, cut_only=True)
+    assert whole.mp4 == tmp_path / "a.mp4"
+    with whole.mp4.open("r+b") as file:
+        file.seek(int(whole.index.offset[15]))
+        file.write(b"\xff")
+    trim_clip(whole, 0, 10, tmp_path / "cut.mp4")
+    with pytest.raises(ValueError, match="was changed while it was packed"):
+        trim_clip(whole, 10, 20, tmp_path / "cut.mp4")
