@@ -61,7 +61,7 @@ def run_in_no_time(coroutine: Coroutine[Any, Any, T]) -> T:
         return runner.run(asyncio.wait_for(coroutine, 50))
 
 
-def soon(condition: Callable[[], object], seconds: float = 30.0) -> bool:
+def soon(condition: Callable[[], object], seconds: float = 120.0) -> bool:
     """Wait for a condition. Returns whether it was met in time."""
     until = time.monotonic() + seconds
     while not (met := condition()) and time.monotonic() < until:

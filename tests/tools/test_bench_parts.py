@@ -67,7 +67,7 @@ def test_a_part_that_dies_or_hangs_leaves_its_results(
     assert next(coming) == {"n": 1}
     with pytest.raises(PartError, match=words):
         next(coming)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
 
 
 def test_random_clips_lie_in_the_video() -> None:
@@ -240,7 +240,7 @@ def test_rows_of_decoding_say_what_threads_compute() -> None:
     thread = threading.Thread(target=compute, name="computes-3")
     with HostTimes() as host:
         thread.start()
-        assert began.wait(30)
+        assert began.wait(120)
     stop.set()
     thread.join()
     assert host.cores["computes"] > 0
@@ -272,7 +272,7 @@ def test_tables_go_to_their_places(tmp_path: Path) -> None:
     document.write_text("a\n<!-- machines -->\n<!-- end -->\nb\n<!-- decode -->\nold\n<!-- end -->\nc\n")
     command = [sys.executable, "-m", "tools.bench", "--tables", *map(str, files), "--into", str(document)]
     for _ in range(2):
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=120)
         text = document.read_text()
         assert text.startswith("a\n")
         assert text.endswith("<!-- end -->\nc\n")
