@@ -17,6 +17,9 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
+# Where it is set, each of the hundreds of processes that tests start compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help install demo demo-s3 test lint bench clean
 
 help:

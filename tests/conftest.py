@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import traceback
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -24,10 +25,15 @@ from streamvid.storage import retry
 from tests.support.clips import ENCODED
 
 # `ci` is what every change is tested with; `nightly` looks longer for a counterexample. A test that needs more examples
-# than others multiplies `settings.default.max_examples`. No deadline: how fast a machine is proves nothing.
+# than others multiplies `settings.default.max_examples`. No deadline: how fast a machine is proves nothing. In `ci` the
+# examples are the same in every run: what fails is what was changed.
 for profile, examples in (("ci", 60), ("nightly", 600)):
     settings.register_profile(
-        profile, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        profile,
+        max_examples=examples,
+        deadline=None,
+        derandomize=profile == "ci",
+        suppress_health_check=[HealthCheck.too_slow],
     )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -120,8 +126,12 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) 
 
 @pytest.fixture(scope="module")
 def no_threads_of_other_modules() -> None:
-    """For tests that look for threads: datasets that others left in cycles keep theirs until they are collected."""
+    """For tests that look for threads: datasets that others left in cycles keep theirs until they are collected, and a
+    while longer."""
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("streamvid"):
+            thread.join(10)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from rich.console import Console
 
 from streamvid.storage.url import is_local
 from tests.support.s3_server import S3Server, s3_environment
+from tests.support.serving import free_port
 from tools.demo_clips import make_demo_clips
 
 RANKS = 2
@@ -64,9 +64,7 @@ def ceph(console: Console) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         # Not below demo-data: the paths of Ceph's sockets must be short.
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="streamvid-demo-"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         environment = {**os.environ, "STREAMVID_S3_PORT": port}
         down = [str(_S3 / "down.sh"), f"{folder}/ceph"]
         stack.callback(lambda: subprocess.run(down, stderr=subprocess.DEVNULL, check=False))

@@ -38,6 +38,7 @@ case $which in
     *) echo "not tested, lowest or newest: $which" && exit 2 ;;
 esac
 uv() { .venv/bin/python -m uv --quiet --no-python-downloads "$@"; }
+unset PYTHONDONTWRITEBYTECODE # uv compiles nothing: each process that a test starts would, PyTorch too, for 2 s
 # The cache lies beside the environment, which links to its files, and goes with it: it is of some gigabytes.
 export UV_CACHE_DIR=$work/cache UV_HTTP_TIMEOUT=120
 uv venv --python "$python" "$work/env" &&

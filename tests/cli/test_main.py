@@ -241,7 +241,7 @@ def test_a_signal_is_not_lost(stop: signal.Signals, code: int, where: str) -> No
     assert process.stdout is not None
     assert process.stdout.readline() == "now\n"
     process.send_signal(stop)
-    _, said = process.communicate(timeout=25)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == code
     assert "ignored" not in said
     assert "Traceback" not in said
@@ -262,7 +262,7 @@ sys.exit(run())
 
 
 def test_ctrl_c_while_modules_are_imported() -> None:
-    ended = subprocess.run([sys.executable, "-c", _EARLY], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", _EARLY], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (130, "streamvid: interrupted\n")
 
 

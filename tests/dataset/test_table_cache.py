@@ -253,7 +253,7 @@ def test_processes_at_once_read_the_rows_once(packed: Path, folder: Path) -> Non
     running = [start(script, str(packed)) for _ in range(4)]
     for process in running:
         say(process)
-    printed = [process.communicate(timeout=60)[0] for process in running]
+    printed = [process.communicate(timeout=120)[0] for process in running]
     assert [process.returncode for process in running] == [0] * 4
     assert sorted(text.count("read") for text in printed) == [0, 0, 0, len(list((packed / "shards").glob("*.tar")))]
     assert len(list(folder.glob("*.*"))) == 1
@@ -278,7 +278,7 @@ def test_a_builder_that_is_killed_harms_nobody(folder: Path) -> None:
         time.sleep(0.3)
         assert not waiting.done()
         builder.kill()
-        assert waiting.result(timeout=60).size == 24
+        assert waiting.result(timeout=120).size == 24
     builder.communicate()
     assert len(builds) == 1
     assert open_or_build(NAME, never).size == 24
@@ -291,7 +291,7 @@ def test_a_shard_cache_in_the_same_folder_leaves_what_is_being_built(folder: Pat
     with ShardCache(folder, limit_bytes=1 << 30) as cache:
         assert cache.folder.reserved() == 0
     say(builder)
-    builder.communicate(timeout=60)
+    builder.communicate(timeout=120)
     assert builder.returncode == 0
     assert open_or_build(NAME, never).size == 16
 
@@ -306,14 +306,14 @@ def test_a_builder_that_is_stopped_holds_nobody_up(
     builds: list[str] = []
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(open_or_build, NAME, zeros(24, builds)) for _ in range(3)]
-        assert [one.result(timeout=60).size for one in waiting] == [24] * 3
+        assert [one.result(timeout=120).size for one in waiting] == [24] * 3
     assert len(builds) == 1, "those that wait build it once, too"
     assert "has stalled" in caplog.text
     # Whoever opens it now does not wait, and the stopped one may go on.
     assert open_or_build(NAME, never).size == 24
     builder.send_signal(signal.SIGCONT)
     say(builder)
-    builder.communicate(timeout=60)
+    builder.communicate(timeout=120)
     assert builder.returncode == 0
     assert open_or_build(NAME, never).size == 16
     assert [path.name for path in folder.glob("*.*")] == [f"{NAME}.rows"]

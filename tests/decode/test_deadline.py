@@ -17,6 +17,8 @@ from tests.support.clips import write
 from tests.support.reference import whole
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("no_threads_of_other_modules")
+
 
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory: pytest.TempPathFactory) -> EncodedSlice:
@@ -74,7 +76,7 @@ def test_a_batch_has_the_time_of_its_slices(encoded: EncodedSlice) -> None:
 
 def test_the_log_names_the_clips_of_a_batch_that_takes_long(caplog: pytest.LogCaptureFixture) -> None:
     names = [f"c{n}" for n in range(10)]
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
 
     def slow() -> str:
         while not caplog.text and time.monotonic() < end:
@@ -100,7 +102,7 @@ def test_a_loop_ends_while_the_log_hangs() -> None:
 
     deadline.log.addHandler(handler := Hanging())
     with LateBatches(late_s=0.01) as late:
-        assert late.wait_for(lambda: began.wait(30), ["a"])
+        assert late.wait_for(lambda: began.wait(120), ["a"])
     deadline.log.removeHandler(handler)
     assert not hung
     free.set()

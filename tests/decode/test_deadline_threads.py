@@ -44,9 +44,9 @@ def test_calls_are_made_and_their_errors_are_raised() -> None:
     for n, future in enumerate(futures):
         if n == 5:
             with pytest.raises(ZeroDivisionError):
-                future.result(timeout=30)
+                future.result(timeout=120)
         else:
-            future.result(timeout=30)
+            future.result(timeout=120)
     assert len(done) == 9
     assert len(named("made_")) == 3
     threads.close()
@@ -62,8 +62,8 @@ def test_a_call_that_is_stuck_fails_and_another_thread_goes_on(caplog: pytest.Lo
         stuck = threads.submit(lambda _: bool(wakes.wait()) and None, limits=lambda: (0.5, math.inf), overdue=overdue)
         quick = threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue)
         with pytest.raises(TimeoutError, match=r"more than 0\.5 s"):
-            stuck.result(timeout=30)
-        quick.result(timeout=30)
+            stuck.result(timeout=120)
+        quick.result(timeout=120)
     assert "more than 0.5 s" in caplog.text
     threads.close()
     assert named("stuck_0")
@@ -97,9 +97,9 @@ def test_a_call_may_take_long_as_long_as_it_goes_on() -> None:
         for stuck in (False, True)
     ]
     try:
-        calls[0].result(timeout=30)
+        calls[0].result(timeout=120)
         with pytest.raises(TimeoutError, match=r"it did nothing for 1\.5 s"):
-            calls[1].result(timeout=30)
+            calls[1].result(timeout=120)
     finally:
         wakes.set()
         threads.close()
@@ -121,7 +121,7 @@ def test_close_waits_for_what_runs_and_drops_what_waits() -> None:
     assert soon(waiting.cancelled)
     assert not running.done()
     go.set()
-    closing.join(timeout=30)
+    closing.join(timeout=120)
     assert running.done()
 
 
@@ -143,7 +143,7 @@ def test_they_end_with_their_owner() -> None:
 
     owner = Owner()
     for _ in range(4):
-        owner.threads.submit(owner.work, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+        owner.threads.submit(owner.work, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=120)
     seen = weakref.ref(owner)
     del owner
     gc.collect()
@@ -164,8 +164,8 @@ def test_a_tool_that_does_not_open_is_the_calls_error() -> None:
 
     threads: DeadlineThreads[None] = DeadlineThreads(1, name="tool", tool=tool)
     with pytest.raises(OSError, match="no process"):
-        threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
-    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+        threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=120)
+    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=120)
     threads.close()
 
 
@@ -177,8 +177,8 @@ def test_limits_that_fail_are_the_calls_error() -> None:
 
     threads: DeadlineThreads[None] = DeadlineThreads(1, name="limits", tool=no_tool)
     with pytest.raises(MemoryError):
-        threads.submit(lambda _: None, limits=no_limits, overdue=overdue).result(timeout=30)
-    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+        threads.submit(lambda _: None, limits=no_limits, overdue=overdue).result(timeout=120)
+    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=120)
     threads.close()
     assert not named("limits_")
 
@@ -194,9 +194,9 @@ def test_a_thread_that_cannot_wait_ends_and_another_takes_its_place(monkeypatch:
     threads: DeadlineThreads[None] = DeadlineThreads(1, name="waits", tool=no_tool)
     with monkeypatch.context() as patch:
         patch.setattr(threads._crew._queued, "__class__", NoLocks)
-        threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+        threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=120)
         assert soon(lambda: not named("waits_"))
-    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=120)
     threads.close()
 
 
@@ -213,10 +213,10 @@ def test_a_stuck_thread_that_cannot_be_replaced(monkeypatch: pytest.MonkeyPatch)
         waiting = threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue)
         patch.setattr(threads._crew, "_start", no_thread)
         with pytest.raises(TimeoutError):
-            stuck.result(timeout=30)
+            stuck.result(timeout=120)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            waiting.result(timeout=30)
-    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=30)
+            waiting.result(timeout=120)
+    threads.submit(lambda _: None, limits=lambda: (60, math.inf), overdue=overdue).result(timeout=120)
     threads.close()
     wakes.set()
 
@@ -235,7 +235,7 @@ threads.submit(lambda _: ctypes.CDLL(None).pause(), limits=lambda: (3600, math.i
 
 def test_the_process_does_not_wait_for_them() -> None:
     """Neither for one that was given up, nor for one whose deadline is far away and whose owner was not closed."""
-    done = subprocess.run([sys.executable, "-c", _STUCK_AT_EXIT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", _STUCK_AT_EXIT], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "TimeoutError\n"), done.stderr
 
 
@@ -255,7 +255,7 @@ del threads
 
 def test_a_call_whose_owner_was_dropped_ends_before_the_process() -> None:
     """A loader that a function leaves behind is decoding ahead when the program ends."""
-    done = subprocess.run([sys.executable, "-c", _DROPPED_AT_EXIT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", _DROPPED_AT_EXIT], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 

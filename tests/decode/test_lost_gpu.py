@@ -69,7 +69,7 @@ def test_the_process_ends_and_says_where(how: str) -> None:
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, how],
-        capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     assert done.stdout == "batch 0\n"
     assert done.returncode == {"destructors": -14, "terminate": -6}.get(how, 1), done.stderr

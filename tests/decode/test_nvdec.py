@@ -490,7 +490,7 @@ def test_engines_begin_before_all_slices_are_split(
     monkeypatch.setattr(nvdec_worker.NvdecWorker, "_decode", lambda worker, job: (begun.set(), decode(worker, job)))
 
     def slow(slices: Any, *given: Any, **more: Any) -> Any:
-        assert not parts or begun.wait(30)
+        assert not parts or begun.wait(120)
         parts.append(len(slices))
         return split(slices, *given, **more)
 

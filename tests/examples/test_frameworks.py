@@ -40,7 +40,7 @@ def run(*command: str) -> list[Sample]:
         "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception" not in done.stderr

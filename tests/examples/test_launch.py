@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -18,12 +16,13 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from tests.support.clock import soon
 from tests.support.packed import pack_recipes
+from tests.support.serving import free_port
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
 CLIPS, EPOCHS, NODES = 13, 2, 2
-SECONDS = 60
+SECONDS = 120
 OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "1", "--threads", "1", "--every", "2"]
 MANIFEST = Path("examples/kubernetes/train.yaml")
 SCRIPT = Path("examples/slurm/train.sbatch")
@@ -96,15 +95,6 @@ def add_program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def free_port() -> int:
-    """One from 20000 to 29999, as the script for Slurm takes."""
-    for port in range(20000 + os.getpid() % 9000, 30000):
-        with socket.socket() as tried, contextlib.suppress(OSError):
-            tried.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port is free")
-
-
 def slowed(torchrun: str, folder: Path) -> str:
     """`torchrun` that runs the example at a pace which leaves time to stop it in the middle."""
     (folder / "slowly.py").write_text(SLOWLY)
@@ -142,7 +132,7 @@ def test_slurm_stops_requeues_and_goes_on(dataset: Path, tmp_path: Path, environ
         add_program(tmp_path / "bin" / name, text)
     environment |= {
         "SLURM_SUBMIT_DIR": os.getcwd(),
-        "SLURM_JOB_ID": str(free_port() - 20000),
+        "SLURM_JOB_ID": str(free_port(20_000) - 20_000),  # the script takes a port from 20000 to 29999
         "SLURM_JOB_NODELIST": "node[0-1]",
         "SLURM_JOB_NUM_NODES": str(NODES),
         "STAND_IN_FILES": str(tmp_path),

@@ -24,7 +24,7 @@ from tools.clips import Recipe
 pytestmark = pytest.mark.usefixtures("inline_workers")
 
 CLIPS, EPOCHS, EVERY = 37, 2, 3
-SECONDS = 60
+SECONDS = 120
 """More than this no part of a job may take, or it counts as hanging."""
 
 # Runs the example unchanged, but for a pause at a step of this run, which lasts until somebody sends a signal.

@@ -20,7 +20,7 @@ def test_it_ends_above_bicubic(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
         [sys.executable, "examples/super_resolution.py", "--out", str(tmp_path), "--steps", "200", "--crop", "48"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step  200" in done.stdout

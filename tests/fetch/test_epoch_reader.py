@@ -95,15 +95,15 @@ def test_packets_are_read_in_the_order_of_chunks_within_the_limit(monkeypatch: p
     with ThreadPoolExecutor(6) as pool:
         for number, size in ((3, 60), (1, 60), (0, 60)):
             pool.submit(enter_noted, number, size)
-        assert inside.acquire(timeout=20)
+        assert inside.acquire(timeout=120)
         pool.submit(enter_noted, 2, 0)
         made.leave(0)
-        assert inside.acquire(timeout=20)
-        assert inside.acquire(timeout=20)
+        assert inside.acquire(timeout=120)
+        assert inside.acquire(timeout=120)
         assert entered == [0, 1, 2]  # 60 + 60 are more than 100
         made.leave(1)
         made.leave(2)
-        assert inside.acquire(timeout=20)
+        assert inside.acquire(timeout=120)
     assert entered == [0, 1, 2, 3]
     made.enter(3, 60)  # read once more: it is in
 
@@ -115,11 +115,11 @@ def test_few_clips_at_a_time_have_their_frame_indexes_read() -> None:
     with ThreadPoolExecutor(1) as pool:
         next_one = pool.submit(made.cut, 5)
         made.enter(0, 10)
-        assert len(next_one.result(20)) == 2
+        assert len(next_one.result(120)) == 2
         another = pool.submit(made.cut, 6)
         made.close()
         with pytest.raises(CancelledError):
-            another.result(20)
+            another.result(120)
 
 
 CLIPS, BATCH = 120, 2
@@ -255,7 +255,7 @@ def test_what_is_computed_for_later_steps_gives_way(monkeypatch: pytest.MonkeyPa
     asked = threading.Event()
 
     def read_first() -> None:
-        asked.wait(20)
+        asked.wait(120)
         with _ComputingTurn(made, 0, 1):
             order.append("step 1")
 
@@ -267,7 +267,7 @@ def test_what_is_computed_for_later_steps_gives_way(monkeypatch: pytest.MonkeyPa
             threading.Event().wait(0.001)
         turn.pause()
         order.append("step 5")
-    other.join(20)
+    other.join(120)
     assert order == ["step 1", "step 5"]
 
 

@@ -419,8 +419,8 @@ def test_a_forked_child_uses_nothing_of_its_parent(dataset: Path) -> None:
         child = context.Process(target=_in_child, args=(ds, answers))
         child.start()
     # It opened the shard's two files anew, and closed those that its dataset came with.
-    assert answers.get(timeout=30) == (expected, 2 - open_of_dataset)
-    child.join(30)
+    assert answers.get(timeout=120) == (expected, 2 - open_of_dataset)
+    child.join(120)
     assert child.exitcode == 0
 
 

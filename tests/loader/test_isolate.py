@@ -31,6 +31,8 @@ from tests.support.packed import packing_inline
 from tests.support.processes import alive, bytes_written, command_line, processes_below
 from tests.support.stuck import Hangs, HangsOnce, woken
 
+pytestmark = pytest.mark.usefixtures("no_threads_of_other_modules")
+
 CODECS = [("h264", "mp4"), ("hevc", "mp4"), ("vp9", "mkv"), ("mjpeg", "avi")] * 3
 TRANSFORMS = {
     "as they are": sv.Transform(),
@@ -245,7 +247,7 @@ def test_nothing_stays_when_the_process_ends(dataset: Path, how: str) -> None:
                 assert "memfd:streamvid-frames (deleted)" in maps
                 assert "/dev/shm" not in maps
             script.kill()
-        _, errors = script.communicate(timeout=60)
+        _, errors = script.communicate(timeout=120)
     assert script.returncode == (-signal.SIGKILL if how == "kill" else 1), errors
     if how == "end":
         assert errors == "batch\n"

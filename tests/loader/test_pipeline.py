@@ -86,7 +86,7 @@ def test_it_runs_ahead_as_far_as_told_and_no_further() -> None:
             yield n
 
     background = Background(source(), depth=3, name="ahead").start()
-    assert enough.wait(10)  # three in the queue, one waiting for room
+    assert enough.wait(120)  # three in the queue, one waiting for room
     assert made == [0, 1, 2, 3]
     assert next(background) == 0
     background.close()
@@ -150,7 +150,7 @@ def test_an_error_in_the_clean_up_reaches_the_consumer() -> None:
 
     consumer = threading.Thread(target=consume, daemon=True)
     consumer.start()
-    consumer.join(5)
+    consumer.join(120)
     assert not consumer.is_alive(), "the consumer waits for ever"
     assert got[0] == 1
     assert isinstance(got[1], OSError)

@@ -74,15 +74,6 @@ class Packed(shown.Packed):
         return [float(t) for t in self.recipes[row].shown_at()]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_threads_of_other_modules() -> None:
-    """Errors of other modules' tests hold decoders until the garbage collector comes."""
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith("streamvid"):
-            thread.join(10)
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Packed:
     labels = [n % 3 if n % 5 else None for n in range(len(RECIPES))]

@@ -71,11 +71,11 @@ def test_a_call_that_is_stuck_is_given_up() -> None:
         spinning, waiting = workers.submit(hostile.spin), workers.submit(hostile.sleep, 60.0)
         for stuck in (spinning, waiting):
             with pytest.raises(WorkerStuckError, match="did nothing"):
-                stuck.result(timeout=30)
-        assert workers.submit(hostile.read_for, 2.5).result(timeout=30)
+                stuck.result(timeout=120)
+        assert workers.submit(hostile.read_for, 2.5).result(timeout=120)
         with pytest.raises(WorkerStuckError, match="more than 1 s"):
-            workers.submit(hostile.read_for, 60.0, limit_s=1.0).result(timeout=30)
-        assert workers.submit(hostile.double, 4).result(timeout=30) == 8
+            workers.submit(hostile.read_for, 60.0, limit_s=1.0).result(timeout=120)
+        assert workers.submit(hostile.double, 4).result(timeout=120) == 8
 
 
 def test_a_stuck_worker_leaves_no_zombie() -> None:
@@ -83,7 +83,7 @@ def test_a_stuck_worker_leaves_no_zombie() -> None:
         pid = workers.submit(hostile.where).result()
         # The error holds the frames where the process was: it is not reaped as garbage.
         with pytest.raises(WorkerStuckError) as _:
-            workers.submit(hostile.sleep, 60.0).result(timeout=30)
+            workers.submit(hostile.sleep, 60.0).result(timeout=120)
         assert not Path(f"/proc/{pid}").exists()
 
 
@@ -103,7 +103,7 @@ def test_workers_end_with_the_block_even_if_busy() -> None:
     with Workers(1) as workers:
         pid = workers.submit(hostile.where).result()
         workers.submit(hostile.sleep, 60.0)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -113,7 +113,7 @@ def test_workers_end_with_their_parent() -> None:
         "import os, sys; from streamvid.workers import Workers; from tests.support import hostile\n"
         "w = Workers(1); print(w.submit(hostile.where).result(), flush=True); os._exit(0)"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     pid = int(result.stdout)
     assert soon(lambda: not alive(pid)), "the worker outlives its parent"
 
@@ -433,10 +433,10 @@ def test_stopped_by_a_signal(tmp_path: Path, stop: signal.Signals, code: int) ->
     command = [sys.executable, "-m", "streamvid", "pack", str(tmp_path / "in"), str(tmp_path / "ds")]
     # A terminal sends its signals to a whole process group.
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert soon(lambda: list(tmp_path.glob("ds/.packing-*/*.tar")) or process.poll() is not None, 60)
+    assert soon(lambda: list(tmp_path.glob("ds/.packing-*/*.tar")) or process.poll() is not None)
     assert process.poll() is None, process.stderr and process.stderr.read()
     os.killpg(process.pid, stop)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == code
     assert "Traceback" not in said
     assert not (tmp_path / "ds/dataset.json").exists()

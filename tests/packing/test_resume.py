@@ -164,7 +164,7 @@ def runs_through(launcher: Launcher, pack: dict[str, Any], kill_after_s: float) 
 
 def finish(launcher: Launcher, pack: dict[str, Any]) -> None:
     launcher.start(**pack)
-    assert launcher.has_ended(within_s=60)
+    assert launcher.has_ended(within_s=120)
 
 
 def duration_of(launcher: Launcher, pack: dict[str, Any], is_begun: Callable[[], bool]) -> tuple[float, float]:

@@ -77,7 +77,7 @@ def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path, monke
     report = pack([videos], tmp_path / "here" / "ds", shard_size=SHARD, options=CONVERTED)
     assert len({int(entry.name) // 100 for entry in report.manifest.shards}) >= 4, "too few groups"
     nodes = [cluster.add_node(wait=False, num_cpus=1, object_store_memory=100 << 20) for _ in range(2)]
-    cluster.wait_for_nodes()
+    cluster.wait_for_nodes(timeout=120)
     there = tmp_path / "there" / "ds"
     lost: list[int] = []
 

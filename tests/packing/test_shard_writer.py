@@ -135,7 +135,7 @@ def test_packing_imports_little(folder: Path, tmp_path: Path) -> None:
     )
     for script in scripts:
         command = [sys.executable, "-c", f"import sys\n{script}\nassert not left & set(sys.modules)"]
-        subprocess.run([*command, str(folder), str(tmp_path / "resharded")], check=True, timeout=60)
+        subprocess.run([*command, str(folder), str(tmp_path / "resharded")], check=True, timeout=120)
 
 
 def test_dali_reads_them_by_our_index(folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from streamvid.storage.ranges import read_ranges
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, given_path, is_local, join, redact
 from tests.support.s3_server import S3Server, forget_s3_connections
+from tests.support.serving import free_port
 
 
 def one_sentence(error: BaseException) -> str:
@@ -36,9 +36,7 @@ def one_sentence(error: BaseException) -> str:
 @pytest.fixture
 def closed_port() -> int:
     """A port where nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 # --- names

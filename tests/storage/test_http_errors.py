@@ -142,7 +142,7 @@ def test_a_file_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
             self.close_connection = True
 
     with serving(Dripping) as port, pytest.raises(StorageUnavailable, match="tried"):
-        filesystem.read_bytes(f"http://127.0.0.1:{port}/live", retry=Retry(0.6))
+        filesystem.read_bytes(f"http://127.0.0.1:{port}/live", retry=Clock().retry(1))
     assert len(requests) > 1
 
 

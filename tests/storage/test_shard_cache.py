@@ -158,13 +158,13 @@ class Holder:
 
     def miss(self) -> None:
         """Wait until it has found that the file is not there yet, and so is about to fetch it or wait for it."""
-        assert self.pipe.poll(60)
+        assert self.pipe.poll(120)
         assert self.pipe.recv() == "missed"
 
     def read(self) -> bytes:
         """Wait until it has the lease; the file's bytes."""
         while True:
-            assert self.pipe.poll(60)
+            assert self.pipe.poll(120)
             if (message := self.pipe.recv()) != "missed":
                 return bytes(message)
 

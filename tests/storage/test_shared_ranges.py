@@ -66,11 +66,11 @@ def test_later_ones_wait_for_what_an_earlier_one_asks_for(asked: list[tuple[int,
 
     with ThreadPoolExecutor(1) as pool:
         later = pool.submit(second)
-        assert begun.wait(20)
+        assert begun.wait(120)
         assert shared.reader(2, Turn(2)).read(wanted[2])[0].tobytes() == blocks(wanted[2])[0]
         assert not later.done()
         shared.reader(0, Turn(0)).read(wanted[0])
-        assert [block.tobytes() for block in later.result(20)] == blocks(wanted[1])
+        assert [block.tobytes() for block in later.result(120)] == blocks(wanted[1])
 
 
 def test_all_that_wanted_it_have_the_error_of_a_request(asked: list[tuple[int, ByteRange]]) -> None:

@@ -24,7 +24,7 @@ def test_the_lowest_number_of_those_that_wait_is_next() -> None:
     assert not order
     lock.release()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert order == [1, 3, 3, 7, 9]
     lock.acquire(5)  # nobody holds it
     assert not lock.is_wanted_before(5)

@@ -14,7 +14,7 @@ from streamvid.errors import StreamvidError
 LIMIT = 1 << 30
 """Bytes that hostile data may take."""
 _ADDRESS_SPACE = 6 << 30
-_SECONDS = 60
+_SECONDS = 120
 _CHILD = """
 import importlib, json, sys
 from tests.support.bounded import serve

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 import pytest
 
 from streamvid.storage import client
+from tests.support.serving import free_port
 
 _TOOLS = Path(__file__).parents[2] / "tools" / "s3"
 _PORT = "STREAMVID_S3_PORT"
@@ -103,9 +103,7 @@ class _OwnServer:
         # Not pytest's own temporary folders: their names can be too long for Ceph's sockets.
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         (self._folder / _OWNER).write_text(str(os.getpid()))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = str(free.getsockname()[1])
+        port = str(free_port())
         self.server = S3Server(f"http://127.0.0.1:{port}")
         # Daemons inherit no pipe: a file, as the end of a pipe's output would be the end of the server.
         with (self._folder / "start.log").open("w") as log:

@@ -1,14 +1,26 @@
-"""A web server of a test's own, in threads of this process."""
+"""A web server of a test's own, in threads of this process; and a port for one in another process."""
 
 from __future__ import annotations
 
 import contextlib
+import random
+import socket
 import ssl
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+
+def free_port(first: int = 10_000) -> int:
+    """A port of 127.0.0.1 for a program that is told where to listen, out of 10,000 from `first` on. Linux gives none
+    of them (below 32768) to connections, nor to servers that ask for any port, so that it stays free meanwhile."""
+    for port in random.SystemRandom().sample(range(first, first + 10_000), 100):
+        with socket.socket() as tried, contextlib.suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 class Handler(BaseHTTPRequestHandler):

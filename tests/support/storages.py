@@ -21,22 +21,16 @@ from typing import Any
 import fsspec
 import pytest
 
-from tests.support.serving import Handler, serving
+from tests.support.serving import Handler, free_port, serving
 
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Azurite's own, of the account devstoreaccount1, which everybody knows."""
 HF_TOKEN = "hf_secretsecretsecretsecret"
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def wait_for(port: int) -> None:
     """Until somebody listens."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
             return

@@ -47,7 +47,7 @@ def wake_all() -> None:
     """Let the threads that hang go on, far too late, and end."""
     _go.set()
     for thread in _stuck:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
         assert not thread.is_alive()
     _stuck.clear()
     _go.clear()

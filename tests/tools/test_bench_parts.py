@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from streamvid.video.remux import store_clip
+from tests.support.clock import Clock
 from tools import dali_faults
 from tools.bench import __main__ as bench_main
 from tools.bench import access_report, baselines, decode, decode_cases, decode_rows, random_access, train_step
@@ -55,7 +57,7 @@ def test_results_come_as_they_are_made(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ("os._exit(7)", "ended with 7"),
         ("raise ValueError('so')", "ValueError: so"),
-        ("time.sleep(60)", "more than 3 s"),
+        ("time.sleep(60)", "more than 10 s"),
     ],
 )
 def test_a_part_that_dies_or_hangs_leaves_its_results(
@@ -63,11 +65,11 @@ def test_a_part_that_dies_or_hangs_leaves_its_results(
 ) -> None:
     name = part(tmp_path, f"emit({{'n': 1}})\n{end}", monkeypatch)
     started = time.monotonic()
-    coming = run_isolated(name, [], seconds=3)
+    coming = run_isolated(name, [], seconds=10)
     assert next(coming) == {"n": 1}
     with pytest.raises(PartError, match=words):
         next(coming)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
 
 
 def test_random_clips_lie_in_the_video() -> None:
@@ -79,24 +81,25 @@ def test_random_clips_lie_in_the_video() -> None:
         assert middle[0] == pytest.approx(sum(clip[0] for clip in random_clips(length, 10**4, 1)) / 10**4, rel=0.05)
 
 
-def slow_way(seconds: float, asked: list[int]) -> Way:
-    """Four clips at once, each of which takes so long."""
+def test_a_slow_way_is_asked_for_few_and_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, clock = list[int](), Clock()
+    monkeypatch.setattr("tools.bench.timing.time", SimpleNamespace(perf_counter=lambda: clock.now))
 
-    def run(wanted: FrameNumbers) -> None:
-        asked.append(len(wanted))
-        time.sleep(seconds * len(wanted))
+    def way(seconds: float) -> Way:
+        """Four clips at once, each of which takes so long."""
 
-    return Way(run, few=4)
+        def run(wanted: FrameNumbers) -> None:
+            asked.append(len(wanted))
+            clock.sleep(seconds * len(wanted))
 
+        return Way(run, few=4)
 
-def test_a_slow_way_is_asked_for_few_and_extrapolated() -> None:
-    asked: list[int] = []
-    timing = time_way(lambda: slow_way(0.02, asked), Timing("slow", "cpu", 60, 128), cut=0.1)
+    timing = time_way(lambda: way(0.02), Timing("slow", "cpu", 60, 128), cut=0.1)
     assert asked == [1, 4]
     assert (timing.clips, timing.wanted, timing.is_cut) == (4, 128, True)
-    assert timing.median == pytest.approx(128 * 0.02, rel=0.5)
+    assert timing.median == pytest.approx(128 * 0.02)
     asked.clear()
-    timing = time_way(lambda: slow_way(0.001, asked), Timing("quick", "cpu", 60, 16), cut=5)
+    timing = time_way(lambda: way(0.001), Timing("quick", "cpu", 60, 16), cut=5)
     assert asked == [1, 4, 16]
     assert timing.clips == 16
     assert not timing.is_cut
@@ -240,7 +243,7 @@ def test_rows_of_decoding_say_what_threads_compute() -> None:
     thread = threading.Thread(target=compute, name="computes-3")
     with HostTimes() as host:
         thread.start()
-        assert began.wait(30)
+        assert began.wait(120)
     stop.set()
     thread.join()
     assert host.cores["computes"] > 0
@@ -272,7 +275,7 @@ def test_tables_go_to_their_places(tmp_path: Path) -> None:
     document.write_text("a\n<!-- machines -->\n<!-- end -->\nb\n<!-- decode -->\nold\n<!-- end -->\nc\n")
     command = [sys.executable, "-m", "tools.bench", "--tables", *map(str, files), "--into", str(document)]
     for _ in range(2):
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=120)
         text = document.read_text()
         assert text.startswith("a\n")
         assert text.endswith("<!-- end -->\nc\n")

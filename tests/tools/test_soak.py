@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import IO
 
 import numpy as np
 import pytest
 
+from tests.support.clock import Clock
 from tools.soak import COUNTS, Sample, judge, sample, slope, steady
 
 RNG = np.random.default_rng(3)
@@ -58,8 +59,11 @@ def test_children_count() -> None:
     assert before["pss"] > 1e7
 
 
-def test_samples_begin_once_descriptors_stand_still(capsys: pytest.CaptureFixture[str]) -> None:
-    held: list[IO[bytes]] = []
+def test_samples_begin_once_descriptors_stand_still(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, clock = list[IO[bytes]](), Clock()
+    monkeypatch.setattr("tools.soak.time", SimpleNamespace(monotonic=lambda: clock.now))
 
     class Loader:
         """Opens a file in each of its first epochs."""
@@ -67,7 +71,7 @@ def test_samples_begin_once_descriptors_stand_still(capsys: pytest.CaptureFixtur
         def __iter__(self) -> Iterator[int]:
             if len(held) < 20:
                 held.append(open(os.devnull, "rb"))  # noqa: SIM115
-            time.sleep(0.01)
+            clock.sleep(0.01)
             return iter([1])
 
     try:

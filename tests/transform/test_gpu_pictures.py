@@ -227,7 +227,7 @@ def test_the_next_batch_is_queued_while_the_engines_are_at_this_one(
     thread = threading.Thread(target=lambda: made.extend(renderer.run(Source(), iter)), daemon=True)
     thread.start()
     try:
-        assert all(begun.acquire(timeout=20) for _ in range(2))
+        assert all(begun.acquire(timeout=120) for _ in range(2))
         assert not made
     finally:
         blocked.set()

@@ -273,7 +273,7 @@ def test_it_neither_leaves_its_memory_nor_computes_what_is_not_defined(tmp_path:
     }
     ran = subprocess.run(
         [sys.executable, "-c", UNDER_SANITIZERS, str(tmp_path / "video/native_decoder.py")],
-        env=os.environ | settings, capture_output=True, text=True, timeout=280, check=False,
+        env=os.environ | settings, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
 

@@ -142,7 +142,7 @@ done
 quietly monmaptool --create --fsid "$FSID" --addv a "[v1:127.0.0.1:$MON]" "$DIR/monmap"
 quietly ceph-mon "${C[@]}" -i a --mkfs --monmap "$DIR/monmap" --keyring "$DIR/keyring"
 quietly ceph-mon "${C[@]}" -i a
-quietly timeout 60 ceph "${C[@]}" osd new "$OSD" 0
+quietly timeout 120 ceph "${C[@]}" osd new "$OSD" 0
 quietly ceph-osd "${C[@]}" -i 0 --mkfs --osd-uuid "$OSD" --keyring "$DIR/keyring"
 quietly ceph-osd "${C[@]}" -i 0
 # The user before the gateway: both create the default zone when there is none, and must not do so at once.
@@ -156,7 +156,7 @@ s3() {
         "$@" >>"$out" 2>&1
 }
 ready=
-deadline=$((SECONDS + 90))
+deadline=$((SECONDS + 180))
 while [ $SECONDS -lt $deadline ]; do
     if s3 -X PUT "$ENDPOINT/up-sh-ready" && s3 -X PUT --data-binary ok "$ENDPOINT/up-sh-ready/ok"; then
         ready=1
