@@ -24,6 +24,7 @@ from streamvid.bitstream import annexb, image, jpeg, mpeg4, packet_info
 from streamvid.bitstream.nal import ParameterSets
 from streamvid.bitstream.packets import Packets
 from streamvid.checksum import crc32c
+from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.consolidated import read_rows, write_rows
 from streamvid.dataset.frame_indexes import parse_index
 from streamvid.dataset.manifest import Manifest
@@ -240,9 +241,9 @@ def _quarantine(data: bytes) -> None:
         read_folder(path.parent, _opened())
 
 
-def _tar(data: bytes) -> None:
+def _checked(check: Callable[[Path, ClipTable], Iterable[object]], data: bytes) -> None:
     with _as_file(data) as path:
-        list(check_tar(path, _opened().clips))
+        list(check(path, _opened().clips))
 
 
 SOURCES = [SourceVideo(f"/videos/{name}", name, name[:-4]) for name in ("a.mp4", "b.mp4", "c 1.mkv")]
@@ -376,8 +377,8 @@ TARGETS: dict[str, Target] = {
         _quarantine,
         tokens=(b"\n", b"{", b'"key"', b"0", b"\\ud800"),
     ),
-    "tar": Target(lambda _: [_shard("tar")], _tar),
-    "idx": Target(lambda _: [_shard("idx")], lambda data: list(check_idx(data, _opened().clips))),
+    "tar": Target(lambda _: [_shard("tar")], partial(_checked, check_tar)),
+    "idx": Target(lambda _: [_shard("idx")], partial(_checked, check_idx)),
     "csv": Target(
         lambda _: CSV, partial(_lists, ".csv"), tokens=(b",", b'"', b"\n", b"1e999", b"99:99:99", b"\xef\xbb\xbf")
     ),
