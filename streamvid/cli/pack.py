@@ -163,7 +163,8 @@ def print_summary(report: PackReport, done: str) -> None:
     if report.resumed:
         out.print(f"{format_count(report.resumed, 'clip')} of these had been {done} by an interrupted run")
     if report.skipped:
-        out.print(f"skipped {format_count(report.skipped, 'video')} that the dataset had already")
+        skipped = format_count(report.skipped, "video")
+        out.print(f"skipped {skipped} that the dataset had already, going by the path below the input")
     for joined in report.joins:
         for sentence in joined.sentences():
             out.print(printable(sentence))

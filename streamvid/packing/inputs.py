@@ -12,7 +12,7 @@ import os
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
@@ -49,6 +49,7 @@ def find_sources(
     places: Places | None = None,
     images: bool = False,
     folders: bool = False,
+    present: Collection[str] = (),
 ) -> list[SourceVideo]:
     """Find all videos of the inputs, in natural order of their names (`clip2` before `clip10`).
 
@@ -63,10 +64,11 @@ def find_sources(
         images: whether every image of the inputs is a source, also beside videos and in folders of numbered images.
         folders: whether the class of a video without a label, as from a list or a `.cls` member of a tar, is the folder
             directly below the input that contains it, as in torchvision's `ImageFolder`; none if it lies in no folder.
+        present: the names of the videos of a dataset to which these are added.
 
     Raises:
         InputError: an input does not exist or has no video, or a list cannot be used; or, with `folders`, no video lies
-            in a folder.
+            in a folder; or several inputs have a video of a name that is present.
     """
     if not inputs:
         raise InputError("nothing to pack: name files, folders, globs or lists of videos")
@@ -89,6 +91,14 @@ def find_sources(
     if folders and not any(len(video.parts) > video.depth + 1 for video in chosen):
         raise InputError("no video lies in a folder below the input: labels by folder are of cats/1.mp4, dogs/2.mp4, …")
     names = _names(chosen)
+    for video, name in zip(chosen, names, strict=True):
+        below = "/".join(video.parts[video.depth :])
+        if below != name and below in present and name not in present:
+            raise InputError(
+                f"{below}: the dataset has a video of this name, and more than one input has one, as "
+                f"{redact(video.path)}, so which of them it has is not known; pack the new ones into a dataset of "
+                "their own, and join both (streamvid merge --prefix)"
+            )
     natural = natsort_keygen()
     # "a1" and "a01" are equal in natural order; the name breaks the tie, so that the order of inputs does not matter.
     order = sorted(range(len(chosen)), key=lambda i: (natural(names[i]), names[i]))

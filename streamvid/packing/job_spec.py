@@ -147,7 +147,8 @@ def plan_job(
     tables = given_paths(metadata, "metadata")
     check_cutting(options, listed=cuts is not None)
     lists = MetadataLists()
-    sources = find_sources(inputs, lists, places=places, images=images, folders=label_list == FOLDERS)
+    present = () if base is None else base.sources
+    sources = find_sources(inputs, lists, places=places, images=images, folders=label_list == FOLDERS, present=present)
     check_not_swapped((source.path for source in sources), destination)
     if options.in_place:
         check_destination((source.path for source in sources), destination)

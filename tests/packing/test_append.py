@@ -196,6 +196,20 @@ def test_loaders_go_on_and_new_ones_see_the_new(videos: Path, tmp_path: Path) ->
         assert {key for batch in after for key in batch["key"]} == {"0", "1", "2", "3", "6", "7"}
 
 
+def test_a_name_of_several_inputs_is_not_packed_twice(videos: Path, tmp_path: Path) -> None:
+    """The names of both get the input in front, so that the one that the dataset has looked like a new video."""
+    train, val = some(videos, tmp_path / "train", "0.mp4", "1.mp4"), tmp_path / "val"
+    pack([train], tmp_path / "ds")
+    val.mkdir()
+    os.link(videos / "2.mp4", val / "0.mp4")
+    before = digests(tmp_path / "ds")
+    with pytest.raises(InputError, match=r"0\.mp4: .* more than one input has one, as .*/train/0\.mp4,"):
+        pack([train, val], tmp_path / "ds", append=True)
+    assert digests(tmp_path / "ds") == before
+    pack([train, val], tmp_path / "both")
+    assert pack([train, val], tmp_path / "both", append=True).skipped == 3
+
+
 def test_the_command_says_what_it_did(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, destination = some(videos, tmp_path / "in", "0.mp4"), str(tmp_path / "ds")
 
@@ -210,7 +224,7 @@ def test_the_command_says_what_it_did(videos: Path, tmp_path: Path, capsys: pyte
     assert "added 2 clips" in added
     assert "which now has 3 clips" in added
     assert "forgotten" not in added
-    assert "skipped 1 video that the dataset had already" in added
+    assert "skipped 1 video that the dataset had already, going by the path below the input" in added
     assert main(["pack", str(source), destination]) == 2
     assert "--append" in capsys.readouterr().err
     document = json.loads((tmp_path / "ds/pack-report.json").read_text())
