@@ -85,19 +85,21 @@ class _TemporalUnits:
                 self._sequence = _sequence(payload)
 
     def classify(self, unit: memoryview) -> PacketKind:
-        """A random access point begins with a key frame that is displayed immediately. A key frame that is displayed
-        later does not count, because frames displayed before it may refer to earlier ones."""
+        """A random access point begins with a sequence header, without which decoders cannot start, and a key frame that
+        is displayed immediately (7.6). A key frame that is displayed later does not count, because frames displayed
+        before it may refer to earlier ones."""
         starts: bool | None = None
-        refreshes, colors, size, highest = False, None, None, 0
+        has_header = refreshes = False
+        colors, size, highest = None, None, 0
         displayed = Counter[int]()  # of each spatial layer, of which a decoder outputs the highest
         for kind, layer, payload in _obus(unit):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
                 colors = self._sequence.colors if self._sequence else colors
-                refreshes = True
+                has_header = True
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
-                starts = first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
+                starts = has_header and first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
             if kind in (_FRAME_HEADER, _FRAME):
                 # show_existing_frame, show_frame; a frame that is cut off counts as shown, so that it is missed.
                 shown = bool(not len(payload) or payload[0] & 0b1001_0000)
@@ -109,7 +111,7 @@ class _TemporalUnits:
         pictures = max(displayed.values(), default=-1)
         return PacketKind(
             random_access=starts is True,
-            disposable=starts is False and not refreshes,
+            disposable=starts is False and not (has_header or refreshes),
             hidden=pictures == 0,
             several=pictures > 1,
             colors=colors,
