@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.packet_kind import Classifier, PacketKind, StatedColors
+from streamvid.bitstream.packet_kind import Classifier, PacketKind, Samples, StatedColors
 from streamvid.mp4.sample_entry import codec_configuration
 
 _SEQUENCE_HEADER, _FRAME_HEADER, _TILE_GROUP, _FRAME = 1, 3, 4, 6
@@ -30,8 +30,8 @@ _SELECT: Final = 2
 
 @dataclass(frozen=True)
 class _Sequence:
-    """The colour description of a sequence header, and the fields on which the positions of refresh_frame_flags and
-    frame_size in a frame header depend.
+    """The colour description and pixel format of a sequence header, and the fields on which the positions of
+    refresh_frame_flags and frame_size in a frame header depend.
 
     Attributes:
         screen_content_tools: seq_force_screen_content_tools.
@@ -45,6 +45,7 @@ class _Sequence:
     integer_mv: int
     order_hint_bits: int
     colors: StatedColors | None
+    samples: Samples | None
     size: tuple[int, int]
     size_bits: tuple[int, int]
 
@@ -85,19 +86,22 @@ class _TemporalUnits:
                 self._sequence = _sequence(payload)
 
     def classify(self, unit: memoryview) -> PacketKind:
-        """A random access point begins with a key frame that is displayed immediately. A key frame that is displayed
-        later does not count, because frames displayed before it may refer to earlier ones."""
+        """A random access point begins with a sequence header, without which decoders cannot start, and a key frame
+        that is displayed immediately (7.6). A key frame that is displayed later does not count, because frames
+        displayed before it may refer to earlier ones."""
         starts: bool | None = None
-        refreshes, colors, size, highest = False, None, None, 0
+        has_header = refreshes = False
+        colors, samples, size, highest = None, None, None, 0
         displayed = Counter[int]()  # of each spatial layer, of which a decoder outputs the highest
         for kind, layer, payload in _obus(unit):
             if kind == _SEQUENCE_HEADER:
                 self._sequence = _sequence(payload)
-                colors = self._sequence.colors if self._sequence else colors
-                refreshes = True
+                if self._sequence is not None:
+                    colors, samples = self._sequence.colors, self._sequence.samples
+                has_header = True
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
-                starts = first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
+                starts = has_header and first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
             if kind in (_FRAME_HEADER, _FRAME):
                 # show_existing_frame, show_frame; a frame that is cut off counts as shown, so that it is missed.
                 shown = bool(not len(payload) or payload[0] & 0b1001_0000)
@@ -109,11 +113,12 @@ class _TemporalUnits:
         pictures = max(displayed.values(), default=-1)
         return PacketKind(
             random_access=starts is True,
-            disposable=starts is False and not refreshes,
+            disposable=starts is False and not (has_header or refreshes),
             hidden=pictures == 0,
             several=pictures > 1,
             colors=colors,
             size=size,
+            samples=samples,
         )
 
     def _frame(self, bits: BitReader) -> tuple[_Picture, int]:
@@ -210,26 +215,31 @@ def _sequence_header(bits: BitReader) -> _Sequence | None:
     if tools:
         integer_mv = _SELECT if bits.u(1) else bits.u(1)
     order_hint_bits = bits.u(3) + 1 if ordered else 0
-    colors = None
+    colors = samples = None
     with suppress(ValueError):
         bits.u(3)  # enable_superres, enable_cdef, enable_restoration
-        colors = _color_config(bits, profile)
-    return _Sequence(tools, integer_mv, order_hint_bits, colors, size, (width_bits, height_bits))
+        colors, samples = _color_config(bits, profile)
+    return _Sequence(tools, integer_mv, order_hint_bits, colors, samples, size, (width_bits, height_bits))
 
 
-def _color_config(bits: BitReader, profile: int) -> StatedColors:
+def _color_config(bits: BitReader, profile: int) -> tuple[StatedColors, Samples]:
     """color_config (5.5.2)."""
-    if bits.u(1) and profile == _PROFESSIONAL:  # high_bitdepth
-        bits.u(1)  # twelve_bit
-    gray = profile != _HIGH and bits.u(1)  # mono_chrome
+    depth = 10 if bits.u(1) else 8  # high_bitdepth
+    if depth == 10 and profile == _PROFESSIONAL:
+        depth += 2 * bits.u(1)  # twelve_bit
+    gray = profile != _HIGH and bool(bits.u(1))  # mono_chrome
     # color_primaries, transfer_characteristics, matrix_coefficients; 2: unspecified
     primaries, transfer, matrix = (bits.u(8), bits.u(8), bits.u(8)) if bits.u(1) else (2, 2, 2)
     if not gray and (primaries, transfer, matrix) == _SRGB:
-        return StatedColors(primaries, matrix, full_range=True)
+        return StatedColors(primaries, matrix, full_range=True), Samples(across=False, down=False, depth=depth)
     full_range, location = bool(bits.u(1)), None  # color_range
-    if profile == _MAIN and not gray:
+    across, down = profile != _HIGH, profile == _MAIN
+    if profile == _PROFESSIONAL and depth == 12 and not gray:
+        across = bool(bits.u(1))  # subsampling_x
+        down = across and bool(bits.u(1))  # subsampling_y
+    if across and down and not gray:
         location = _LOCATIONS.get(bits.u(2))  # chroma_sample_position
-    return StatedColors(primaries, matrix, full_range, location)
+    return StatedColors(primaries, matrix, full_range, location), Samples(across, down, depth, gray)
 
 
 _MAIN, _HIGH, _PROFESSIONAL = range(3)

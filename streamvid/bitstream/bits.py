@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+_MOST_BYTES: Final = 1 << 14
+"""Of a NAL unit that are read: no parameter set is as long. Each code takes time by the length of what is read, so that
+one of a megabyte, as a damaged packet may hold, would take minutes."""
+_MOST_ZEROS: Final = 32
+"""Before the first 1 of an Exponential-Golomb code (9.1 of ITU-T H.264)."""
+
 
 class BitReader:
     """Reads unsigned and Exponential-Golomb codes, most significant bit first.
@@ -10,7 +18,7 @@ class BitReader:
         data: the bytes to read.
 
     Raises:
-        ValueError: raised by all methods if the data end within the code.
+        ValueError: raised by all methods if the data end within the code, or it is none.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -18,9 +26,9 @@ class BitReader:
 
     @classmethod
     def of_nal(cls, payload: bytes) -> BitReader:
-        """A reader of a NAL unit's payload, without its emulation prevention bytes: the 3 of every 0, 0, 3 (7.3.1 of
-        ITU-T H.264, 7.3.1.1 of H.265)."""
-        return cls(payload.replace(b"\0\0\3", b"\0\0"))
+        """A reader of the beginning of a NAL unit's payload, without its emulation prevention bytes: the 3 of every 0,
+        0, 3 (7.3.1 of ITU-T H.264, 7.3.1.1 of H.265)."""
+        return cls(payload[:_MOST_BYTES].replace(b"\0\0\3", b"\0\0"))
 
     def u(self, count: int) -> int:
         """u(n): an unsigned integer of `count` bits."""
@@ -34,6 +42,8 @@ class BitReader:
         zeros = 0
         while not self.u(1):
             zeros += 1
+            if zeros > _MOST_ZEROS:
+                raise ValueError("a code is longer than any number's")
         return (1 << zeros) - 1 + self.u(zeros)
 
     def se(self) -> int:

@@ -23,10 +23,10 @@ from streamvid.bitstream.nal import (
     read_colors,
     read_units,
     split_packet,
+    stated_area,
     stated_colors,
-    stated_size,
 )
-from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.bitstream.packet_kind import Classifier, PacketKind, Samples
 from streamvid.mp4.sample_entry import codec_configuration
 
 IDR: Final = 5
@@ -93,6 +93,7 @@ class Sps:
         width, height: of coded frames, in luma samples.
         crop_unit: unit of the cropping offsets, horizontally and vertically, in luma samples.
         gaps_allowed: whether frame_num may leave out numbers.
+        samples: chroma and depth of the pictures.
     """
 
     profile_idc: int
@@ -108,6 +109,7 @@ class Sps:
     height: int = field(compare=False)
     crop_unit: tuple[int, int] = field(compare=False)
     gaps_allowed: bool = field(compare=False)
+    samples: Samples = field(compare=False)
 
 
 def read_sps(bits: BitReader) -> Sps:
@@ -118,12 +120,12 @@ def read_sps(bits: BitReader) -> Sps:
     """
     profile, constraints, level = bits.u(8), bits.u(8), bits.u(8)
     bits.ue()  # seq_parameter_set_id
-    separate, chroma = 0, 1
+    separate, chroma, depth = 0, 1, 8
     if profile in _WITH_CHROMA_FORMAT:
         chroma = bits.ue()  # chroma_format_idc
         if chroma == 3:
             separate = bits.u(1)  # separate_colour_plane_flag
-        bits.ue()  # bit_depth_luma_minus8
+        depth += bits.ue()  # bit_depth_luma_minus8
         bits.ue()  # bit_depth_chroma_minus8
         bits.u(1)  # qpprime_y_zero_transform_bypass_flag
         if bits.u(1):  # seq_scaling_matrix_present_flag
@@ -148,9 +150,10 @@ def read_sps(bits: BitReader) -> Sps:
     # CropUnitX and CropUnitY, equations 7-19 to 7-22
     across, down = (2 if chroma in (1, 2) else 1), (2 if chroma == 1 else 1)
     in_frame = 2 - frame_mbs_only
+    samples = Samples(across > 1, down > 1, depth, gray=chroma == 0)
     return Sps(
         profile, constraints, level, bool(separate), frame_num_bits, order_type, lsb_bits, frame_mbs_only, references,
-        width, 16 * map_units * in_frame, (across, down * in_frame), gaps_allowed,
+        width, 16 * map_units * in_frame, (across, down * in_frame), gaps_allowed, samples,
     )  # fmt: skip
 
 
@@ -210,7 +213,7 @@ def _read_to_vui(bits: BitReader, sps: Sps) -> tuple[ShownArea, bool]:
         left, right, top, bottom = (bits.ue() for _ in range(4))  # frame_crop_left_offset and so on
     across, down = sps.crop_unit
     size = sps.width - across * (left + right), sps.height - down * (top + bottom)
-    area = ShownArea(across * left, down * top, *size, not sps.frame_mbs_only, mixes_fields)
+    area = ShownArea(across * left, down * top, *size, sps.samples, not sps.frame_mbs_only, mixes_fields)
     return area, bool(bits.u(1))  # vui_parameters_present_flag
 
 
@@ -317,6 +320,13 @@ def _read_to_field_pic_flag(bits: BitReader, sps: Sps) -> bool:
     return not sps.frame_mbs_only and bool(bits.u(1))
 
 
+def _picture_set(part: bytes) -> int:
+    """pic_parameter_set_id of a slice."""
+    bits = BitReader.of_nal(part[1:])
+    bits.ue(), bits.ue()  # first_mb_in_slice, slice_type
+    return bits.ue()
+
+
 def is_field(packet: memoryview, length_size: int, sps: Sps) -> bool:
     """Whether a packet, in the format of MP4 files, has a picture that is coded as a field.
 
@@ -358,30 +368,33 @@ def classifier(stsd: bytes) -> Classifier:
     known, stated, length_size = known_sets(SYNTAX, stsd, parameter_sets, set_number)
     order = H264Order(stated)
     is_old_444 = False
-    size = stated_size(tuple(SYNTAX.sequence_parameter_sets(stated)), 1, shown_area)
+    first: bytes | None = None
 
     def classify(packet: memoryview) -> PacketKind:
-        nonlocal is_old_444, size
+        nonlocal is_old_444, first
         units = split_packet(packet, length_size)
         version = _x264_version(units)
         if version is not None:
             is_old_444 = order.has_profile(_HIGH_444) and version < _FIXED_444
         # The first byte, 7.3.1: nal_ref_idc in bits 5 and 6, nal_unit_type in bits 0 to 4.
-        slices = [unit[0] for unit in units if unit[0] & 31 in _VCL]
+        parts = [unit for unit in units if unit[0] & 31 in _VCL]
         broken = is_broken(packet, units, length_size)
         knows_all, tells = known.take(units)
-        sets = tuple(bytes(unit) for unit in units if unit[0] & 31 == SPS)
-        size = stated_size(sets, 1, shown_area) or size
-        if not slices:
+        if not parts:
             return PacketKind(order=None, broken=broken)
+        sps = known.sequence_set(parts[0], _picture_set)
+        first = first or sps
+        area = sps and stated_area(sps, 1, shown_area)
+        is_told = sps != first or any(unit[0] & 31 == SPS for unit in units)
         return PacketKind(
-            random_access=slices[0] & 31 == IDR and knows_all and not (is_old_444 and version is None),
-            disposable=all((first >> 5) & 3 == 0 for first in slices) and not tells,
+            random_access=parts[0][0] & 31 == IDR and knows_all and not (is_old_444 and version is None),
+            disposable=all((part[0] >> 5) & 3 == 0 for part in parts) and not tells,
             order=order.next_rank(units),
             broken=broken,
             lone_field=order.is_lone_field(units),
-            colors=stated_colors(sets[0], 1, skip_to_vui) if sets else None,
-            size=size,
+            colors=stated_colors(sps, 1, skip_to_vui) if sps and is_told else None,
+            size=(area.width, area.height) if area else None,
+            samples=area.samples if area else None,
         )
 
     return classify

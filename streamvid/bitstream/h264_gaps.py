@@ -220,6 +220,6 @@ def _recovery_frames(unit: bytes) -> int | None:
                     numbers[n], at = numbers[n] + 255, at + 1
                 numbers[n], at = numbers[n] + payload[at], at + 1
             if numbers[0] == _RECOVERY_POINT:
-                return BitReader(payload[at:]).ue()
+                return BitReader(payload[at : at + numbers[1]]).ue()
             at += numbers[1]
     return None

@@ -22,10 +22,10 @@ from streamvid.bitstream.nal import (
     known_sets,
     read_units,
     split_packet,
+    stated_area,
     stated_colors,
-    stated_size,
 )
-from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.bitstream.packet_kind import Classifier, PacketKind, Samples
 from streamvid.bitstream.packets import START_CODE
 from streamvid.mp4.sample_entry import codec_configuration
 
@@ -156,9 +156,9 @@ def read_sps(bits: BitReader) -> Sps:
         left, right, top, bottom = (bits.ue() for _ in range(4))  # conf_win_left_offset and so on
     across, down = (2 if chroma in (1, 2) else 1), (2 if chroma == 1 else 1)  # SubWidthC, SubHeightC
     size = width - across * (left + right), height - down * (top + bottom)
-    bits.ue()  # bit_depth_luma_minus8
+    samples = Samples(across > 1, down > 1, 8 + bits.ue(), gray=chroma == 0)  # bit_depth_luma_minus8
     bits.ue()  # bit_depth_chroma_minus8
-    return Sps(layers, level, bool(separate), bits.ue() + 4, ShownArea(across * left, down * top, *size))
+    return Sps(layers, level, bool(separate), bits.ue() + 4, ShownArea(across * left, down * top, *size, samples))
 
 
 def _skip_profile_tier_level(bits: BitReader) -> tuple[int, int]:
@@ -329,6 +329,13 @@ class HevcOrder(OutputOrder):
         return count if is_output else None
 
 
+def _picture_set(part: bytes) -> int:
+    """slice_pic_parameter_set_id of a slice segment."""
+    bits = BitReader.of_nal(part[2:])
+    bits.u(1 + (part[0] >> 1 & 63 in _IRAP))  # first_slice_segment_in_pic_flag, no_output_of_prior_pics_flag
+    return bits.ue()
+
+
 def _is_base_set(unit: bytes | memoryview) -> bool:
     """Whether a NAL unit is a sequence parameter set of the base layer (nuh_layer_id 0)."""
     return len(unit) > 2 and unit[0] == _SPS << 1 and not unit[1] >> 3
@@ -345,16 +352,15 @@ def classifier(stsd: bytes) -> Classifier:
     skips_leading = ended = begun = False
     reorders = True  # unless all sets say that they do not; parameter sets may be only in band
     stated_sets = tuple(filter(_is_base_set, SYNTAX.sequence_parameter_sets(stated)))
-    size = stated_size(stated_sets, 2, shown_area)
+    first: bytes | None = None
     with suppress(ValueError):
         reorders = not stated_sets or any(dpb_requirement(BitReader.of_nal(unit[2:])).reorder for unit in stated_sets)
 
     def classify(packet: memoryview) -> PacketKind:
-        nonlocal skips_leading, ended, begun, size
+        nonlocal skips_leading, ended, begun, first
         units = split_packet(packet, length_size)
         knows_all, tells = known.take(units)
-        sets = tuple(bytes(unit) for unit in units if _is_base_set(unit))
-        size, found = stated_size(sets, 2, shown_area) or size, None
+        found = None
         for unit in units:
             if len(unit) < 2:
                 break
@@ -365,6 +371,10 @@ def classifier(stsd: bytes) -> Classifier:
             ended = ended or kind in _ENDS
             if found is not None or kind not in _VCL or layer != 0:
                 continue
+            sps = known.sequence_set(unit, _picture_set)
+            first = first or sps
+            area = sps and stated_area(sps, 2, shown_area)
+            is_told = sps != first or any(map(_is_base_set, units))
             drops_prior = False
             if kind in _IRAP:
                 # NoOutputOfPriorPicsFlag (C.5.2.2): 1 for a CRA picture, otherwise the second bit of the slice.
@@ -381,8 +391,9 @@ def classifier(stsd: bytes) -> Classifier:
                 order=order.next_rank(units),
                 broken=is_broken(packet, units, length_size),
                 drops_prior=drops_prior,
-                colors=stated_colors(sets[0], 2, skip_to_vui) if sets else None,
-                size=size,
+                colors=stated_colors(sps, 2, skip_to_vui) if sps and is_told else None,
+                size=(area.width, area.height) if area else None,
+                samples=area.samples if area else None,
             )
         return found or PacketKind(order=None, broken=is_broken(packet, units, length_size))
 

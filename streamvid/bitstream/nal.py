@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.packet_kind import StatedColors
+from streamvid.bitstream.packet_kind import Samples, StatedColors
 from streamvid.bitstream.packets import START_CODE
 from streamvid.mp4.sample_entry import codec_configuration
 
@@ -23,6 +23,8 @@ _PERIOD_BITS: Final = 40
 """Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
 _MIDDLE: Final = 1 << (_PERIOD_BITS - 1)
 _EXTENDED_SAR: Final = 255
+_HEADER_BYTES: Final = 48
+"""Bytes of a slice in which its header names the picture parameter set."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class ShownArea:
     Attributes:
         left, top: upper left corner of the area, in luma samples.
         width, height: size of the area, in luma samples.
+        samples: chroma and depth of the pictures.
         fields: whether pictures may be coded as fields.
         mixes_fields: whether macroblocks of frames may be coded as fields, too (MBAFF).
     """
@@ -121,6 +124,7 @@ class ShownArea:
     top: int
     width: int
     height: int
+    samples: Samples
     fields: bool = False
     mixes_fields: bool = False
 
@@ -248,6 +252,24 @@ class KnownSets:
                 self.changed[name] = unit
         return same, any(before.get(name) != unit for name, unit in own.items())
 
+    def sequence_set(self, part: memoryview, picture_set: Callable[[bytes], int]) -> bytes | None:
+        """The sequence parameter set of a picture; None if it is unknown.
+
+        Args:
+            part: one of its slices, a NAL unit that `take` has seen.
+            picture_set: reads the number of the picture parameter set in a slice; raises ValueError if that ends early.
+        """
+        sets = {**self._stated, **self.changed}
+        found = {number: unit for (kind, number), unit in sets.items() if kind == self._syntax.sps}
+        if len(found) == 1:  # as in most streams: slices need not be read
+            return next(iter(found.values()))
+        with suppress(ValueError, KeyError):
+            unit = sets[self._syntax.parameter_sets[-1], picture_set(bytes(part[:_HEADER_BYTES]))]
+            bits = BitReader.of_nal(unit[self._syntax.header_bytes :])
+            bits.ue()  # pic_parameter_set_id, pps_pic_parameter_set_id
+            return found[bits.ue()]  # seq_parameter_set_id, pps_seq_parameter_set_id
+        return None
+
     def _named(self, unit: bytes) -> tuple[tuple[int, int | bytes], bytes]:
         unit, kind = unit.rstrip(b"\0"), self._syntax.unit_type(unit[0])
         with suppress(ValueError):
@@ -348,20 +370,15 @@ def stated_colors(unit: bytes, header_bytes: int, skip_to_vui: Callable[[BitRead
 
 
 @lru_cache(maxsize=256)
-def stated_size(
-    sets: tuple[bytes, ...], header_bytes: int, shown_area: Callable[[BitReader], ShownArea]
-) -> tuple[int, int] | None:
-    """Width and height of the pictures of sequence parameter sets, NAL units; None if a set cannot be read, or they
-    have several sizes, of which other sets choose one.
+def stated_area(unit: bytes, header_bytes: int, shown_area: Callable[[BitReader], ShownArea]) -> ShownArea | None:
+    """The displayed area of the pictures of a sequence parameter set, a NAL unit; None if it cannot be read.
 
     Args:
-        header_bytes: size of a unit's header.
+        header_bytes: size of the unit's header.
         shown_area: the codec's function of this name.
     """
     with suppress(ValueError):
-        areas = [shown_area(BitReader.of_nal(unit[header_bytes:])) for unit in sets]
-        sizes = {(area.width, area.height) for area in areas}
-        return sizes.pop() if len(sizes) == 1 else None
+        return shown_area(BitReader.of_nal(unit[header_bytes:]))
     return None
 
 

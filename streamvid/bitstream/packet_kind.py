@@ -22,6 +22,21 @@ class StatedColors(NamedTuple):
     location: int | None = None
 
 
+class Samples(NamedTuple):
+    """How a picture's samples are stored.
+
+    Attributes:
+        across, down: whether a chroma sample is for two luma samples, horizontally and vertically.
+        depth: bits per luma sample.
+        gray: whether there is no chroma.
+    """
+
+    across: bool
+    down: bool
+    depth: int
+    gray: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class PacketKind:
     """Properties of one packet.
@@ -48,6 +63,7 @@ class PacketKind:
         lone_field: H.264: it holds one field of a frame; the other field is in another packet.
         colors: H.264 and HEVC: from a sequence parameter set in the packet; None if it has none.
         size: width and height of its picture, by its headers or earlier ones; None if they do not say.
+        samples: their chroma and depth, likewise.
     """
 
     random_access: bool = False
@@ -66,6 +82,7 @@ class PacketKind:
     lone_field: bool = False
     colors: StatedColors | None = None
     size: tuple[int, int] | None = None
+    samples: Samples | None = None
 
 
 Classifier = Callable[[memoryview], PacketKind]

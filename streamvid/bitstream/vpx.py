@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.packet_kind import PacketKind, StatedColors
+from streamvid.bitstream.packet_kind import PacketKind, Samples, StatedColors
 from streamvid.mp4 import boxes
 from streamvid.mp4.sample_entry import visual_sample_description
 
@@ -47,6 +47,7 @@ def classify_vp9(packet: memoryview) -> PacketKind:
     refresh = bits >> (place - (11 if error_resilient else 13)) & 255
     is_frame = bits >> 30 == 2 and not shows_existing
     is_key = is_frame and not not_key
+    colors, samples = _key_frame_format(packet, profile) if is_key else (None, None)
     has_size = is_key or (is_frame and shown and not bits >> (place - (24 if error_resilient else 26)) & 1)
     return PacketKind(
         random_access=is_key,
@@ -56,8 +57,9 @@ def classify_vp9(packet: memoryview) -> PacketKind:
         no_refresh=bool(is_frame and not_key and shown and not superframe and len(packet) >= 4 and refresh == 0),
         resets_context=bool(is_frame and (error_resilient or not not_key)),
         several=displayed > 1,
-        colors=_key_frame_colors(packet, profile) if is_key else None,
+        colors=colors,
         size=_size(packet) if has_size else None,
+        samples=samples,
     )
 
 
@@ -80,12 +82,12 @@ def _size(packet: memoryview) -> tuple[int, int] | None:
     return None
 
 
-def _key_frame_colors(packet: memoryview, profile: int) -> StatedColors | None:
+def _key_frame_format(packet: memoryview, profile: int) -> tuple[StatedColors, Samples] | tuple[None, None]:
     bits = BitReader(packet[:_HEADER_BYTES])
     with suppress(ValueError):
         bits.u(2 + 2 + (profile == _PROFILE_3) + 4 + 24)  # all of uncompressed_header up to color_config
         return _color_config(bits, profile)
-    return None
+    return None, None
 
 
 def finalize_disposable(kinds: list[PacketKind]) -> list[PacketKind]:
@@ -165,18 +167,17 @@ def _vp9_size(bits: BitReader) -> tuple[int, int] | None:
     return bits.u(16) + 1, bits.u(16) + 1
 
 
-def _color_config(bits: BitReader, profile: int) -> StatedColors:
-    """color_config, 6.2.2."""
-    if profile >= _PROFILE_2:
-        bits.u(1)  # ten_or_twelve_bit
-    space, full_range = bits.u(3), True  # color_space
+def _color_config(bits: BitReader, profile: int) -> tuple[StatedColors, Samples]:
+    """color_config, 6.2.2, as `PacketKind.colors` and `PacketKind.samples`."""
+    depth = (10, 12)[bits.u(1)] if profile >= _PROFILE_2 else 8  # ten_or_twelve_bit
+    space, full_range, across, down = bits.u(3), True, 1, 1  # color_space
     if space != _CS_RGB:
         full_range = bool(bits.u(1))  # color_range
         if profile in (1, _PROFILE_3):
-            bits.u(3)  # subsampling_x, subsampling_y, reserved_zero
+            across, down, _ = bits.u(1), bits.u(1), bits.u(1)  # subsampling_x, subsampling_y, reserved_zero
     elif profile in (1, _PROFILE_3):
-        bits.u(1)  # reserved_zero
-    return StatedColors(matrix=_MATRICES[space], full_range=full_range)
+        across, down = 0, bits.u(1)  # reserved_zero
+    return StatedColors(matrix=_MATRICES[space], full_range=full_range), Samples(across > 0, down > 0, depth)
 
 
 _MATRICES: Final = (2, 5, 1, 6, 7, 9, 2, 0)

@@ -139,9 +139,7 @@ def build_clip(
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
     if any(kind.lone_field for kind in kinds):
         raise CannotCopyError("its packets hold single fields, and a frame is a packet")
-    sizes = {kind.size: number for number, kind in reversed([*enumerate(kinds)]) if kind.size is not None}
-    if len(sizes) > 1:
-        raise CannotCopyError(f"the size of its pictures changes in packet {sorted(sizes.values())[1]}")
+    _check_format_stays(kinds)
     found = traits(codec, kinds, times.pts)
     if codec == "mpeg4" and frame_format.interlaced:
         # Direct mode takes the distance of fields from the first B-VOP (T_FRAME, 7.7.2.2 of ISO/IEC 14496-2).
@@ -170,6 +168,18 @@ def build_clip(
         duration=int(shown[-1] - shown[0]) + times.last_frame,
         stsd=stsd,
     )
+
+
+def _check_format_stays(kinds: list[PacketKind]) -> None:
+    """Refuse a clip whose pictures change, because a row has one size and pixel format for all frames.
+
+    Raises:
+        CannotCopyError: size, chroma subsampling or bit depth change.
+    """
+    for what, values in (("size", [kind.size for kind in kinds]), ("pixel format", [kind.samples for kind in kinds])):
+        found = {value: number for number, value in reversed([*enumerate(values)]) if value is not None}
+        if len(found) > 1:
+            raise CannotCopyError(f"the {what} of its pictures changes in packet {sorted(found.values())[1]}")
 
 
 def _settled(own: tuple[str, str, str], codec: str, frame_format: FrameFormat, stsd: bytes) -> tuple[str, str]:

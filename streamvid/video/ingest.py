@@ -122,8 +122,9 @@ ReadSpans = Callable[[Sequence[tuple[int, int]]], Sequence[bytes]]
 def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredClip:
     """The clip of an MP4 or MOV file by its tables and very few of its packets, with positions in the file.
 
-    Properties that tables do not have are assumed to be as in sound files: sync samples are random access packets,
-    which is checked for some of them, and pictures are output in the order of their times. No packet counts as
+    Properties that tables do not have are assumed to be as in sound files: sync samples are random access packets, and
+    the size, format and colours of pictures stay, which is checked for some of them; and pictures are output in the
+    order of their times. No packet counts as
     disposable. Loaders check the assumptions when they read packets: `streamvid.video.packet_selection`.
 
     Args:
@@ -131,10 +132,11 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
 
     Raises:
         NeedsDemuxerError: the file cannot be read by its tables, or they contradict the packets.
+        CannotCopyError: its pictures change.
         OSError, DatasetError: the file cannot be read.
     """
     try:
-        found = _look_at_packets(read_track(file, more=True), read)
+        found, looked = _look_at_packets(read_track(file, more=True), read)
         track, pts = found.track, found.times.pts
         order = np.empty(len(pts), dtype=np.int64)
         order[np.argsort(pts, kind="stable")] = np.arange(len(pts))
@@ -145,6 +147,8 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
             PacketKind(random_access=access, skipped_leading=behind, order=rank, show_existing=hides, superframe=hides)
             for access, behind, rank in zip(track.sync.tolist(), leading.tolist(), order.tolist(), strict=True)
         ]
+        for number, kind in looked.items():
+            kinds[number] = replace(kinds[number], size=kind.size, samples=kind.samples, colors=kind.colors)
         clip = found.clip(name, kinds, track.offset, [-1] * len(pts))
         _check_order(clip)
         return clip
@@ -192,11 +196,12 @@ class _Header:
         return replace(made, left_out=(AUDIO,) if self.track.has_audio else ())
 
 
-def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
-    """Read enough of the first packet to decode its picture, and enough of some others to classify them."""
+def _look_at_packets(track: VideoTrack, read: ReadSpans) -> tuple[_Header, dict[int, PacketKind]]:
+    """Read enough of the first packet to decode its picture, and enough of some others to classify them. Returns the
+    kinds of these by their numbers."""
     first = track.size[:1].tolist()[0]
     if track.codec == "mjpeg":
-        return _probe(track, *read(_spans(track, [0], first)))
+        return _probe(track, *read(_spans(track, [0], first))), {}
     most = _PROBED_BYTES.get(track.codec, first)
     sync = np.flatnonzero(track.sync)
     looked = sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)]
@@ -223,7 +228,7 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> _Header:
         raise NeedsDemuxerError("frames that a decoder drops at a key frame")
     if not packet_info.in_output_order(track.codec, kinds[: len(first_packets)], track.pts[: len(first_packets)]):
         raise NeedsDemuxerError("times in another order than that of its pictures")
-    return found
+    return found, dict(zip(looked.tolist(), kinds, strict=True))
 
 
 def _may_reorder(track: VideoTrack) -> bool:

@@ -227,11 +227,32 @@ def test_av1_headers() -> None:
     kinds = packet_info.classify("av1", b"", [av1_unit(*unit) for unit in units])
     disposable = [n for n, kind in enumerate(kinds) if kind.disposable]
     # Of the two that show a picture again, the first two after the hidden key frame show a key frame late, and take
-    # all slots for it. A unit with a sequence header, and what ends too soon, are kept.
+    # all slots for it. A unit with a sequence header, and what ends too soon, are kept. The last key frame has none.
     assert disposable == [1, 2, 4, 6, 10]
-    assert [n for n, kind in enumerate(kinds) if kind.random_access] == [0, 14]
+    assert [n for n, kind in enumerate(kinds) if kind.random_access] == [0]
     without = packet_info.classify("av1", b"", [av1_unit(*unit) for unit in units[1:4]])
     assert not any(kind.disposable for kind in without), "without a sequence header nothing is known"
+
+
+def test_av1_key_frames_without_a_sequence_header(tmp_path: Path) -> None:
+    """As encoders write that repeat it nowhere: decoders cannot start there."""
+    source, path = write(RECIPES["av1"], tmp_path / "source.mp4"), tmp_path / "a.mp4"
+    with av.open(str(source)) as container, av.open(str(path), "w") as output:
+        track = output.add_stream_from_template(container.streams.video[0], opaque=True)
+        for number, packet in enumerate(container.demux(video=0)):
+            data = bytes(packet)
+            if number and packet.is_keyframe:
+                assert data[0] == 1 << 3 | 2  # a sequence header, which becomes padding
+                packet.update(bytes([15 << 3 | 2]) + data[1:])
+            packet.stream = track
+            if packet.size:
+                output.mux(packet)
+    clip = store_clip(path, tmp_path)
+    right = sequential(path)
+    assert clip.index.starts.tolist() == [0]
+    for number in (0, 20, 39):
+        (frame,) = decode_with_pyav(slice_of(clip, [number]))
+        np.testing.assert_array_equal(frame, right[number])
 
 
 def test_av1_pictures_of_a_unit_that_are_displayed() -> None:

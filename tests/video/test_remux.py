@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -27,6 +27,7 @@ from streamvid.video.index_file import encode_index
 from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import one_after_the_other, write
 from tests.support.reference import seconds, sequential, slice_of, whole
 from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate
@@ -470,6 +471,59 @@ def test_a_size_that_changes_midway(codec: Codec, tmp_path: Path) -> None:
     frames = decode_with_pyav(slice_of(clip, range(16)))
     assert {frame.shape for frame in frames} == {(96, 128, 3)}
     assert [read_frame_number(frame) for frame in frames[:8]] == [*range(8)]
+
+
+@pytest.mark.parametrize(
+    ("codec", "pix_fmt"), [("h264", "yuv422p"), ("hevc", "yuv420p10le"), ("vp9", "yuv422p"), ("av1", "yuv420p10le")]
+)
+def test_a_pixel_format_that_changes_midway(codec: Codec, pix_fmt: str, tmp_path: Path) -> None:
+    """A row has one, by which a loader chooses a decoder."""
+    container: Container = "mkv" if codec in ("vp9", "av1") else "ts"  # with headers in band
+    recipe = Recipe(codec=codec, container=container, frames=4, gop=4, b_frames=0, width=128, height=96)
+    parts = [recipe, replace(recipe, pix_fmt=pix_fmt)]
+    files = [write(part, tmp_path / f"{number}.mkv") for number, part in enumerate(parts)]
+    joined = one_after_the_other(files, tmp_path / "joined.mkv")
+    with pytest.raises(CannotCopyError, match="the pixel format of its pictures changes in packet 4"):
+        store_clip(joined, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [({"width": 192}, "the size of its pictures"), ({"colour": "bt601"}, "its colours"), ({}, "")],
+)
+def test_parameter_sets_among_which_pictures_choose(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """All in the sample description, as MP4Box -cat makes it of files with sets of different numbers."""
+    recipe = Recipe(frames=8, gop=4, b_frames=0, width=128, height=96)
+    parts = [recipe, replace(recipe, params=(("sps-id", "1"),), **changes)]
+    files = [write(part, tmp_path / f"{number}.mp4") for number, part in enumerate(parts)]
+    path = one_after_the_other(files, tmp_path / "joined.mp4")
+    head, sequences, pictures = zip(*map(_avcc, files), strict=True)
+    with av.open(str(path)) as source, av.open(str(tmp_path / "a.mp4"), "w") as output:
+        track = output.add_stream_from_template(source.streams.video[0], opaque=True)
+        track.codec_context.extradata = head[0] + b"".join([b"\xe2", *sequences, b"\2", *pictures])
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = track
+                output.mux(packet)
+    made = tmp_path / "a.mp4"
+    with pytest.raises(CannotCopyError, match=f"{says} change.* in packet 8") if says else nullcontext():
+        assert len(store_clip(made, tmp_path).index) == 16
+    with pytest.raises((CannotCopyError, NeedsDemuxerError)) if says else nullcontext():
+        assert len(_by_tables(made).index) == 16
+
+
+def _by_tables(path: Path) -> StoredClip:
+    data = path.read_bytes()
+    with path.open("rb", buffering=0) as file:
+        return index_by_tables(path, file, lambda spans: [data[start:end] for start, end in spans])
+
+
+def _avcc(path: Path) -> tuple[bytes, bytes, bytes]:
+    """Of an MP4's `avcC` box, the bytes before the sets, and one set of each type, with its length before it."""
+    with av.open(str(path)) as container:
+        box = container.streams.video[0].codec_context.extradata or b""
+    at = 8 + int.from_bytes(box[6:8], "big")
+    return box[:5], box[6:at], box[at + 1 : at + 3 + int.from_bytes(box[at + 1 : at + 3], "big")]
 
 
 @pytest.mark.parametrize("container", ["mkv", "mp4"])
