@@ -126,28 +126,46 @@ class ChunkPipeline:
         num_threads: CPU threads.
 
     Raises:
-        DatasetError: a shard cannot be read.
+        DatasetError: a shard cannot be read, or the folder for temporary files cannot be written to.
         VideoError: a clip cannot be decoded.
     """
 
     def __init__(
         self, batches: Sequence[ChunkBatch], spec: ClipTransform, *, device_id: int | None, num_threads: int
     ) -> None:
-        from nvidia.dali import pipeline_def
-        from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-        from nvidia.dali.plugin.pytorch import DALIGenericIterator
-
         self._batches = batches
         self._iterator: DALIGenericIterator | None = None
         self._pipeline: Any = None
         self._resources = ExitStack()
+        self._outputs = GraphOutputs(spec, on_gpu=device_id is not None)
         # Not a TemporaryDirectory, which every forked child removes when it ends.
         folder = mkdtemp(prefix="streamvid-dali-")
         self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
-        sources = [batch.sources[n] for batch in batches for n in batch.reading_order]
-        files = write_indexes(sources, Path(folder), spare=DEPTH * len(batches[0].sources))
-        on_gpu = device_id is not None
-        self._outputs = outputs = GraphOutputs(spec, on_gpu=on_gpu)
+        try:
+            self._start(self._write_indexes(folder), spec, device_id=device_id, num_threads=num_threads)
+        except BaseException:
+            self.close()
+            raise
+
+    def _write_indexes(self, folder: str) -> ReaderFiles:
+        sources = [batch.sources[n] for batch in self._batches for n in batch.reading_order]
+        try:
+            return write_indexes(sources, Path(folder), spare=DEPTH * len(self._batches[0].sources))
+        except OSError as error:
+            unwritten = DatasetError(
+                f"the indexes for DALI's reader cannot be written to {folder}: {os.strerror(error.errno or 0)}; make "
+                "room there, or set TMPDIR to another folder"
+            )
+            unwritten.path = folder
+            raise unwritten from error
+
+    def _start(self, files: ReaderFiles, spec: ClipTransform, *, device_id: int | None, num_threads: int) -> None:
+        """Build the pipeline, which begins to read and decode."""
+        from nvidia.dali import pipeline_def
+        from nvidia.dali.plugin.base_iterator import LastBatchPolicy
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        batches, outputs, on_gpu = self._batches, self._outputs, device_id is not None
         images = [picture is not None for batch in batches for picture in batch.pictures]
         kinds = ClipKinds.of(
             images, (color for batch in batches for color in batch.colors), spec.transform, on_gpu=on_gpu
@@ -176,11 +194,7 @@ class ChunkPipeline:
             )
         except RuntimeError as error:
             self._abandon_failed()
-            self.close()
             raise _explain(error, batches, 0) from error
-        except BaseException:
-            self.close()
-            raise
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         import torch

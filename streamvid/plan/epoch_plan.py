@@ -18,17 +18,20 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.checks import integer, one_of
 from streamvid.errors import InputError
+from streamvid.host import usable_memory
 from streamvid.plan.bucket_key import BucketKeys
 from streamvid.plan.bucketing import bucket_order
 from streamvid.plan.epoch import LAST_BATCH, Epoch, LastBatch, Partition, Topology
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import NodePart, arrange, pass_samples, split_by_node
-from streamvid.plan.rng import BUCKET, generator
+from streamvid.plan.rng import BUCKET, ORDER, generator
 from streamvid.plan.sample_id import rows_of
 from streamvid.plan.world import World
 
 _MOST_NODES: Final = 1 << 32
 """More nodes than any job has, so that the nodes of successive topologies get different random numbers."""
+_SAMPLE_BYTES: Final = 24
+"""Memory that the order of an epoch takes for each of its samples while it is computed."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,13 @@ class Plan:
         integer(self.batch_size, "batch_size")
         if self.steps is not None:
             integer(self.steps, "steps_per_epoch")
+            needed, has = _SAMPLE_BYTES * self.size, usable_memory()
+            if needed > has:
+                raise InputError(
+                    f"steps_per_epoch={self.steps} is an epoch of {self.size} clips, whose order takes "
+                    f"{needed / 1e9:,.1f} GB, and this process may use {has / 1e9:,.1f} GB: give fewer steps, as every "
+                    "epoch goes on where the one before it ended"
+                )
         one_of(self.last_batch, LAST_BATCH, "last_batch")
         if self.local and (self.steps is not None or len(self.stream.pools) > 1):
             raise InputError(
@@ -281,10 +291,8 @@ class Plan:
         stream = self.stream
 
         def make(node: int, part: NodePart) -> tuple[Int64, Int64]:
-            ordered = arrange(
-                *part.take(), stream.shuffle, block_shards=stream.block_shards,
-                seed=stream.seed, number=position.epoch, partition=1 + node + number * _MOST_NODES,
-            )  # fmt: skip
+            random = generator(stream.seed, position.epoch, ORDER, sample_id=1 + node + number * _MOST_NODES)
+            ordered = arrange(*part.take(), stream.shuffle, block_shards=stream.block_shards, random=random)
             return ordered, np.broadcast_to(np.int64(position.epoch), len(ordered))
 
         return [Partition(part.size, partial(make, node, part)) for node, part in enumerate(parts)]

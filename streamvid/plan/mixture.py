@@ -6,7 +6,7 @@ the same pool, follow the pass over that pool and the sample in that pass. So a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -18,7 +18,7 @@ from streamvid.arrays import Int64
 from streamvid.checks import exact, is_real
 from streamvid.errors import InputError
 from streamvid.plan.permutation import Pool, Shuffle, arrange, pass_samples
-from streamvid.plan.rng import MIX, generator
+from streamvid.plan.rng import MIX, ORDER, generator, generators
 
 BLOCK: Final = 4096
 """Positions that are shuffled together. Within a block each pool has its exact share, rounded to a whole number."""
@@ -62,29 +62,26 @@ class SampleStream:
 
     def order(self, number: int, part: int = 0) -> Int64:
         """int64 [samples]: the sample ids of pass `number` over a pool, shuffled."""
-        sample_ids, shards = pass_samples(self.pools[part], self.seed, number, part)
-        return arrange(
-            sample_ids, shards, self.shuffle, block_shards=self.block_shards, seed=self.seed, number=number, part=part
-        )
+        return next(self._orders(range(number, number + 1), part))
+
+    def _orders(self, numbers: range, part: int) -> Iterator[Int64]:
+        """`order` of several passes."""
+        randoms = generators(self.seed, ((number, 0) for number in numbers), ORDER, part=part)
+        for number, random in zip(numbers, randoms, strict=True):
+            samples = pass_samples(self.pools[part], self.seed, number, part)
+            yield arrange(*samples, self.shuffle, block_shards=self.block_shards, random=random)
 
     def _of_pool(self, part: int, first: int, count: int) -> tuple[Int64, Int64]:
         """`take` from one pool's own sequence of passes."""
         pool = self.pools[part]
-        length = len(pool)
         if len(pool.sample_ids) == 1 and pool.weights is None:  # all passes are equal
             return np.repeat(pool.sample_ids, count), np.arange(first, first + count)
-        sample_ids: list[Int64] = []
-        passes: list[Int64] = []
-        while count:
-            number, start = divmod(first, length)
-            taken = self.order(number, part)[start : start + count]
-            sample_ids.append(taken)
-            passes.append(np.broadcast_to(np.int64(number), len(taken)))
-            first, count = first + len(taken), count - len(taken)
-        if len(sample_ids) == 1:
-            return sample_ids[0], passes[0]
-        empty = np.empty(0, dtype=np.int64)
-        return np.concatenate([empty, *sample_ids]), np.concatenate([empty, *passes])
+        number, start = divmod(first, len(pool))
+        numbers = range(number, -(-(first + count) // len(pool)))
+        if len(numbers) == 1:
+            return self.order(number, part)[start : start + count], np.broadcast_to(np.int64(number), count)
+        sample_ids = np.concatenate([np.empty(0, dtype=np.int64), *self._orders(numbers, part)])
+        return sample_ids[start : start + count], np.repeat(numbers, len(pool))[start : start + count]
 
     def _before(self, position: int, part: int) -> int:
         """Number of positions before this one that belong to a pool."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from streamvid.arrays import Float64, Int64
-from streamvid.plan.rng import COPIES, ORDER, SHARDS, generator
+from streamvid.plan.rng import COPIES, SHARDS, generator
 from streamvid.plan.sample_id import repeat
 
 Shuffle = Literal["full", "block", "none"]
@@ -63,10 +63,7 @@ def arrange(
     shuffle: Shuffle,
     *,
     block_shards: int,
-    seed: int,
-    number: int,
-    part: int = 0,
-    partition: int = 0,
+    random: np.random.Generator,
 ) -> Int64:
     """Shuffle the samples of a pass.
 
@@ -76,15 +73,13 @@ def arrange(
         shuffle: "full" permutes all samples; "block" permutes the shards, then the samples of `block_shards` shards
             at a time, so that few shards are open at once; "none" leaves them as they are.
         block_shards: shards whose samples are shuffled together, for "block".
-        seed, number, part: see `generator`.
-        partition: if parts of a pass are shuffled separately, a different number for each.
+        random: shuffles; for each pass, and each part of one that is shuffled separately, a different one.
 
     Returns:
         int64 [samples].
     """
     if shuffle == "none" or len(sample_ids) == 0:
         return sample_ids
-    random = generator(seed, number, ORDER, part=part, sample_id=partition)
     if shuffle == "full":
         return np.asarray(random.permutation(sample_ids), dtype=np.int64)
     bounds = _shard_bounds(shards)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -29,6 +29,19 @@ def generator(seed: int, number: int, purpose: int, *, part: int = 0, sample_id:
     return np.random.Generator(np.random.Philox(key=key, counter=[0, part, sample_id, purpose]))
 
 
+def generators(
+    seed: int, each: Iterable[tuple[int, int]], purpose: int, *, part: int = 0
+) -> Iterator[np.random.Generator]:
+    """`generator` of each (number, sample_id), good until the next one is taken: the same object, which is set anew,
+    because making one takes ten times as long."""
+    made = generator(seed, 0, purpose, part=part)
+    state = dict(made.bit_generator.state)
+    for number, sample_id in each:
+        state["state"]["key"][1], state["state"]["counter"][2] = number & _MASK64, sample_id
+        made.bit_generator.state = state
+        yield made
+
+
 def draws(seed: int, number: int, sample_id: int, count: int, *, purpose: int = SAMPLE) -> Float64:
     """float64 [count], uniform in [0, 1): the random numbers of a sample in pass `number`."""
     if not count:
@@ -39,15 +52,11 @@ def draws(seed: int, number: int, sample_id: int, count: int, *, purpose: int = 
 def draws_of_each(
     seed: int, numbers: Sequence[int], sample_ids: Sequence[int], count: int, *, purpose: int = SAMPLE
 ) -> Float64:
-    """float64 [samples, count]: `draws` of several samples. Reuses one generator, because making one takes longer than
-    drawing; and draws numbers one by one, because filling an array releases the GIL, which may take milliseconds to get
-    back."""
+    """float64 [samples, count]: `draws` of several samples. Draws numbers one by one, because filling an array releases
+    the GIL, which may take milliseconds to get back."""
     made = np.empty((len(sample_ids), count))
     if made.size:
-        philox = generator(seed, 0, purpose)
-        state = dict(philox.bit_generator.state)
-        for row, (number, sample_id) in enumerate(zip(numbers, sample_ids, strict=True)):
-            state["state"]["key"][1], state["state"]["counter"][2] = number & _MASK64, sample_id
-            philox.bit_generator.state = state
-            made[row] = [philox.random() for _ in range(count)]
+        each = zip(numbers, sample_ids, strict=True)
+        for row, random in enumerate(generators(seed, each, purpose)):
+            made[row] = [random.random() for _ in range(count)]
     return made

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamvid.arrays import UInt8
-from streamvid.checks import integer
+from streamvid.checks import MAX_COUNT, integer, position
 from streamvid.color.picture import Picture
 from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import RGB
@@ -40,9 +40,8 @@ def apply_transform(
         raise InputError("Transform(dali) is a part of a graph, which a loader builds: apply the transform without it")
     pixels, one_image = _checked(frames)
     on_gpu = not isinstance(pixels, np.ndarray)
-    seed, epoch, clip = (
-        integer(number, name, least=0, most=None) for number, name in ((seed, "seed"), (epoch, "epoch"), (clip, "clip"))
-    )
+    seed = integer(seed, "seed", least=0, most=None)
+    epoch, clip = (position(number, name, MAX_COUNT) for number, name in ((epoch, "epoch"), (clip, "clip")))
     batch = _batch(pixels.shape, draws(seed, epoch, clip, transform.num_random, purpose=AUGMENT))
     output_sizes(transform, batch.heights, batch.widths, lambda _: "the frames")
     made = _apply(transform, pixels, batch, on_gpu=on_gpu)

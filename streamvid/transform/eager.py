@@ -19,8 +19,8 @@ class Eager:
         Args:
             frames: uint8 [F, H, W, 3] or, an image, [H, W, 3]: RGB, upright; an array or a tensor, on a GPU, too.
             seed: the loader's seed.
-            epoch: number of the pass over its dataset in which the clip comes.
-            clip: row number of the clip.
+            epoch: number of the pass over its dataset in which the clip comes; a tensor of one number is accepted.
+            clip: row number of the clip; likewise.
 
         Returns:
             a tensor on the frames' device, in the transform's `layout` (without T for an image) and `dtype`; for

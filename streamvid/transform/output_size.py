@@ -30,10 +30,10 @@ def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | 
         side = np.array([min(transform.random_short_side)]) if short is None else short
     elif transform.resize is None:
         return sizes
-    elif isinstance(transform.resize, tuple) and len(transform.resize) == 2:
+    elif isinstance(transform.resize, tuple):
         return np.broadcast_to(np.array(transform.resize, dtype=np.int64), sizes.shape)
     else:
-        side = np.array([pair(transform.resize)[0]])
+        side = np.array([transform.resize])
     scaled = np.floor(sizes * side[:, None] / sizes.min(axis=1, keepdims=True) + 0.5).astype(np.int64)
     return np.asarray(np.maximum(scaled, 1), dtype=np.int64)
 

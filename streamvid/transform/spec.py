@@ -225,6 +225,8 @@ class Transform(Eager):
                     f"Transform({name}) must be a number of pixels or (height, width), each from 1 to {_MAX_SIDE}; "
                     f"it is {shown(value)}"
                 )
+            if len(sides) == 1:
+                object.__setattr__(self, name, sides[0])  # (256,) is torchvision's 256
         scales = self.random_short_side
         if scales is None:
             return

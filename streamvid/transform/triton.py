@@ -125,7 +125,7 @@ def export(
     config = _config(views, frames, name=name, device=device, batch_size=max_batch_size, num_threads=num_threads)
     # Written atomically, because a server that polls its models may read at any moment.
     filesystem.write_bytes(folder / "1" / "model.dali", serialized)
-    filesystem.write_bytes(folder / "config.pbtxt", config.encode("ascii"))
+    filesystem.write_bytes(folder / "config.pbtxt", config.encode())
     return folder
 
 

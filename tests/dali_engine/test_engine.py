@@ -10,6 +10,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -25,6 +26,7 @@ import torch
 import streamvid as sv
 from streamvid.color.render import recolouring
 from streamvid.color.tags import Color
+from streamvid.dali_engine import chunk_pipeline
 from streamvid.dali_engine.chunk_pipeline import ChunkPipeline
 from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
 from streamvid.loader import rescue
@@ -347,6 +349,24 @@ def test_a_shard_that_is_cut_short_meanwhile_is_an_error_and_no_crash(
             list(one)
     assert "\n" not in str(error.value)
     assert not streamvid_threads()
+
+
+def test_an_error_leaves_no_folder_behind(packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    wrong = sv.Transform(crop=48, dali=lambda frames: None)
+    with loader(packed.path, "dali", transform=wrong) as one, pytest.raises(InputError, match="one DALI node"):
+        next(iter(one))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was an OSError without a name, and a full disk is not the dataset's fault."""
+    monkeypatch.setattr(chunk_pipeline, "mkdtemp", lambda prefix: str(tmp_path / "gone"))
+    said = f"^the indexes for DALI's reader cannot be written to {tmp_path}/gone: No such file .* set TMPDIR"
+    with loader(packed.path, "dali") as one, pytest.raises(DatasetError, match=said):
+        next(iter(one))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -286,6 +286,28 @@ def test_a_rank_orders_the_samples_of_its_own_node_alone(monkeypatch: pytest.Mon
         assert one.step(2).passes.flags.writeable
 
 
+def test_many_passes_over_few_samples_share_a_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make one takes ten times as long as a short permutation: a `Mix` with ten clips among millions waited for a
+    minute before each epoch."""
+    made: list[Any] = []
+    philox = np.random.Philox
+    source = stream(np.arange(10), 5)
+    wanted = [source.order(number) for number in range(100)]
+    monkeypatch.setattr(np.random, "Philox", lambda **given: made.append(given) or philox(**given))
+    sample_ids, passes = source.take(0, 1000)
+    np.testing.assert_array_equal(sample_ids, np.concatenate(wanted))
+    np.testing.assert_array_equal(passes, np.arange(1000) // 10)
+    assert len(made) == 1
+
+
+def test_more_steps_than_memory_has_room_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computing their order took minutes, and then the kernel killed the process."""
+    monkeypatch.setattr(epoch_plan, "usable_memory", lambda: 24 * 8 * 100)
+    assert len(ranks_of(stream(np.arange(5)), 2, 4, steps=100)[0]) == 100
+    with pytest.raises(InputError, match=r"^steps_per_epoch=101 is an epoch of 808 clips, .* give fewer steps"):
+        ranks_of(stream(np.arange(5)), 2, 4, steps=101)
+
+
 @given(rows(), st.integers(1, 5), st.integers(1, 5), st.integers(1, 7), seeds, st.integers(1, 6))
 def test_epochs_of_some_steps_go_through_pass_after_pass(
     clips: Any, batch: int, size: int, count: int, seed: int, many: int

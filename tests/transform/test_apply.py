@@ -52,7 +52,7 @@ def test_it_gives_what_a_loader_gives_with_the_same_draw(name: str, dataset: Pat
         for batch in chain(loader, loader):
             clip, epoch = int(batch["clip"]), int(batch["epoch"])
             pixels = np.roll(picture(), 7 * int(opened.key(clip)[1]), axis=1)
-            one = transform.apply(pixels[None], seed=7, epoch=epoch, clip=clip)
+            one = transform.apply(pixels[None], seed=7, epoch=batch["epoch"][0], clip=batch["clip"][0])
             assert torch.equal(one, batch["video"][0])
             image = transform.apply(torch.from_numpy(pixels.copy()), seed=7, epoch=epoch, clip=clip)
             assert torch.equal(image, one.select(transform.layout.index("T"), 0))
@@ -76,6 +76,12 @@ def test_views_give_a_dict_and_all_frames_have_one_draw() -> None:
 def test_other_frames_are_refused(frames: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         TRANSFORMS["warped"].apply(frames)
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 64, True, 0.5])
+def test_what_is_no_number_of_a_clip_is_refused(number: Any) -> None:
+    with pytest.raises(InputError, match="clip must be a whole number"):
+        sv.Transform().apply(picture(), clip=number)
 
 
 def test_a_part_of_ones_own_needs_a_graph() -> None:

@@ -237,31 +237,31 @@ def batch_of_sizes(sides: Int64, num_random: int) -> EncodedBatch:
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_model_repository(tmp_path: Path, device: Any) -> None:
     """What Triton and the backend ask for: https://github.com/triton-inference-server/dali_backend, docs/config.md."""
-    views = {"small": sv.Transform(crop=(24, 32), layout="TCHW", dtype="float16"), "large": sv.Transform(resize=64)}
+    views = {"größe": sv.Transform(crop=(24, 32), layout="TCHW", dtype="float16"), "large": sv.Transform(resize=64)}
     made = sv.dali.export(
         tmp_path / "models", transform=views, frames=16, stride=2, name="clips-2", device=device, max_batch_size=5
     )
     assert made == tmp_path / "models" / "clips-2"
     assert sorted(str(path.relative_to(made)) for path in made.rglob("*")) == ["1", "1/model.dali", "config.pbtxt"]
-    config = pbtxt.parse((made / "config.pbtxt").read_text())
+    config = pbtxt.parse((made / "config.pbtxt").read_text(encoding="utf-8"))
     assert config == {
         "name": "clips-2",
         "backend": "dali",
         "max_batch_size": 5,
         "input": [{"name": "encoded", "data_type": "TYPE_UINT8", "dims": [-1], "allow_ragged_batch": True}],
         "output": [
-            {"name": "small", "data_type": "TYPE_FP16", "dims": [16, 3, 24, 32]},
+            {"name": "größe", "data_type": "TYPE_FP16", "dims": [16, 3, 24, 32]},
             {"name": "large", "data_type": "TYPE_FP32", "dims": [3, 16, -1, -1]},
         ],
         "instance_group": [{"kind": "KIND_GPU" if device == "cuda" else "KIND_CPU", "count": 1}],
         "parameters": [
             {"key": "num_threads", "value": {"string_value": "4"}},
-            {"key": "split_along_outer_axis", "value": {"string_value": "small:large"}},
+            {"key": "split_along_outer_axis", "value": {"string_value": "größe:large"}},
         ],
     }
     # The backend reads these of the pipeline, and compares them with the configuration.
     serialized = (made / "1" / "model.dali").read_bytes()
-    for name in (b"encoded", b"small", b"large", b"decoders__Video"):
+    for name in (b"encoded", "größe".encode(), b"large", b"decoders__Video"):
         assert name in serialized
 
 
