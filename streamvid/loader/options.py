@@ -16,7 +16,6 @@ from streamvid.checks import boolean, integer, one_of
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.fetch.fetch_mode import Fetch, choose_fetch
-from streamvid.host import usable_memory
 from streamvid.loader.sample_set import SampleSet
 from streamvid.plan.epoch import LAST_BATCH, LastBatch
 from streamvid.plan.epoch_plan import Plan
@@ -39,20 +38,8 @@ _BUCKET_STEPS: Final = 64
 """Steps with group_by_size=True: of 30 decoder configurations, a batch then holds at most 1.5 on average."""
 
 
-_BYTES_PER_SAMPLE: Final = 32
-"""Memory that computing the order of an epoch takes: two int64 for each sample, and both again where passes join."""
-
-
 def check_steps(plan: Plan) -> None:
-    """Raises InputError if an epoch has no step, or so many that their order does not fit into memory: the kernel would
-    kill the process without a message."""
-    needed, has = _BYTES_PER_SAMPLE * plan.size, usable_memory()
-    if plan.steps is not None and needed > has:
-        raise InputError(
-            f"steps_per_epoch={plan.steps} makes epochs of {plan.size:,} clips on all ranks together, whose order "
-            f"takes {needed / 1e9:,.0f} GB, and this process may use {has / 1e9:,.1f} GB: give fewer steps; passes "
-            "over the dataset go on from one epoch to the next"
-        )
+    """Raises InputError if an epoch has no step."""
     if len(plan) == 0:
         raise InputError(
             f"{plan.size} clips do not fill one step of {plan.world.size} ranks x {plan.batch_size} clips, "
