@@ -224,8 +224,8 @@ def test_a_cut_that_depends_on_a_damaged_frame_is_not_encoded(tmp_path: Path) ->
     data = bytearray(clip.mp4.read_bytes())
     middle = int(clip.index.offset[3]) + int(clip.index.size[3]) // 2
     data[middle : middle + 40] = np.random.default_rng(2).bytes(40)
-    clip.mp4.write_bytes(data)
-    cut = trim_clip(clip, 10, 20, tmp_path / "cut.mp4")
+    (tmp_path / "damaged.mp4").write_bytes(data)
+    cut = trim_clip(store_clip(tmp_path / "damaged.mp4", tmp_path), 10, 20, tmp_path / "cut.mp4")
     with pytest.raises(VideoError, match="is damaged"):
         dict(decode_frames(slice_of(cut, [0])))
     with pytest.raises(VideoError, match="is damaged or missing"):
