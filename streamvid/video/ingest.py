@@ -124,8 +124,8 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
 
     Properties that tables do not have are assumed to be as in sound files: sync samples are random access packets, and
     the size, format and colours of pictures stay, which is checked for some of them; and pictures are output in the
-    order of their times. No packet counts as
-    disposable. Loaders check the assumptions when they read packets: `streamvid.video.packet_selection`.
+    order of their times. No packet counts as disposable. Loaders check the assumptions when they read packets:
+    `streamvid.video.packet_selection`.
 
     Args:
         file: the file, open for reading.
