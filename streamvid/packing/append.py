@@ -68,10 +68,8 @@ def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
     manifest = Manifest.from_json(data, path=redact(path))
     if manifest != dataset.manifest:
         raise InputError(f"the dataset at {redact(destination)} changed while it was being read: run this again")
-    forgotten, rejected = (
-        read_table(destination, manifest, Retry.of(COMMAND_SECONDS)),
-        tuple(read_rejected(destination)),
-    )
+    forgotten = read_table(destination, manifest, Retry.of(COMMAND_SECONDS))
+    rejected = tuple(read_rejected(destination))
     return BaseDataset(
         manifest,
         hashlib.sha256(data).hexdigest(),
@@ -86,7 +84,7 @@ def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
 
 
 def _sources(dataset: Dataset, forgotten: pa.Table, rejected: Sequence[Rejected]) -> frozenset[str]:
-    # Clips that users have forgotten have a time, those of old versions none.
+    """`BaseDataset.sources`. Clips that a user has forgotten have a time in the table, those of old versions none."""
     old = set(forgotten_rows(forgotten.filter(pc.is_null(forgotten["forgotten"])), dataset.manifest).tolist())
     others = {source for row, source in enumerate(dataset.clips.source) if row not in old}
     again = {name for video in rejected for name in (video.source, purged_name(video.source))}
