@@ -110,13 +110,13 @@ def _differ(a: pa.Array, b: pa.Array) -> Bool:
     lists = [isinstance(column, pa.ListArray | pa.FixedSizeListArray) for column in (a, b)]
     if all(lists):
         differs[there] = _lists_differ(a, b)
-    elif a.type != b.type and not (is_number(a) and is_number(b)):
-        differs[there] = True
+    elif is_number(a) and is_number(b):  # not by Arrow, which compares no float16, nor integers that no float is
+        one, other = (column.to_numpy(zero_copy_only=False) for column in (a, b))
+        if a.type != b.type:  # as Python's numbers, which are compared exactly
+            one, other = one.astype(object), other.astype(object)
+        differs[there] = (one != other) & ((one == one) | (other == other))
     else:
-        other = np.asarray(pc.not_equal(a, b))
-        if pa.types.is_floating(a.type) and pa.types.is_floating(b.type):
-            other &= ~(np.asarray(pc.is_nan(a)) & np.asarray(pc.is_nan(b)))
-        differs[there] = other
+        differs[there] = True if a.type != b.type else np.asarray(pc.not_equal(a, b))
     return differs
 
 

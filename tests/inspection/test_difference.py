@@ -72,3 +72,21 @@ def test_columns_are_compared_as_python_compares_their_values(pairs: list[tuple[
     a, b = (pa.array([pair[n] for pair in pairs], kind) for n in (0, 1))
     wanted = [repr(x) != repr(y) and x != y for x, y in zip(a.to_pylist(), b.to_pylist(), strict=True)]
     assert np.array_equal(difference._differ(a, b), wanted)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "wanted"),
+    [
+        (pa.array([2**60 + 1, 2**60, 5]), pa.array([2.0**60, 2.0**60, 5.0]), [True, False, False]),
+        (pa.array([1.0, np.nan], pa.float16()), pa.array([1.5, np.nan], pa.float16()), [True, False]),
+        (
+            pa.FixedSizeListArray.from_arrays(pa.array(np.arange(4, dtype=np.float16)), 2),
+            pa.FixedSizeListArray.from_arrays(pa.array(np.array([0, 1, 2, 4])), 2),
+            [False, True],
+        ),
+        (pa.array([True, None]), pa.array([1, None]), [True, False]),
+    ],
+)
+def test_numbers_are_compared_in_all_their_types(one: pa.Array, other: pa.Array, wanted: list[bool]) -> None:
+    """Vectors may be of float16, and a column of integers may have become one of floats, as where one is missing."""
+    assert difference._differ(one, other).tolist() == wanted
