@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 from streamvid.checks import did_you_mean, integer
 from streamvid.errors import InputError
@@ -13,9 +13,6 @@ from streamvid.errors import InputError
 if TYPE_CHECKING:
     from streamvid.sampling.base import FrameSampler
     from streamvid.transform.spec import Transform, Views
-
-_LONGEST: Final = 2000
-"""Characters of an option: Python's parser takes longer ones, but is not made for them."""
 
 
 def sampler_of(text: str) -> FrameSampler:
@@ -54,7 +51,7 @@ def _call(text: str, known: Mapping[str, Callable[..., object]], example: str) -
     """
     option = example.partition(" ")[0]
     try:
-        call = ast.parse(text[:_LONGEST].strip(), mode="eval").body
+        call = ast.parse(text.strip(), mode="eval").body
         return _made(call if isinstance(call, ast.Call) else ast.Call(call, [], []), known, example)
     except InputError:
         raise

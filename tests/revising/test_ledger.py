@@ -165,6 +165,17 @@ def test_rates_that_are_fractions(folder: Path) -> None:
     assert [len(sv.ledger(loader.state_dict(), key)) for key in keys] == [1] * CLIPS
 
 
+def test_frames_whose_numbers_fill_pages(folder: Path) -> None:
+    """A state names all of them, and the ledger reads all that a state names."""
+    loader = sv.StreamLoader(folder, sampling=sv.Frames([0, 1] * 1000), batch_size=1, device="cpu")
+    assert len(sv.ledger(loader.state_dict(), "clip1")) == 0
+    next(iter(loader))
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert len(state["run"]["sampling"]) > 5000
+    assert sum(len(sv.ledger(state, f"clip{n}")) for n in range(CLIPS)) == 1
+    loader.close()
+
+
 def test_states_hold_no_secrets(folder: Path) -> None:
     with website() as site:
         site.files["/keys.csv?sig=geheim"] = b"key\nclip1\n"
