@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from streamvid.arrays import UInt8
-from streamvid.color.picture import Picture
+from streamvid.color.picture import GRAY, Picture
 from streamvid.color.render import PlaneFormat, PlaneRenderer
 from streamvid.color.tags import Color
 from streamvid.color.yuv_to_rgb import RgbConverter
@@ -36,12 +36,12 @@ class FullSizeConverter:
 
     def __call__(self, picture: Picture, out: UInt8) -> None:
         """Write a frame to `out`, uint8 [3, height, width] of any strides."""
-        if self._color.as_dali:
+        form = picture.form
+        if self._color.as_dali and form.subsampling[0] != GRAY:  # which swscale takes for full range always
             planes = _as_dali()(_frame_of(picture), full_range=self._color.full_range)
             for target, plane in zip(out, planes, strict=True):
                 target[:] = plane
             return
-        form = picture.form
         if form not in self._renderers:
             size = (form.height, form.width)
             self._renderers[form] = PlaneRenderer(form, self._color, start=(0, 0), end=size, size=size)

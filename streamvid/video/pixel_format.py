@@ -23,6 +23,8 @@ _SWSCALE: Final = {
     1: Colorspace.ITU709, 4: Colorspace.FCC, 7: Colorspace.SMPTE240M, 9: Colorspace.BT2020, 10: Colorspace.BT2020,
 }  # fmt: skip
 """swscale's names of H.273's matrices. They matter only if the matrix is changed, or RGB is made."""
+_EXACT: Final = Interpolation.ACCURATE_RND | Interpolation.BITEXACT
+"""The same pixels with every instruction set."""
 
 
 def encoded_size(width: int, height: int, codec: Target, short_side: int | None) -> tuple[int, int]:
@@ -85,7 +87,7 @@ class EncoderFormat:
             _UNSPECIFIED if jpeg else int(first.color_trc),
             int(self._to_range),
         )
-        self._reformatter = VideoReformatter()
+        self._with_chroma, self._reformatter = VideoReformatter(), VideoReformatter()
 
     def _meaning(self, frame: VideoFrame) -> tuple[int, Colorspace, ColorRange]:
         """A frame's matrix, as H.273's number and for swscale, and its range. Both may change within a stream."""
@@ -121,6 +123,16 @@ class EncoderFormat:
         """
         _, from_matrix, from_range = self._meaning(frame)
         try:
+            if frame.format.name.startswith(("gray", "ya")):
+                # swscale takes it for full range, whatever it is told: first its levels are copied beside grey chroma.
+                bits = min(frame.format.components[0].bits, 16)
+                frame = self._with_chroma.reformat(
+                    frame,
+                    format=f"yuv420p{bits}le" if bits > 8 else "yuv420p",
+                    dst_color_range=ColorRange.JPEG,
+                    interpolation=_EXACT,
+                    threads=1,
+                )
             return self._reformatter.reformat(
                 frame,
                 width=self.size[0],
@@ -130,8 +142,7 @@ class EncoderFormat:
                 dst_colorspace=self._to_matrix,
                 src_color_range=from_range,
                 dst_color_range=self._to_range,
-                # Bit-exact, so that pixels are the same with every instruction set.
-                interpolation=Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.BITEXACT,
+                interpolation=Interpolation.BICUBIC | _EXACT,
                 threads=1,
             )
         except ValueError as error:
