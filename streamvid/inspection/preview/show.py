@@ -148,9 +148,10 @@ def _tensor(batch: Mapping[str, Any], name: str) -> torch.Tensor:
 
 
 def _values(value: Any, count: int) -> list[Any]:
-    """The first `count` values of a column of a batch, as Python objects."""
-    listed = value[:count] if hasattr(value, "__getitem__") and not isinstance(value, str) else []
-    return list(listed.tolist() if hasattr(listed, "tolist") else listed)
+    """The first `count` values of a column of a batch, as Python objects; none of what is no column."""
+    if hasattr(value, "tolist"):
+        return list(value[:count].tolist()) if getattr(value, "ndim", 1) else []
+    return list(value[:count]) if isinstance(value, list | tuple) else []
 
 
 def _view(video: torch.Tensor, transform: Transform | None, frames: int | None) -> _View:

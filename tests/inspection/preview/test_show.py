@@ -106,6 +106,13 @@ def test_masks_times_labels_and_metadata() -> None:
     assert "Shown(3 strips" in repr(shown)
 
 
+def test_what_a_loop_adds_to_a_batch() -> None:
+    """A loss, a tokenizer's dict: they say nothing of single clips, and are left out."""
+    tokens = {"input_ids": torch.zeros(2, 5)}
+    batch = {"video": plain(), "loss": torch.tensor(0.5), "step": 7, "tokens": tokens, "score": torch.arange(2)}
+    assert [strip.fields for strip in sv.show(batch).strips] == [(("score", "0"),), (("score", "1"),)]
+
+
 def test_batches_of_all_loaders(packed: Path, tmp_path: Path) -> None:
     transform = sv.Transform(resize=64, crop=48, mean=0.5, std=0.5, dtype="bfloat16")
     sampling = sv.Window(16, stride=1)
