@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
 
-_UNSPECIFIED, _BT601 = 2, 6
+_UNSPECIFIED, _BT601, _YCGCO = 2, 6, 8
 """Values of ITU-T H.273."""
 _LIMITED, _FULL = 1, 2
 """Values of FFmpeg's AVColorRange."""
@@ -119,9 +119,11 @@ class EncoderFormat:
         """The frame in the encoder's format.
 
         Raises:
-            VideoError: swscale cannot convert the frame.
+            VideoError: swscale cannot convert the frame, or would take its colours for others.
         """
-        _, from_matrix, from_range = self._meaning(frame)
+        number, from_matrix, from_range = self._meaning(frame)
+        if number == _YCGCO != self._tags[0]:
+            raise VideoError("its colours are coded as YCgCo, which swscale does not convert: use another --codec")
         try:
             if frame.format.name.startswith(("gray", "ya")):
                 # swscale takes it for full range, whatever it is told: first its levels are copied beside grey chroma.

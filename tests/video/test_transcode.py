@@ -264,6 +264,19 @@ def test_levels_of_gray_stay_what_they_mean(codec: Target, pix_fmt: str, tmp_pat
     assert np.abs(shown - np.round((levels[8::16, None] - 16) / 219 * 255)).max() <= 3
 
 
+def test_ycgco_is_kept_or_refused(tmp_path: Path) -> None:
+    """swscale does not know it, and would take it for BT.601 where Motion JPEG needs that."""
+    frame = av.VideoFrame(64, 64, "yuv444p")
+    for plane, level in zip(frame.planes, (120, 100, 170), strict=True):
+        plane.update(bytes([level]) * plane.buffer_size)
+    frame.colorspace = 8
+    timed = TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25))
+    encode(timed, tmp_path / "a.mp4", TranscodeOptions("h264", crf=1))
+    assert store_clip(tmp_path / "a.mp4", tmp_path).color_space == "ycgco"
+    with pytest.raises(VideoError, match="YCgCo"):
+        encode(timed, tmp_path / "b.mp4", TranscodeOptions("mjpeg"))
+
+
 def test_ten_bits_are_kept_where_the_codec_can(tmp_path: Path) -> None:
     source = stored(HARD["hevc_10bit"], tmp_path / "source")
     hevc = converted(source, tmp_path / "hevc", TranscodeOptions("hevc"))
