@@ -64,10 +64,10 @@ def dataset_charts(dataset: ClipSource, rows: Int64 | None) -> list[Chart]:
     charts: list[Chart] = []
     own = [name for name in dataset.columns.names if name not in dataset.columns.built_in]
     label = "class" if "class" in dataset.columns.names else "label"
-    for name in ("seconds", "", "fps", GOP, SIZE, "codec", label, *own):
+    for name in ("seconds", None, "fps", GOP, SIZE, "codec", label, *own):
         if len(charts) == len(_TITLES) + 2 + _MORE:
             break
-        if not name:
+        if name is None:  # a column may have the name "": pandas writes its index so
             charts.append(Chart("Frame size", _most_frequent(frame_sizes(dataset.clips, rows))))
             continue
         try:

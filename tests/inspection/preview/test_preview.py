@@ -308,13 +308,15 @@ def test_columns_that_cannot_be_read_are_named(packed: Path, tmp_path: Path, mon
 def test_histograms_are_of_all_clips() -> None:
     count = 1000
     dataset = dataset_of(
-        [{"score": n / count - 0.5, "place": f"town {n % 4}", "text": f"{n} <i>"} for n in range(count)],
+        [{"": n, "score": n / count - 0.5, "place": f"town {n % 4}", "text": f"{n} <i>"} for n in range(count)],
         labels=[n % 3 if n % 5 else None for n in range(count)],
         packets=[30] * count,
         random_access=[1 + n % 2 for n in range(count)],
         width=[640 if n % 4 else 320 for n in range(count)],
     )
-    charts = {chart.title: chart for chart in dataset_charts(dataset, None)}
+    made = dataset_charts(dataset, None)
+    charts = {chart.title: chart for chart in made}
+    assert len(charts) == len(made)
     assert charts["Frame size"].bars == (("640 x 1", 750), ("320 x 1", 250))
     assert charts["label"].none == 200
     assert [n for _, n in charts["label"].bars] == [267, 267, 266]
