@@ -91,7 +91,6 @@ class CpuDecoder:
 
     Args:
         threads: number of segments that are decoded at the same time; 0 counts as 1.
-        initializer: called once in each thread before it decodes.
         decoder: class of each thread's decoder; default: FFmpeg in the thread itself.
         pace: computes deadlines.
     """
@@ -100,7 +99,6 @@ class CpuDecoder:
         self,
         *,
         threads: int,
-        initializer: Callable[[], None] | None = None,
         decoder: type[SliceDecoder] | None = None,
         pace: Pace | None = None,
     ) -> None:
@@ -109,7 +107,7 @@ class CpuDecoder:
         for native in (native_decoder.compiled, render.compiled):
             native()  # here, so that a native part that was not built is logged once, and not by several threads
         self._threads = DeadlineThreads(
-            max(1, threads), name="streamvid-decode", tool=partial(_opened, self._open, initializer),
+            max(1, threads), name="streamvid-decode", tool=partial(_opened, self._open),
             progress=lambda decoder: decoder.packets,
         )  # fmt: skip
 
@@ -229,9 +227,7 @@ class InThreadDecoder:
 
 
 @contextmanager
-def _opened(make: Callable[[], SliceDecoder], initializer: Callable[[], None] | None) -> Iterator[SliceDecoder]:
-    if initializer is not None:
-        initializer()
+def _opened(make: Callable[[], SliceDecoder]) -> Iterator[SliceDecoder]:
     decoder = make()
     try:
         yield decoder

@@ -18,8 +18,8 @@ from streamvid.errors import InputError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.plan.rng import AUGMENT, draws
 from streamvid.transform.cpu_batch_writer import CpuBatchWriter, fits_batch_writer
-from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.cpu_frame_renderer import RenderedFrames
+from streamvid.transform.crop_boxes import Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.dali_graph import build_graph, input_names
 from streamvid.transform.dali_pipeline import GraphOutputs
 from streamvid.transform.gpu_pictures import GpuPictures, fits_one_pass, fits_surfaces

@@ -1,6 +1,6 @@
 """Batches on the CPU without DALI: each frame is written into the batch's tensors as soon as it is decoded.
 
-This is for transforms that consist of cropping and resizing (`streamvid.transform.cpu_crop_resize`), flips, normalising
+This is for transforms that consist of cropping and resizing (`streamvid.transform.crop_boxes`), flips, normalising
 and a layout. The results equal those of `streamvid.transform.dali_graph`, up to the last bit or two of a float. DALI's
 graph would take several times as long, and could begin only when all frames of a batch are decoded.
 """
@@ -21,8 +21,8 @@ from streamvid.arrays import UInt8
 from streamvid.color.picture import Picture
 from streamvid.color.render import PlaneFormat, Targets, normalise
 from streamvid.decode.base import FrameSink
-from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.cpu_frame_renderer import FrameRenderer
+from streamvid.transform.crop_boxes import Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.params import Params, batch_params
 from streamvid.transform.spec import DType, Transform, Views, by_view
 

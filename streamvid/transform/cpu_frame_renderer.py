@@ -14,7 +14,7 @@ from streamvid.color.full_size import FullSizeConverter
 from streamvid.color.picture import Picture
 from streamvid.color.render import PlaneFormat, PlaneRenderer, Targets, normalise
 from streamvid.decode.base import FrameSink
-from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, as_decoded
+from streamvid.transform.crop_boxes import CropBox, Scratch, as_decoded
 from streamvid.transform.spec import Transform
 from streamvid.video.packet_selection import EncodedSlice
 
@@ -31,8 +31,8 @@ def as_written(out: Pixels, *, turns: int, mirrored: bool) -> Pixels:
 class FrameRenderer:
     """Renders frames of one clip for all its views. Thread-safe.
 
-    Planes are resized and then converted to RGB (`streamvid.color.render`); with a transform that converts first, RGB
-    is resized (`streamvid.transform.cpu_crop_resize`).
+    Planes are resized and then converted to RGB (`streamvid.color.render`); with a transform that converts first, the
+    planes of RGB are resized.
 
     Args:
         transforms, boxes: one per view. Only cropping, resizing and normalising are done here.
@@ -50,9 +50,8 @@ class FrameRenderer:
         self._convert: FullSizeConverter | None = None
         if transforms[0].converts_first:
             self._convert = FullSizeConverter(self._color)
-            # Views with the same box share the work.
-            size = {"height": encoded.height, "width": encoded.width}
-            self._resizers = {box: CropResizer(box, **size, scratch=scratch) for box in boxes}
+            self._rgb = PlaneFormat(encoded.height, encoded.width, (1, 1), 8, is_rgb=True)
+            self._cuts = [as_decoded(box, encoded.height, encoded.width).cut for box in boxes]
 
     def __call__(self, picture: Picture, outs: Sequence[Pixels]) -> None:
         """Render a frame.
@@ -61,11 +60,23 @@ class FrameRenderer:
             picture: the decoded frame.
             outs: per view [3, height, width] in the transform's dtype (bfloat16 as uint16), of any strides; written.
         """
-        if self._convert is not None:
-            self._from_rgb(picture, outs)
+        lying = [
+            as_written(out, turns=box.turns, mirrored=box.mirrored)
+            for out, (_, box) in zip(outs, self._views, strict=True)
+        ]
+        if self._convert is None:
+            for renderer, out in zip(self._of(picture.form), lying, strict=True):
+                renderer(picture.planes, out)
             return
-        for renderer, (_, box), out in zip(self._of(picture.form), self._views, outs, strict=True):
-            renderer(picture.planes, as_written(out, turns=box.turns, mirrored=box.mirrored))
+        rgb: UInt8 = self._scratch.take("rgb", (3, self._height, self._width))
+        self._convert(picture, rgb)
+        views = zip(self._of(self._rgb), self._views, self._cuts, lying, strict=True)
+        for renderer, (transform, _), cut, out in views:
+            if cut is None:
+                renderer((rgb[1], rgb[2], rgb[0]), out)
+            else:  # which needs no filter
+                mean, std = transform.mean_std
+                normalise(list(rgb[:, cut[0], cut[1]]), out, dtype=transform.dtype, mean=mean, std=std)
 
     def targets(self, form: PlaneFormat, out: Pixels, offsets: Int64) -> Targets | None:
         """The targets with which C code renders frames of a plane format; None if it cannot.
@@ -98,15 +109,6 @@ class FrameRenderer:
             mean=tuple(255 * value for value in mean),
             std=tuple(255 * value for value in std),
         )
-
-    def _from_rgb(self, picture: Picture, outs: Sequence[Pixels]) -> None:
-        assert self._convert is not None
-        rgb: UInt8 = self._scratch.take("rgb", (3, self._height, self._width))
-        self._convert(picture, rgb)
-        made = {box: resize(list(rgb)) for box, resize in self._resizers.items()}
-        for (transform, box), out in zip(self._views, outs, strict=True):
-            mean, std = transform.mean_std
-            normalise(made[box], out, dtype=transform.dtype, mean=mean, std=std)
 
 
 _plane_renderer = lru_cache(maxsize=256)(PlaneRenderer)

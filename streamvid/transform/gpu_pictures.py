@@ -27,8 +27,8 @@ from streamvid.color.surfaces import (
 from streamvid.color.tags import RGB, Color
 from streamvid.decode.base import GpuFrames
 from streamvid.decode.surface_target import SurfaceTarget, Writes, make_targets
-from streamvid.transform.cpu_crop_resize import CropBox, Scratch, as_decoded, crop_boxes, fits_crop_resize
 from streamvid.transform.cpu_frame_renderer import RenderedFrames, as_written
+from streamvid.transform.crop_boxes import CropBox, Scratch, as_decoded, crop_boxes, fits_crop_resize
 from streamvid.transform.params import Params
 from streamvid.transform.spec import Transform, Views, by_view
 

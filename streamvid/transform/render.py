@@ -21,8 +21,8 @@ from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
 from streamvid.transform.cpu_batch_writer import BatchMemory, CpuBatchWriter, fits_batch_writer
-from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize, resize_in_one_thread
 from streamvid.transform.cpu_frame_renderer import RenderedFrames
+from streamvid.transform.crop_boxes import Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
 from streamvid.transform.gpu_pictures import GpuPictures, fits_one_pass, fits_surfaces
 from streamvid.transform.in_order import AHEAD_PIXELS, BatchSource, decoded_in_order
@@ -352,6 +352,4 @@ def _left_to_cpu(batch: EncodedBatch, on_cpu: Bool | None, every: bool) -> list[
 
 
 def _cpu_decoder(threads: int, isolate: bool) -> CpuDecoder:
-    return CpuDecoder(
-        threads=threads, initializer=resize_in_one_thread, decoder=IsolatedDecoder if isolate else InThreadDecoder
-    )
+    return CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)

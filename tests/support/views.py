@@ -15,8 +15,8 @@ from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import RGB
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.mp4.boxes import MIRRORED
-from streamvid.transform.cpu_crop_resize import Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.cpu_frame_renderer import RenderedFrames
+from streamvid.transform.crop_boxes import Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
 from streamvid.transform.params import ClipTransform, Params, batch_params
 from streamvid.transform.spec import DRAWS, Transform, Views, by_view

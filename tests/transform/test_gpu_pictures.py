@@ -24,7 +24,7 @@ from streamvid.decode.nvdec_library import native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform import gpu_pictures
-from streamvid.transform.cpu_crop_resize import Scratch
+from streamvid.transform.crop_boxes import Scratch
 from streamvid.transform.gpu_pictures import GpuPictures
 from streamvid.transform.params import ClipTransform, batch_params
 from streamvid.transform.render import CpuRenderer, DaliRenderer, GpuRenderer, make_renderer

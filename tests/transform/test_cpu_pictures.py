@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamvid.color.picture import Picture
+from streamvid.color.render import PlaneFormat
+from streamvid.color.tags import RGB
 from streamvid.mp4.boxes import ROTATIONS
-from streamvid.transform.cpu_crop_resize import CropBox, CropResizer, Scratch, fits_crop_resize, resize_in_one_thread
+from streamvid.transform.cpu_frame_renderer import FrameRenderer
+from streamvid.transform.crop_boxes import CropBox, Scratch, fits_crop_resize
 from streamvid.transform.spec import Transform, Views
 from tests.support.views import Array, Clip, clip, torch_batches, video
 
@@ -21,13 +24,17 @@ RAW: dict[str, Any] = {"layout": "THWC", "dtype": "uint8"}
 SIDES = st.integers(1, 150)
 
 
-def planes(frame: Array) -> list[Array]:
-    return [frame[..., channel] for channel in range(3)]
-
-
 def place(placement: CropBox, frame: Array, scratch: Scratch | None = None) -> Array:
-    placer = CropResizer(placement, height=frame.shape[0], width=frame.shape[1], scratch=scratch or Scratch())
-    return np.stack(placer(planes(frame)), axis=-1)
+    height, width, _ = frame.shape
+    encoded: Any = SimpleNamespace(color=RGB, height=height, width=width)
+    render = FrameRenderer(
+        [Transform(dtype="uint8", resize_in="rgb")], [placement], encoded, Scratch() if scratch is None else scratch
+    )
+    red, green, blue = (np.ascontiguousarray(frame[..., channel]) for channel in range(3))
+    out = np.zeros((*placement.size, 3), dtype=np.uint8)
+    picture = Picture((green, blue, red), PlaneFormat(height, width, (1, 1), 8, is_rgb=True), "gbrp")
+    render(picture, [out.transpose(2, 0, 1)])
+    return out
 
 
 class Resize:
@@ -175,10 +182,9 @@ def test_a_part_that_is_not_resized_is_the_part(by_dali: Resize) -> None:
 def test_threads_do_not_share_what_they_work_in() -> None:
     scratch = Scratch()
     frames = clip(90, 121, decoded=40).frames
-    placer = CropResizer(CropBox(0, (0, 0), (90, 121), (40, 50)), height=90, width=121, scratch=scratch)
 
     def make(frame: Array) -> Array:
-        return np.stack(placer(planes(frame)))
+        return place(CropBox(0, (0, 0), (90, 121), (40, 50)), frame, scratch)
 
     wanted = [make(frame) for frame in frames]
     with ThreadPoolExecutor(4) as pool:
@@ -195,29 +201,3 @@ def test_what_is_left_to_dali() -> None:
         assert not fits_crop_resize(Transform(resize=8, interpolation=filter_))
         assert not fits_crop_resize(Transform(random_short_side=(8, 9), crop=8, interpolation=filter_))
         assert not fits_crop_resize(Views({"a": Transform(), "b": Transform(resize=8, interpolation=filter_)}))
-
-
-def test_only_threads_that_decode_resize_in_one_thread() -> None:
-    """What PyTorch does elsewhere, now and later, is none of our business."""
-    import torch
-
-    def seen(before: Callable[[], None] = lambda: None) -> int:
-        counts: list[int] = []
-
-        def ask() -> None:
-            before()
-            counts.append(torch.get_num_threads())
-
-        thread = threading.Thread(target=ask)
-        thread.start()
-        thread.join()
-        return counts[0]
-
-    usual = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        assert seen(resize_in_one_thread) == 1
-        assert torch.get_num_threads() == 3
-        assert seen() == 3
-    finally:
-        torch.set_num_threads(usual)
