@@ -125,8 +125,8 @@ class EncoderFormat:
         if number == _YCGCO != self._tags[0]:
             raise VideoError("its colours are coded as YCgCo, which swscale does not convert: use another --codec")
         try:
-            if frame.format.name.startswith(("gray", "ya")):
-                # swscale takes it for full range, whatever it is told: first its levels are copied beside grey chroma.
+            if from_range == ColorRange.MPEG and frame.format.name.startswith(("gray", "ya")):
+                # swscale takes it for full range, whatever it is told: its levels are copied beside grey chroma first.
                 bits = min(frame.format.components[0].bits, 16)
                 frame = self._with_chroma.reformat(
                     frame,

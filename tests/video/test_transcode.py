@@ -247,21 +247,24 @@ def test_levels_stay_what_they_mean(codec: Target, full_range: bool, tmp_path: P
     assert psnr(decode_with_pyav(whole(source))[1], decode_with_pyav(whole(clip))[1]) > 38
 
 
+@pytest.mark.parametrize("full_range", [False, True])
 @pytest.mark.parametrize("codec", ["h264", "hevc", "mjpeg"])
 @pytest.mark.parametrize("pix_fmt", ["gray", "gray10le", "gray16le", "ya8"])
-def test_levels_of_gray_stay_what_they_mean(codec: Target, pix_fmt: str, tmp_path: Path) -> None:
-    """Black, two greys and white in limited range, of a thermal camera: swscale takes gray for full range always."""
+def test_levels_of_gray_stay_what_they_mean(codec: Target, pix_fmt: str, full_range: bool, tmp_path: Path) -> None:
+    """Black, two greys and white, as of a thermal camera: swscale takes gray for full range always."""
     frame = av.VideoFrame(64, 64, pix_fmt)
-    bits, levels = frame.format.components[0].bits, np.repeat([16, 90, 160, 235], 16)
+    bits, low, high = frame.format.components[0].bits, *((0, 255) if full_range else (16, 235))
+    levels = np.repeat([low, 90, 160, high], 16)
+    stored = levels * ((1 << bits) - 1) // 255 if full_range else levels << (bits - 8)
     lines = np.frombuffer(frame.planes[0], dtype=np.uint8 if bits == 8 else np.uint16)  # type: ignore[call-overload]
     lines = lines.reshape(64, -1)[:, : 64 * len(frame.format.components)]
-    lines[:] = np.repeat(levels << (bits - 8), len(frame.format.components))
-    frame.color_range = 1
+    lines[:] = np.repeat(stored, len(frame.format.components))
+    frame.color_range = 2 if full_range else 1
     encode(TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions(codec, crf=1))
     clip = store_clip(tmp_path / "a.mp4", tmp_path)
-    assert clip.color_range == ("pc" if codec == "mjpeg" else "tv")
+    assert clip.color_range == ("pc" if codec == "mjpeg" or full_range else "tv")
     shown = decode_with_pyav(whole(clip))[0, 32, 8::16].astype(int)
-    assert np.abs(shown - np.round((levels[8::16, None] - 16) / 219 * 255)).max() <= 3
+    assert np.abs(shown - np.round((levels[8::16, None] - low) / (high - low) * 255)).max() <= 3
 
 
 def test_ycgco_is_kept_or_refused(tmp_path: Path) -> None:
