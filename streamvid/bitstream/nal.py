@@ -228,7 +228,7 @@ class KnownSets:
 
     def __init__(self, syntax: NalSyntax, sets: Sequence[bytes], number: Callable[[bytes], int]) -> None:
         self._syntax, self._number = syntax, number
-        self._stated = dict(self._named(unit) for unit in sets if unit)
+        self._stated = dict(self._named(unit) for unit in sets if unit.rstrip(b"\0"))
         self.changed: dict[tuple[int, int | bytes], bytes] = {}
         """By type and number, the sets in band so far that differ from the sample description's."""
 

@@ -545,6 +545,23 @@ def test_hevc_whose_parameter_sets_are_in_band_alone(container: str, tmp_path: P
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, np.array([6]))), sequential(source)[6:7])
 
 
+@pytest.mark.parametrize("container", ["mkv", "mp4"])
+@pytest.mark.parametrize("sets", [(0,), (1,), (0, 1)])
+def test_h264_whose_stated_parameter_sets_are_lost(sets: tuple[int, ...], container: Container, tmp_path: Path) -> None:
+    """Zeros in the header, as where a block of a disk was lost. Players take the sets that the packets repeat."""
+    recipe = Recipe(container=container, frames=8, gop=4, width=128, height=96, params=(("repeat-headers", "1"),))
+    source = write(recipe, tmp_path / f"a.{container}")
+    data, (head, *stated) = bytearray(source.read_bytes()), _avcc(source)
+    for number in sets:
+        at = data.index(stated[number], data.index(head)) + 2
+        data[at : at + len(stated[number]) - 2] = bytes(len(stated[number]) - 2)
+    lost = tmp_path / f"lost.{container}"
+    lost.write_bytes(data)
+    clip = store_clip(lost, tmp_path)
+    np.testing.assert_array_equal(decode_with_pyav(whole(clip)), sequential(source))
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, np.array([6]))), sequential(source)[6:7])
+
+
 def test_motion_jpeg_of_which_a_picture_has_no_scan_is_refused(tmp_path: Path) -> None:
     """A bit of the marker before the scan has flipped. FFmpeg shows what lies in memory, without an error."""
     made = write(Recipe(codec="mjpeg", container="mkv", frames=6, width=64, height=64), tmp_path / "a.mkv")
