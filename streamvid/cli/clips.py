@@ -59,7 +59,8 @@ def _ls(arguments: argparse.Namespace) -> int:
             print("\t".join(map(printable, table.column_names)))
         print("\n".join(_json_lines(table) if arguments.json else _tab_lines(table)), flush=True)
     if number < 0:
-        log.warning("no clip is listed: widen --where or --keys")
+        chosen = arguments.where is not None or arguments.keys is not None
+        log.warning("no clip is listed: %s", "widen --where or --keys" if chosen else "all are forgotten")
     return 0
 
 

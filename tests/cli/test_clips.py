@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import streamvid as sv
 from streamvid.cli.main import main
 from tests.support.packed import NATURAL_ORDER, make_videos, packing_inline
 from tests.support.refused import assert_refused
@@ -25,6 +27,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def test_a_dataset_of_which_all_is_forgotten(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing can be widened then."""
+    shutil.copytree(folder / "ds", tmp_path / "ds")
+    (tmp_path / "keys.txt").write_text("\n".join(sv.Dataset.open(tmp_path / "ds").clips.key))
+    assert main(["forget", str(tmp_path / "ds"), "--keys", str(tmp_path / "keys.txt")]) == 0
+    capsys.readouterr()
+    assert main(["ls", str(tmp_path / "ds")]) == 0
+    assert capsys.readouterr().err == "streamvid: no clip is listed: all are forgotten\n"
+
+
 def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", str(folder / "ds"), "--where", "frames == 12"]) == 0
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
@@ -32,6 +44,8 @@ def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("a_one-e", "0.4", "12", "30", "96", "64", "h264", "0"),
         ("b_clip2", "0.4", "12", "30", "160", "144", "hevc", "2"),
     ]
+    assert main(["ls", str(folder / "ds"), "--where", "frames == 13"]) == 0
+    assert capsys.readouterr().err == "streamvid: no clip is listed: widen --where or --keys\n"
     assert main(["ls", str(folder / "ds"), "--json", "--limit", "2", "--columns", "key, caption"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["caption"] for row in found] == ["a\t0 \x1b[2J\u202e", "a\t1 \x1b[2J\u202e"]
