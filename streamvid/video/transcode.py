@@ -345,9 +345,12 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
 
 
 def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """The frames of a track, without a last one that is cut off."""
+    """The frames of a track, without a last one that is cut off. Packets without data, which in Ogg stand for a frame
+    that is shown on, give none."""
     for packet in whole_packets(container, stream, cut_off=source.cut_off):
-        yield from decode(stream.codec_context, packet)
+        if packet.size:
+            yield from decode(stream.codec_context, packet)
+    yield from stream.codec_context.decode(None)
 
 
 def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:
