@@ -367,6 +367,26 @@ def test_what_cannot_be_stored_is_decoded_from_the_file(tmp_path: Path) -> None:
     assert times(clip) == [Fraction(n, 25) for n in range(20)]
 
 
+def test_a_recording_of_mpeg2_that_begins_long_before_a_key_frame(tmp_path: Path) -> None:
+    """So long that FFmpeg has opened the decoder without a sequence header, which the packets before it need."""
+    path = tmp_path / "a.ts"
+    with av.open(str(path), "w", format="mpegts") as output:
+        stream: Any = output.add_stream("mpeg2video", rate=25)
+        stream.width, stream.height, stream.gop_size = 32, 32, 300
+        stream.codec_context.options = {"sc_threshold": "1000000000"}
+        for number in range(320):
+            frame = av.VideoFrame(32, 32, "yuv420p")
+            for plane in frame.planes:
+                plane.update(bytes([128]) * plane.buffer_size)
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            for packet in stream.encode(frame):
+                if number > 20:
+                    output.mux(packet)
+        output.mux(stream.encode(None))
+    clip = converted(path, tmp_path / "out", TranscodeOptions("h264"))
+    assert times(clip) == [Fraction(n, 25) for n in range(20)]
+
+
 def test_packets_without_data_are_no_frames(tmp_path: Path) -> None:
     """In Ogg they show the frame before on, and VLC ends its files with one. They are an error to FFmpeg's decoder."""
     encoder: Any = av.CodecContext.create("mpeg2video", "w")
