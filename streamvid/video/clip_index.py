@@ -210,6 +210,8 @@ def _check_colors_stay(
     for number, kind in enumerate(kinds):
         if kind.colors is not None:
             found.setdefault(kind.colors, number)
+    if list(found.values()) == [0]:  # Matroska's tags, which count where the bitstream has none, are in no `stsd`
+        return
     plain = replace(frame_format, pix_fmt=frame_format.pix_fmt.replace("yuvj", "yuv"))
     for colors, number in found.items():
         stated = _settled(tag_names(colors.matrix, colors.primaries, colors.full_range), codec, plain, stsd)

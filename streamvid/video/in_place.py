@@ -21,6 +21,8 @@ from streamvid.video.stored_clip import StoredClip
 
 _HEADER_BYTES: Final = 64
 """A container's header of a packet: behind where FFmpeg says that the packet lies, before its bytes."""
+_DELIMITER: Final = 2
+"""Bytes of AV1's temporal delimiter, with which browsers' recordings and IVF begin each packet, and no MP4 does."""
 CANNOT: Final = "so it cannot be indexed in place: pack it (--copy-others)"
 _WHY: Final = {
     "mpegts": "a transport stream cuts its packets into pieces of 184 bytes",
@@ -67,6 +69,7 @@ def _find_packets(source: VideoFile, clip: StoredClip) -> Int64:
         kind = container.format.name.split(",")[0]
         places = ((packet.pos, packet.size) for packet in track_packets(container, stream) if packet.size)
         last = None
+        surplus = (0, _DELIMITER if clip.codec == "av1" else 0)
         for offset, size in zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True):
             copied.seek(offset)
             wanted = copied.read(size)
@@ -74,7 +77,7 @@ def _find_packets(source: VideoFile, clip: StoredClip) -> Int64:
                 if place is not None and place == last:
                     raise VideoError(f"several of its frames share a block (lacing), {CANNOT}")
                 last = place
-                at = _position(file, place, wanted) if place is not None and length == size else -1
+                at = _position(file, place, wanted) if place is not None and length - size in surplus else -1
                 if at >= 0:
                     found.append(at)
                     break

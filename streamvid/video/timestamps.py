@@ -125,6 +125,9 @@ def _date_by_order(
         pts = clock = _stored_times(source, codec, len(pts))
     elif container == "matroska" and codec in _REORDERED and _has_decode_times_alone(source, codec):
         pts = np.full(len(pts), _NO_PTS)
+    elif container == "ogg" and codec in _REORDERED:  # OGM: decode times, one for each page
+        clock = _fill_gaps(_stored_times(source, codec, len(pts)), demuxed.duration)
+        pts = np.full(len(pts), _NO_PTS)
     complete = not (pts == _NO_PTS).any()
     if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
         if container == "mpegts":

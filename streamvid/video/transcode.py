@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain
@@ -345,9 +345,14 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
 
 
 def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
-    """The frames of a track, without a last one that is cut off."""
+    """The frames of a track, without a last one that is cut off, and without those before the first key frame that
+    cannot be decoded. Packets without data, which in Ogg stand for a frame that is shown on, give none."""
+    started = False
     for packet in whole_packets(container, stream, cut_off=source.cut_off):
-        yield from decode(stream.codec_context, packet)
+        started = started or packet.is_keyframe
+        with nullcontext() if started else suppress(av.error.InvalidDataError):
+            yield from decode(stream.codec_context, packet) if packet.size else ()
+    yield from stream.codec_context.decode(None)
 
 
 def _decode_stream(source: VideoFile, rate: Fraction) -> Iterator[tuple[VideoFrame, int]]:

@@ -97,6 +97,20 @@ def test_what_the_bitstream_says_in_any_container(name: str, by: str, expected: 
     assert clip.color == Color(*expected)
 
 
+@pytest.mark.parametrize("codec", ["h264", "vp9", "av1"])
+def test_what_matroska_alone_says(codec: Any, tmp_path: Path) -> None:
+    """Of AV1 it is in no sample description, and counted as a change of colours."""
+    plain = write(Recipe(codec=codec, width=160, height=144, frames=3, colour="untagged"), tmp_path / "plain.mp4")
+    with av.open(str(plain)) as source, av.open(str(tmp_path / "a.mkv"), "w") as output:
+        track = output.add_stream_from_template(source.streams.video[0], opaque=True)
+        track.codec_context.colorspace = 9
+        for packet in source.demux(video=0):
+            if packet.size:
+                packet.stream = track
+                output.mux(packet)
+    assert (stored(plain).color_space, stored(tmp_path / "a.mkv").color_space) == ("smpte170m", "bt2020nc")
+
+
 def filtered(path: Path, by: str, target: Path) -> Path:
     """The same packets through a bitstream filter of FFmpeg."""
     with av.open(str(path)) as source, av.open(str(target), "w") as output:

@@ -66,6 +66,21 @@ def test_the_index_is_that_of_packing(tmp_path: Path, name: str) -> None:
     assert packets(ours) == packets(there)
 
 
+def test_av1_with_temporal_delimiters(tmp_path: Path) -> None:
+    """As browsers record it, and as IVF has it; a clip's packets are without."""
+    copied = write(replace(SMALL, codec="av1"), tmp_path / "a.mp4")
+    source = tmp_path / "a.ivf"
+    with av.open(str(copied)) as file, av.open(str(source), "w") as output:
+        track = output.add_stream_from_template(file.streams.video[0], opaque=True)
+        for packet in file.demux(video=0):
+            if packet.size:
+                packet.stream = track
+                output.mux(packet)
+    assert packets(index_where_it_lies(VideoFile(source), tmp_path / "copy")) == packets(
+        packed(copied, tmp_path / "packed")
+    )
+
+
 @pytest.mark.parametrize("name", ["b_frames.mp4", "audio.mov", "hev1.mp4", "open.mp4", "av1.mp4"])
 def test_tables_give_the_same_but_for_what_only_packets_tell(tmp_path: Path, name: str) -> None:
     path = write(LYING[name], tmp_path / name)

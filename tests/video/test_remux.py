@@ -29,8 +29,9 @@ from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import one_after_the_other, write
+from tests.support.ogm import write_ogm
 from tests.support.reference import seconds, sequential, slice_of, whole
-from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, read_frame_number, truncate
+from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, paint, read_frame_number, truncate
 from tools.damage import lie_about_order
 from tools.recipes import Codec, Container
 
@@ -667,6 +668,24 @@ def test_an_mp4_without_times_is_refused_with_a_way_on(tmp_path: Path) -> None:
     options = PackOptions(fps=Fraction(30))
     clip, _ = remux_or_build(str(way), way, tmp_path / "clip", options, Retry(), cut_only=False)
     assert [read_frame_number(frame) for frame in decode_with_pyav(slice_of(clip, range(24)))] == [*range(24)]
+
+
+@pytest.mark.parametrize("per_page", [1, 4])
+def test_decode_times_of_pages(per_page: int, tmp_path: Path) -> None:
+    """OGM has decode times, as AVI, and one alone for all packets of a page."""
+    encoder: Any = av.CodecContext.create("mpeg4", "w")
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 160, 96, "yuv420p", Fraction(1, 25)
+    encoder.max_b_frames = 2
+    recipe = Recipe(width=160, height=96, frames=40, fps=Fraction(25))
+    pictures = [
+        av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p") for picture in paint(recipe)
+    ]
+    packets = [bytes(packet) for picture in (*pictures, None) for packet in encoder.encode(picture)]
+    source = write_ogm(tmp_path / "a.ogm", packets, fourcc=b"XVID", size=(160, 96), per_page=per_page)
+    clip = store_clip(source, tmp_path)
+    frames = decode_with_pyav(slice_of(clip, range(len(clip.index.visible))))
+    assert [read_frame_number(frame) for frame in frames] == [*range(40)]
+    assert [time * Fraction(*clip.time_base) for time in clip.index.frame_pts.tolist()] == recipe.shown_at()
 
 
 def test_times_of_vp8_in_ticks_of_several_parts_of_a_second(tmp_path: Path) -> None:

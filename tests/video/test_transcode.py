@@ -33,8 +33,9 @@ from streamvid.video.stored_clip import CUT_OFF, StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
 from tests.support.clips import without_packets, write
 from tests.support.field_pictures import Picture, write_fields
+from tests.support.ogm import write_ogm
 from tests.support.reference import slice_of, to_rgb, whole
-from tools.clips import Recipe, flip_bytes, hard_recipes, read_frame_number
+from tools.clips import Recipe, flip_bytes, hard_recipes, paint, read_frame_number
 
 HARD = hard_recipes()
 WIDE = Recipe(width=320, height=176, frames=40, gop=20)
@@ -354,8 +355,6 @@ def test_what_cannot_be_stored_is_decoded_from_the_file(tmp_path: Path) -> None:
         stream: Any = output.add_stream("mpeg2video", rate=25)
         stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 160, 96, "yuv420p", 4_000_000
         recipe = Recipe(width=160, height=96, frames=20, gop=10)
-        from tools.clips import paint
-
         for number, picture in enumerate(paint(recipe)):
             frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
             frame.pts, frame.time_base = number, Fraction(1, 25)
@@ -366,6 +365,40 @@ def test_what_cannot_be_stored_is_decoded_from_the_file(tmp_path: Path) -> None:
     clip = converted(path, tmp_path / "out", TranscodeOptions("h264"))
     assert numbers(clip, recipe) == list(range(20))
     assert times(clip) == [Fraction(n, 25) for n in range(20)]
+
+
+def test_a_recording_of_mpeg2_that_begins_long_before_a_key_frame(tmp_path: Path) -> None:
+    """So long that FFmpeg has opened the decoder without a sequence header, which the packets before it need."""
+    path = tmp_path / "a.ts"
+    with av.open(str(path), "w", format="mpegts") as output:
+        stream: Any = output.add_stream("mpeg2video", rate=25)
+        stream.width, stream.height, stream.gop_size = 32, 32, 300
+        stream.codec_context.options = {"sc_threshold": "1000000000"}
+        for number in range(320):
+            frame = av.VideoFrame(32, 32, "yuv420p")
+            for plane in frame.planes:
+                plane.update(bytes([128]) * plane.buffer_size)
+            frame.pts, frame.time_base = number, Fraction(1, 25)
+            for packet in stream.encode(frame):
+                if number > 20:
+                    output.mux(packet)
+        output.mux(stream.encode(None))
+    clip = converted(path, tmp_path / "out", TranscodeOptions("h264"))
+    assert times(clip) == [Fraction(n, 25) for n in range(20)]
+
+
+def test_packets_without_data_are_no_frames(tmp_path: Path) -> None:
+    """In Ogg they show the frame before on, and VLC ends its files with one. They are an error to FFmpeg's decoder."""
+    encoder: Any = av.CodecContext.create("mpeg2video", "w")
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 160, 96, "yuv420p", Fraction(1, 25)
+    recipe = Recipe(width=160, height=96, frames=12)
+    pictures = [
+        av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p") for picture in paint(recipe)
+    ]
+    packets = [bytes(packet) for picture in (*pictures, None) for packet in encoder.encode(picture)]
+    source = write_ogm(tmp_path / "a.ogm", [*packets[:5], b"", *packets[5:], b""], fourcc=b"MPG2", size=(160, 96))
+    clip = converted(source, tmp_path / "out", TranscodeOptions("h264"))
+    assert numbers(clip, recipe) == list(range(12))
 
 
 def test_an_edit_list_of_several_parts(tmp_path: Path) -> None:
