@@ -122,7 +122,6 @@ def test_what_only_dali_resizes(dataset: Path, interpolation: Any) -> None:
                 assert torch.equal(got, ds[key]["video"])
 
 
-@pytest.mark.full
 def test_frames_of_every_hard_clip(tmp_path: Path) -> None:
     """Random frames, in any order and repeated, are bit for bit those of a full decode of the stored clip, as DALI has
     their colours, and by the clip's tags."""
