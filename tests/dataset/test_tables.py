@@ -162,25 +162,27 @@ def _rewrite(folder: Path, change: Callable[[pa.Table], pa.Table], which: str = 
 
 
 @pytest.mark.parametrize(
-    "spoil",
+    ("spoil", "cached"),
     [
-        _lose,
-        _damage,
-        _other_rows,
-        _no_codec,
-        _other_type,
-        _damage_texts,
-        _lose_texts,
-        _no_key,
-        _other_keys,
-        _other_texts,
-        _edit(of="0" * 64),
-        _edit(shards=4),
-        _edit(first="00000007"),
-        _edit(shards=10**12),
+        (_lose, False),
+        (_lose, True),
+        (_damage, False),
+        (_damage, True),
+        (_other_rows, False),
+        (_no_codec, True),
+        (_other_type, False),
+        (_damage_texts, False),
+        (_damage_texts, True),
+        (_lose_texts, True),
+        (_no_key, False),
+        (_other_keys, True),
+        (_other_texts, False),
+        (_edit(of="0" * 64), True),
+        (_edit(shards=4), False),
+        (_edit(first="00000007"), True),
+        (_edit(shards=10**12), False),
     ],
 )
-@pytest.mark.parametrize("cached", [False, True])
 def test_a_table_that_does_not_fit_is_not_used(
     packed: Path,
     site: FaultyS3,

@@ -37,7 +37,7 @@ SURVEYED = tuple(
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("damaged") / "sources"
-    make_damaged(folder, 12, SURVEYED)
+    make_damaged(folder, 8, SURVEYED)
     return folder
 
 

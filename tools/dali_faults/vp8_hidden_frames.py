@@ -24,6 +24,7 @@ def encode(every):
         options = {"deadline": "realtime", "cpu-used": "-8", "lag-in-frames": "0", "auto-alt-ref": "0", "b": "2M"}
         stream = container.add_stream("libvpx", rate=30, options=options)
         stream.width, stream.height, stream.pix_fmt, stream.gop_size = 320, 192, "yuv420p", FRAMES
+        stream.codec_context.thread_count = 1  # libvpx's threads wait for each other in busy loops
         number = 0
         for n in range(FRAMES + 1):
             picture = None
