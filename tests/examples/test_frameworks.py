@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.packed import pack_with_columns
+from tests.support.serving import free_port
 from tools.clips import Recipe
 
 ROOT = Path(__file__).parents[2]
 CLIPS = 19
 Sample = tuple[int, str]
 """Rank and key."""
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 @pytest.fixture(scope="module")
@@ -32,9 +32,35 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> P
     )
 
 
-def run(*command: str) -> list[Sample]:
-    """Rank and clip of all samples of epoch 0, in the order printed. Nothing is said about exceptions at exit. Where
-    there is an evaluation, it is of each clip once."""
+# Both runs, each in processes forked from one that has imported the framework: to import it takes most of the time.
+# Between the runs a line of dashes.
+_RANKS = """
+import importlib, json, os, runpy, sys
+module, size, runs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+importlib.import_module(module)
+
+def rank_of_a_run():
+    for port, arguments in runs:
+        ranks = []
+        for rank in range(size):
+            ranks.append(os.fork())
+            if not ranks[-1]:
+                world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+                world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+                os.environ.update({name: str(value) for name, value in world.items() if size > 1})
+                return arguments
+        if any([os.waitpid(rank, 0)[1] for rank in ranks]):
+            sys.exit("a rank has failed")
+        print("---", flush=True)
+    sys.exit()
+
+sys.argv = rank_of_a_run()
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run(*command: str) -> str:
+    """What a Python program prints. Nothing is said about exceptions at exit."""
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "",
@@ -45,43 +71,56 @@ def run(*command: str) -> list[Sample]:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception" not in done.stderr
     assert "Traceback" not in done.stderr
-    evaluated = set(re.findall(r"'eval_evaluated': (\d+)", done.stdout))
-    assert evaluated == ({str(CLIPS)} if "examples/frameworks/trainer_train.py" in command else set())
+    return done.stdout
+
+
+def samples(printed: str, framework: str) -> list[Sample]:
+    """Rank and clip of all samples of epoch 0, in the order printed. Where there is an evaluation, it is of each clip
+    once."""
+    evaluated = set(re.findall(r"'eval_evaluated': (\d+)", printed))
+    assert evaluated == ({str(CLIPS)} if framework == "transformers" else set())
     # Two ranks write: a line's end may come behind the other's line.
-    lines = [json.loads("{" + line) for line in done.stdout.replace("}", "}\n").split("{")[1:] if '"clips"' in line]
+    lines = [json.loads("{" + line) for line in printed.replace("}", "}\n").split("{")[1:] if '"clips"' in line]
     assert {line["epoch"] for line in lines} == {0}
     return [(line["rank"], clip) for line in lines for clip in line["clips"]]
 
 
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "lightning": ("examples/frameworks/lightning_train.py", "--devices", "2"),
-    "accelerate": (*TORCHRUN, "examples/frameworks/accelerate_train.py"),
-    "transformers": (*TORCHRUN, "examples/frameworks/trainer_train.py"),
-    "torchdata": ("examples/frameworks/torchdata_train.py",),
+FRAMEWORKS = {
+    "lightning": ("lightning_train.py", 2, ""),  # it starts its ranks by itself
+    "accelerate": ("accelerate_train.py", 2, "accelerate"),
+    "transformers": ("trainer_train.py", 2, "transformers.trainer"),
+    "torchdata": ("torchdata_train.py", 1, "torchdata.stateful_dataloader"),
 }
+"""The example, its ranks, and what it imports."""
 
 
 @pytest.fixture(scope="module")
 def runs(dataset: Path) -> Iterator[dict[str, Future[tuple[list[Sample], list[Sample]]]]]:
-    """Of each framework that is installed, what was seen before the stop and after it. All at once: most of the time
-    goes into importing them."""
+    """Of each framework that is installed, what was seen before the stop and after it. All at once."""
 
     def stopped_and_resumed(framework: str) -> tuple[list[Sample], list[Sample]]:
-        command = [*COMMANDS[framework], str(dataset), "--checkpoints", str(dataset.parent / framework)]
-        return run(*command, "--steps", "2"), run(*command, "--epochs", "1")
+        example, ranks, module = FRAMEWORKS[framework]
+        common = [f"examples/frameworks/{example}", str(dataset), "--checkpoints", str(dataset.parent / framework)]
+        both = [[*common, "--steps", "2"], [*common, "--epochs", "1"]]
+        if module:
+            ports = [free_port(), free_port()]
+            printed = run("-c", _RANKS, module, str(ranks), json.dumps([*zip(ports, both, strict=True)])).split("---")
+        else:
+            printed = [run(*arguments, "--devices", str(ranks)) for arguments in both]
+        return samples(printed[0], framework), samples(printed[1], framework)
 
-    with ThreadPoolExecutor(len(COMMANDS)) as pool:
-        yield {name: pool.submit(stopped_and_resumed, name) for name in COMMANDS if importlib.util.find_spec(name)}
+    with ThreadPoolExecutor(len(FRAMEWORKS)) as pool:
+        yield {name: pool.submit(stopped_and_resumed, name) for name in FRAMEWORKS if importlib.util.find_spec(name)}
 
 
-@pytest.mark.parametrize("framework", COMMANDS)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_run_that_was_stopped_goes_on(
     runs: dict[str, Future[tuple[list[Sample], list[Sample]]]], framework: str
 ) -> None:
     if framework not in runs:
         pytest.skip(f"{framework} is not installed: pip install -e '.[frameworks]'")
     before, after = runs[framework].result()
-    ranks = 1 if framework == "torchdata" else 2
+    ranks = FRAMEWORKS[framework][1]
     assert len(before) == 2 * 2 * ranks
     assert {rank for rank, _ in before} == {rank for rank, _ in after} == set(range(ranks))
     assert sorted(clip for _, clip in before + after) == [f"c{n:02}" for n in range(CLIPS)]
