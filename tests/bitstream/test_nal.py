@@ -38,9 +38,10 @@ HEVC: list[Params] = [
     (), (("b-pyramid", "0"),), (("slices", "3"),), (("temporal-layers", "3"), ("b-adapt", "0")),
     (("repeat-headers", "1"),),
 ]  # fmt: skip
+SMALL = Recipe(width=128, height=96, frames=70, b_frames=3)
 RECIPES = [
-    *(Recipe(frames=70, gop=gop, b_frames=3, params=more) for more in H264 for gop in (7, 400)),
-    *(Recipe(codec="hevc", frames=70, gop=gop, b_frames=4, params=more) for more in HEVC for gop in (9, 400)),
+    *(replace(SMALL, gop=gop, params=more) for more in H264 for gop in (7, 400)),
+    *(replace(SMALL, codec="hevc", gop=gop, b_frames=4, params=more) for more in HEVC for gop in (9, 400)),
     Recipe(codec="hevc", frames=40, gop=10, b_frames=3, open_gop=True),
     Recipe(codec="hevc", frames=40, gop=10, b_frames=3, open_gop=True, from_key=1),
     Recipe(frames=40, gop=10, b_frames=3, drop=2),

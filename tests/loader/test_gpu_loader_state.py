@@ -105,8 +105,14 @@ def whole(dataset: Path) -> Whole:
     return of_kind
 
 
-@pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize("stop", [0, 1, "last", "over", 1001])
+@pytest.mark.parametrize(
+    ("kind", "stop"),
+    [
+        *((kind, 1) for kind in SAMPLERS),
+        *((kind, 1001) for kind in ("shuffle", "generator", "replacement", "own")),
+        *((kind, stop) for kind in ("in order", "batches") for stop in (0, "last", "over")),
+    ],
+)
 def test_a_run_resumes_with_the_same_batches(dataset: Path, whole: Whole, kind: str, stop: Any) -> None:
     """Saved before the first batch, within the first or second epoch, with its last batch, and at its end. PyTorch's
     own generator is somewhere else when the run resumes."""

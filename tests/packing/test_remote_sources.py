@@ -59,7 +59,14 @@ def reasons(report: Any) -> dict[str, str]:
     return {one.source: one.reason for one in report.rejected}
 
 
-@pytest.mark.parametrize("fault", ["503", "empty 503", "429", "timeout", "expired", "reset", "cut"])
+@pytest.mark.parametrize(
+    ("table", "fault"),
+    [
+        *(("s3", fault) for fault in ("503", "429", "expired", "cut")),
+        *(("web", fault) for fault in ("empty 503", "timeout", "reset", "cut")),
+    ],
+    indirect=["table"],
+)
 def test_an_outage_is_waited_out(site: FaultyS3, table: Path, tmp_path: Path, fault: str) -> None:
     site.fault = lambda method, key, before: fault if method == "GET" and "b.mp4" in key and before < 2 else None
     report = pack(table, tmp_path / "packed", progress=False)

@@ -237,8 +237,14 @@ def clips_of(batches: list[dict[str, Any]]) -> Iterator[tuple[tuple[int, str, fl
             yield (int(batch["epoch"][n]), batch["key"][n], float(batch["pts"][n, 0])), batch["video"][n]
 
 
-@pytest.mark.parametrize("sampling", [sv.Window(3), sv.TiledWindows(3)])
-@pytest.mark.parametrize("options", [{}, {"shuffle": "block"}, {"locality": "node", "ranks_per_node": 1}])
+@pytest.mark.parametrize(
+    ("sampling", "options"),
+    [
+        (sv.TiledWindows(3), {}),
+        (sv.Window(3), {"shuffle": "block"}),
+        (sv.Window(3), {"locality": "node", "ranks_per_node": 1}),
+    ],
+)
 def test_the_same_frames_of_every_clip(dataset: Path, sampling: Any, options: dict[str, Any]) -> None:
     found = []
     for bucket_steps in (False, 3):

@@ -25,6 +25,7 @@ from streamvid.storage.cache_dir import user_cache_dir
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
 from tests.support.packed import digests, packing_inline
+from tests.support.profile import by_profile
 
 GONE = ("clip1", "clip4")
 
@@ -264,7 +265,7 @@ def test_killed_anywhere(folder: Path, tmp_path: Path, purge: bool) -> None:
     """It is the dataset of before, or the new one; and the same call ends it."""
     old, destination = folder, tmp_path / "killed" / "ds"
     wanted = traces(old, sv.Dataset.open(old))
-    for at in range(1, 200):
+    for at in range(1, 200, by_profile(ci=3, nightly=1)):
         shutil.rmtree(destination.parent, ignore_errors=True)
         shutil.copytree(old, destination)
         code = die_before_change(at, destination, lambda: sv.forget(destination, list(GONE), purge=purge))

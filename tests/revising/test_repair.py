@@ -22,6 +22,7 @@ from tests.revising.conftest import CLIPS
 from tests.support.clips import write
 from tests.support.images import taken
 from tests.support.packed import InlineWorkers, digests, packing_inline
+from tests.support.profile import by_profile
 from tools.recipes import Recipe
 
 BAD = ("clip1", "clip4")
@@ -187,7 +188,7 @@ def test_killed_anywhere(folder: Path, videos: Path, tmp_path: Path) -> None:
     spoil(folder, ("clip1",))
     assert found_bad(folder, tmp_path / "q") == {"clip1"}
     destination = tmp_path / "killed" / "ds"
-    for at in range(1, 100):
+    for at in range(1, 100, by_profile(ci=3, nightly=1)):
         shutil.rmtree(destination.parent, ignore_errors=True)
         shutil.copytree(folder, destination)
 

@@ -108,7 +108,7 @@ def test_it_gives_what_pyav_gives(name: str, both: Both, tmp_path: Path) -> None
 @pytest.mark.parametrize("name", RECIPES)
 def test_it_fails_where_pyav_fails(name: str, both: Both, tmp_path: Path) -> None:
     encoded, rng, errors = stored(RECIPES[name], tmp_path), np.random.default_rng(7), 0
-    for _ in range(20):
+    for _ in range(10):
         data = encoded.data.copy()
         places = rng.integers(0, len(data), int(rng.integers(1, 9)))
         data[places] ^= rng.integers(1, 256, len(places)).astype(np.uint8)
