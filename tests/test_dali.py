@@ -81,18 +81,19 @@ def test_it_goes_on_where_a_loader_was(packed: Path) -> None:
         assert torch.equal(one["clip"], two["clip"])
 
 
-@pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize(
-    ("policy", "batch_size", "auto_reset"),
+    ("policy", "batch_size", "auto_reset", "padded"),
     [
-        ("fill", 2, True),
-        ("fill", 3, False),
-        ("fill", 10, True),
-        ("drop", 2, False),
-        ("drop", 3, True),
-        ("partial", 2, True),
-        ("partial", 3, False),
-        ("partial", 7, False),
+        ("fill", 2, True, True),
+        ("fill", 3, False, False),
+        ("fill", 3, True, True),
+        ("fill", 10, True, False),
+        ("drop", 2, False, True),
+        ("drop", 3, True, False),
+        ("drop", 3, False, True),
+        ("partial", 2, True, False),
+        ("partial", 3, False, True),
+        ("partial", 7, False, False),
     ],
 )
 def test_epochs_are_those_of_dali(packed: Path, policy: Any, padded: bool, auto_reset: bool, batch_size: int) -> None:

@@ -58,7 +58,7 @@ def run(path: str | Path, **options: Any) -> tuple[list[dict[str, Any]], sv.Load
 
 @pytest.mark.parametrize(
     ("shuffle", "sampling"),
-    [("full", sv.Window(2)), ("block", sv.Uniform(4, pick="random")), ("none", sv.Window(2)), ("none", sv.All())],
+    [("full", sv.Window(2)), ("block", sv.Uniform(4, pick="random")), ("none", sv.All())],
 )
 def test_ranges_and_shards_give_the_batches_of_local_files(
     s3: FaultyS3, packed: Path, tmp_path: Path, shuffle: Any, sampling: Any

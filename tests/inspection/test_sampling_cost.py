@@ -54,8 +54,16 @@ def asked(site: FaultyS3) -> tuple[int, int]:
     return count, size
 
 
-@pytest.mark.parametrize("fetch", ["ranges", "shards"])
-@pytest.mark.parametrize("sampling", [sv.Window(2), sv.Frames([0, 55]), sv.TiledWindows(20)], ids=str)
+@pytest.mark.parametrize(
+    ("sampling", "fetch"),
+    [
+        (sv.Window(2), "ranges"),
+        (sv.Frames([0, 55]), "ranges"),
+        (sv.TiledWindows(20), "ranges"),
+        (sv.TiledWindows(20), "shards"),
+    ],
+    ids=str,
+)
 def test_predicted_bytes_and_requests_are_those_of_a_loader(
     s3: FaultyS3, tmp_path: Path, fetch: Any, sampling: Any
 ) -> None:
