@@ -8,6 +8,7 @@ Loaded by `pytest_plugins` in tests/conftest.py.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import subprocess
@@ -69,11 +70,23 @@ def s3_environment(server: S3Server) -> Iterator[None]:
             patch.delenv(name, raising=False)
         for name, value in server.environment().items():
             patch.setenv(name, value)
+        _keep_models()
         forget_s3_connections()
         try:
             yield
         finally:
             forget_s3_connections()
+
+
+def _keep_models() -> None:
+    """Let botocore read its models of S3, some megabytes of JSON, once in a process: it does so for every client, and
+    nearly every test has one of its own. That is 0.1 s."""
+    with contextlib.suppress(ImportError):
+        from botocore.loaders import JSONFileLoader
+
+        if not hasattr(JSONFileLoader.load_file, "__wrapped__"):
+            load = functools.cache(functools.partial(JSONFileLoader.load_file, JSONFileLoader()))
+            JSONFileLoader.load_file = functools.wraps(JSONFileLoader.load_file)(lambda _, path: load(path))
 
 
 def forget_s3_connections() -> None:
