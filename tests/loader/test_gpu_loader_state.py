@@ -110,7 +110,7 @@ def whole(dataset: Path) -> Whole:
     [
         *((kind, 1) for kind in SAMPLERS),
         *((kind, 1001) for kind in ("shuffle", "generator", "replacement", "own")),
-        *((kind, stop) for kind in ("in order", "batches") for stop in (0, "last", "over")),
+        *((kind, stop) for kind in ("in order", "batches") for stop in (0, 3, "last", "over")),
     ],
 )
 def test_a_run_resumes_with_the_same_batches(dataset: Path, whole: Whole, kind: str, stop: Any) -> None:
