@@ -44,9 +44,10 @@ from tools.clips import Recipe
 
 
 @pytest.fixture(autouse=True)
-def cores_take_small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+def cores_take_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that few pixels are enough to have engines and cores decode beside each other."""
-    monkeypatch.setattr(job_queue, "CPU_MIN_FRAME_PIXELS", 500_000)
+    monkeypatch.setattr(job_queue, "CPU_MIN_PIXELS", 5_000_000)
+    monkeypatch.setattr(job_queue, "CPU_MIN_FRAME_PIXELS", 100_000)
 
 
 @pytest.fixture
@@ -75,8 +76,8 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Clips:
     """Stored clips and their frames, whose colours all are luma: see `tests.support.fake_gpu`."""
     made = {}
     for name, recipe in {
-        "h264": Recipe(width=960, height=540, frames=40, gop=10, b_frames=2),
-        "long": Recipe(width=960, height=540, frames=30, gop=30, b_frames=3),
+        "h264": Recipe(width=480, height=270, frames=40, gop=10, b_frames=2),
+        "long": Recipe(width=480, height=270, frames=30, gop=30, b_frames=3),
         "hevc": Recipe(codec="hevc", frames=36, gop=12, b_frames=2),
         "open": Recipe(codec="hevc", frames=36, gop=12, b_frames=3, open_gop=True),
     }.items():
@@ -101,7 +102,7 @@ def test_frames_are_those_of_the_sequential_decode(
     agree(pool, clips.values(), rounds=2)
     assert bool(opened) == (bool(engines) and library is None)
     assert {(one["codec"], one["maxwidth"], one["maxheight"]) for one in opened} <= {
-        ("h264", 960, 540), ("hevc", 320, 180),
+        ("h264", 480, 270), ("hevc", 320, 180),
     }  # fmt: skip
 
 
@@ -131,14 +132,15 @@ def test_cores_tell_the_queue_how_slow_they_are(
 
 
 _HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("b", "100k"))
+_SMALL = Recipe(codec="vp8", container="webm", width=160, height=144, frames=40, gop=10)
 WITHOUT_NAL_UNITS = {
-    "vp8": Recipe(codec="vp8", container="webm", frames=40, gop=10),
-    "vp8_hidden": Recipe(codec="vp8", container="webm", frames=40, gop=20, hidden=7),
-    "vp9": Recipe(codec="vp9", container="webm", frames=40, gop=10),
-    "vp9_odd": Recipe(codec="vp9", container="webm", width=321, height=181, frames=40, gop=10),
-    "vp9_hidden": Recipe(codec="vp9", container="webm", frames=96, gop=48, options=_HIDDEN),
-    "mpeg4": Recipe(codec="mpeg4", frames=40, gop=10, b_frames=2),
-    "mpeg4_open": Recipe(codec="mpeg4", frames=40, gop=10, b_frames=2, open_gop=True),
+    "vp8": _SMALL,
+    "vp8_hidden": replace(_SMALL, gop=20, hidden=7),
+    "vp9": replace(_SMALL, codec="vp9"),
+    "vp9_odd": replace(_SMALL, codec="vp9", width=161, height=145),
+    "vp9_hidden": replace(_SMALL, codec="vp9", frames=96, gop=48, options=_HIDDEN),
+    "mpeg4": replace(_SMALL, codec="mpeg4", container="mp4", b_frames=2),
+    "mpeg4_open": replace(_SMALL, codec="mpeg4", container="mp4", b_frames=2, open_gop=True),
 }
 
 
