@@ -43,7 +43,7 @@ tests=(
     tests/loader/test_clip_dataset.py::test_{samples_are_those_of_a_stream_loader,what_only_dali_resizes}
     tests/loader/test_clip_dataset.py::test_{workers_of_any_kind,a_pickled_dataset_is_small_and_the_same}
     tests/loader/test_clip_dataset.py::test_{distributed_and_random_samplers,a_forked_child_uses_nothing_of_its_parent}
-    tests/plan/test_mesh.py::test_dimensions_by_name
+    tests/plan/test_mesh.py::test_dimensions_by_name tests/plan/test_agreement.py::test_a_real_process_group_has_a_store
 )
 
 python=

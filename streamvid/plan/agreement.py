@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 _KEY: Final = "streamvid/plans"
 _APART_S: Final = 60.0
 """Longer than ranks begin an iteration after each other, even without collective calls between iterations."""
+_NO_STORE: Final = (LookupError, ValueError, RuntimeError)
+"""Errors of a process group that has no store, or is gone."""
 
 
 class Agreement:
@@ -69,8 +71,8 @@ class Agreement:
                 self._record = json.dumps([self._rank, self._made, *plan.values()])
                 store.add(self._ranks_key, 1)
             found = store.compare_set(f"{self._key}/{self._turn}", "", self._record)
-        except (AttributeError, ValueError, RuntimeError) as error:
-            log.debug("The ranks were not compared: %s", error)  # the process group has no store, or is gone
+        except _NO_STORE as error:
+            log.debug("The ranks were not compared: %s", error)
             return
         self._epoch, self._made = cursor.epoch_number, 0
         rank, _, *others = json.loads(found)
@@ -95,11 +97,11 @@ class Agreement:
             return  # checked at batches 2, 4, 8, …, so that the store is asked rarely
         group, following = None if self._group is None else self._group(), f"{self._key}/{self._turn + 1}"
         try:
-            store = None if group is None else group.get_group_store()
+            store = None if group is None else _store_of(group)
             if store is None or not store.check([following]):
                 return
             rank, made, *_ = json.loads(store.get(following))
-        except (ValueError, RuntimeError) as error:
+        except _NO_STORE as error:
             log.debug("The ranks were not compared: %s", error)
             return
         if made < self._made:
@@ -130,7 +132,7 @@ class Agreement:
         import torch.distributed
 
         group: Any = torch.distributed.group.WORLD
-        store = group.get_group_store()
+        store = _store_of(group)
         if self._group is None or self._group() is not group:
             members, self._rank = "", world.rank
             if self._mesh is not None:
@@ -142,6 +144,20 @@ class Agreement:
             self._key = f"{key}/{members}/{store.add(f'{key}/{members}/{self._rank}/loaders', 1)}"
             self._group, self._turn, self._last, self._made = weakref.ref(group), 0, "", 0
         return store
+
+
+def _store_of(group: Any) -> Any:
+    """The store of a process group. `ProcessGroup.get_group_store` gives it, too, but not in PyTorch 2.8.
+
+    Raises:
+        LookupError: it has none, or is gone.
+    """
+    from torch.distributed.distributed_c10d import _get_process_group_store
+
+    store = _get_process_group_store(group)
+    if store is None:
+        raise LookupError("the process group has no store")  # as MPI's
+    return store
 
 
 def _plan(cursor: Cursor) -> dict[str, str]:

@@ -19,6 +19,7 @@ import pytest
 import torch.distributed
 import torch.multiprocessing
 import torch.utils.data
+from torch.distributed import distributed_c10d
 
 import streamvid as sv
 from streamvid.packing.options import PackOptions
@@ -62,11 +63,7 @@ def take(source: sv.StreamLoader) -> list[int]:
 
 
 class Group:
-    """A process group with its store."""
-
-    def __init__(self) -> None:
-        store = torch.distributed.HashStore()
-        self.get_group_store = lambda: store
+    """A process group."""
 
 
 def joins(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
@@ -192,7 +189,9 @@ def test_an_epoch_set_before_the_process_group(dataset: str, monkeypatch: pytest
 def test_a_rank_of_torchrun_known_before_the_process_group_is_compared(
     dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    store = torch.distributed.HashStore()
     monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=Group()))
+    monkeypatch.setattr(distributed_c10d, "_get_process_group_store", lambda _: store)
     for rank in range(2):
         with monkeypatch.context() as patch:
             use(patch, torchrun(rank, 2, 2))
