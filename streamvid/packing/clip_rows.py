@@ -14,6 +14,7 @@ from streamvid.dataset.schema import SCHEMA
 from streamvid.packing.options import Place
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.byte_range import FileVersion
+from streamvid.storage.parquet import check_fixed_lists
 from streamvid.storage.url import is_local
 from streamvid.video.frame_index import RANDOM_ACCESS
 from streamvid.video.index_file import EncodedIndex
@@ -88,5 +89,6 @@ def write_parquet(rows: Sequence[Row], path: Path, fields: pa.Table, schema: pa.
     table = pa.Table.from_arrays(columns, schema=schema)
     for name in fields.column_names:
         table = table.append_column(fields.schema.field(name), fields[name])
+    check_fixed_lists(table)
     # One row group, because a shard's file is read as a whole, and more would cost requests.
     pq.write_table(table, path, compression="zstd", row_group_size=max(1, len(rows)))

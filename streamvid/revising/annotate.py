@@ -28,7 +28,7 @@ from streamvid.packing.destination import work_folder
 from streamvid.packing.lists import label_column, read_list
 from streamvid.packing.revise import forgotten_clips, opened_to_change
 from streamvid.packing.typed_columns import column_type, is_text, large_type, to_type
-from streamvid.storage.parquet import read_parquet
+from streamvid.storage.parquet import check_fixed_lists, read_parquet
 from streamvid.storage.url import given_path, is_local, local_path, redact
 from streamvid.text import first_line
 
@@ -246,6 +246,7 @@ def _write(columns: dict[str, pa.Array], revision: int, rows: int, work: Path) -
         name for name, column in columns.items() if pa.types.is_floating(column.type) or pa.types.is_nested(column.type)
     ]
     coded = [name for name in table.column_names if name not in floats]
+    check_fixed_lists(table)
     pq.write_table(table, path, compression="zstd", use_dictionary=coded, row_group_size=_GROUP_ROWS)
     sha256 = file_sha256(path)
     types = tuple(

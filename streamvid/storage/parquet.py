@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from streamvid.errors import InputError, StreamvidError
 from streamvid.host import limits_named
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.regular_file import regular_file
@@ -31,6 +32,9 @@ _LEVEL_BYTES: Final = 4
 _DICTIONARY_PAGE: Final = 2
 _DELTA_BYTE_ARRAY: Final = 7
 """The encoding in which each string may repeat the beginning of the one before (Parquet's format, Encodings.md)."""
+
+_FIXED_LISTS: Final = 26
+"""The first version of PyArrow that reads lists of fixed size of which rows have none; earlier ones only write them."""
 
 Choose = Callable[[pa.Schema, int], Sequence[str]]
 _ReadAt = Callable[[int, int], bytes]
@@ -56,7 +60,7 @@ def read_parquet(
         encoded: columns of strings that stay references to a dictionary; the caller must check that these are in range.
 
     Raises:
-        StreamvidError: a limit of this process was met, for which the file is not to blame.
+        StreamvidError: a limit of this process or of PyArrow was met, for which the file is not to blame.
         TooLargeError: the columns may take more memory than the limit.
         OSError: the file cannot be opened, or is no regular file.
         pyarrow.ArrowException, OSError, ValueError: the file is damaged.
@@ -96,7 +100,12 @@ def read_parquet(
             raise _too_large(f"{len(needs)} columns stand", total, limit)
         paths = {n: parquet.schema.column(n).path for n in leaves}
         if total + sum(need.strings for n, need in needs.items() if paths[n] not in encoded) <= limit:
-            table = parquet.read(columns=names, use_threads=False)
+            try:
+                table = parquet.read(columns=names, use_threads=False)
+            except pa.ArrowInvalid as error:
+                if "Expected all lists to be of size" not in str(error):
+                    raise
+                raise StreamvidError(_fixed_lists(_of_fixed_size(schema, names), "cannot read")) from error
             return table if choose is None else table.select(names)
         references = [*encoded, *(paths[n] for n, need in needs.items() if need.strings)]
         if not isinstance(file, str):
@@ -114,6 +123,29 @@ def read_parquet(
                     raise _too_large(f"column {name!r} stands", total, limit)
             tables.append(table.cast(target))
         return pa.concat_tables(tables)
+
+
+def check_fixed_lists(table: pa.Table) -> None:
+    """Check that PyArrow reads back the lists of fixed size that it is to write.
+
+    Raises:
+        InputError: it does not.
+    """
+    if int(pa.__version__.partition(".")[0]) < _FIXED_LISTS:
+        names = [name for name in _of_fixed_size(table.schema, table.column_names) if table[name].null_count]
+        if names:
+            raise InputError(_fixed_lists(names, "would write, and could not read,"))
+
+
+def _of_fixed_size(schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in schema.names and pa.types.is_fixed_size_list(schema.field(name).type)]
+
+
+def _fixed_lists(names: Sequence[str], fails: str) -> str:
+    return (
+        f"PyArrow {pa.__version__} {fails} lists of fixed size of which some rows have none, as in "
+        f"{', '.join(map(repr, names))}: pip install 'pyarrow>={_FIXED_LISTS}'"
+    )
 
 
 class _Need(NamedTuple):

@@ -122,6 +122,25 @@ def test_lists_of_fixed_size_come_as_tensors(folder: Path, monkeypatch: pytest.M
         assert np.array_equal(batch["embedding"].numpy(), vectors[batch["clip"].numpy() % CLIPS])
 
 
+def test_lists_of_fixed_size_that_pyarrow_cannot_read_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyArrow before 26 writes them where rows have none, and then the dataset could not be opened."""
+    whole = pa.array([[1.0, 2.0]] * CLIPS, pa.list_(pa.float32(), 2))
+    with monkeypatch.context() as patch:
+        patch.setattr(pa, "__version__", "25.0.1")
+        with pytest.raises(InputError, match=r"PyArrow 25.0.1 would write.* as in 'some'.*pyarrow>=26"):
+            sv.annotate(folder, table(["clip0"], some=whole.slice(0, 1)))
+        assert "some" not in sv.Dataset.open(folder).columns.names
+        sv.annotate(folder, table(all=whole))
+    sv.annotate(folder, table(["clip0"], some=whole.slice(0, 1)))
+
+    def read(*_: object, **__: object) -> pa.Table:
+        raise pa.ArrowInvalid("Expected all lists to be of size=2 but index 1 had size=0")
+
+    monkeypatch.setattr(pq.ParquetFile, "read", read)
+    with pytest.raises(sv.StreamvidError, match=r"cannot read lists of fixed size.*pip install 'pyarrow>=26'"):
+        sv.Dataset.open(folder).columns.get("some")
+
+
 def test_labels(folder: Path, packed: Path) -> None:
     assert read_manifest(str(folder)).classes is None
     sv.annotate(folder, table(["clip0", "clip1"], label=[7, None]))
