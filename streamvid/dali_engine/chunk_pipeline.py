@@ -21,6 +21,7 @@ from streamvid.color.render import recolouring
 from streamvid.color.tags import Color, ColorOption
 from streamvid.dali_engine.pictures import Picture, decode_by_kind, picture_arrays, picture_inputs
 from streamvid.dali_engine.reader import ReaderFiles, VideoSource, write_indexes
+from streamvid.decode.dali import reason_of
 from streamvid.decode.deadline import LateBatches
 from streamvid.errors import DatasetError, StreamvidError, VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
@@ -319,9 +320,8 @@ def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) ->
         batches: the pipeline's batches.
         number: the batch that was awaited. DALI does not say which one failed.
     """
-    text = str(error)
-    reason = " ".join(text.rpartition("encountered:")[2].partition("C++ context")[0].split())[:300]
-    if "readers.webdataset" in text:
+    reason = reason_of(error)
+    if "readers.webdataset" in str(error):
         sources = [source for batch in batches for source in batch.sources if source.data is None]
         cut = [source.path for source in sources if _size(source.path) < source.ranges[-1, 1]]
         paths = ", ".join(cut[:1] or dict.fromkeys(source.path for source in sources))

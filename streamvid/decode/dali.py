@@ -65,7 +65,7 @@ class DaliDecoder:
             self._pipe.feed_input("frames", [encoded.frames.astype(np.int32) for encoded in slices])
             (decoded,) = self._pipe.run()
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:300]
+            reason = reason_of(error)
             names = ", ".join(sorted({encoded.name for encoded in slices})[:8])
             raise VideoError(f"DALI could not decode a batch with the clips {names}, …: {reason}") from error
         return decoded
@@ -97,6 +97,11 @@ class DaliDecoder:
             for n, end in zip(numbers, ends, strict=True):
                 frames[n] = tensor[end - len(slices[n].frames) : end]
         return [frames[n] for n in range(len(slices))]
+
+
+def reason_of(error: Exception) -> str:
+    """The reason in an error of a DALI pipeline, which stands behind a traceback of the operator's definition."""
+    return " ".join(str(error).rpartition("encountered:")[2].partition("C++ context")[0].split())[:300]
 
 
 def check_packets(slices: Sequence[EncodedSlice]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamvid.color.tags import RGB
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.decode.dali import fuse, group
+from streamvid.decode.dali import fuse, group, reason_of
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from tests.support.clips import write
@@ -90,3 +90,21 @@ def test_bit_rates_do_not_keep_clips_apart(tmp_path: Path) -> None:
     assert group(slices, 1) == [[0, 1]]
     whole = decode_with_pyav(fuse(slices))
     np.testing.assert_array_equal(whole, np.concatenate([decode_with_pyav(part) for part in slices]))
+
+
+def test_an_error_of_dali_is_cut_down_to_its_reason() -> None:
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
+    def graph() -> object:
+        return fn.decoders.image(fn.external_source(name="file", dtype=types.UINT8, ndim=1), device="cpu")
+
+    pipe = graph()
+    pipe.build()
+    pipe.feed_input("file", [np.zeros(100, dtype=np.uint8)])
+    with pytest.raises(RuntimeError, match="traceback") as caught:
+        pipe.run()
+    reason = reason_of(caught.value)
+    assert "traceback" not in reason
+    assert 10 < len(reason) <= 300
+    assert reason_of(RuntimeError("no  \n room")) == "no room"
