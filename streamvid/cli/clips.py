@@ -60,7 +60,10 @@ def _ls(arguments: argparse.Namespace) -> int:
         print("\n".join(_json_lines(table) if arguments.json else _tab_lines(table)), flush=True)
     if number < 0:
         chosen = arguments.where is not None or arguments.keys is not None
-        log.warning("no clip is listed: %s", "widen --where or --keys" if chosen else "all are forgotten")
+        log.warning(
+            "no clip is listed: %s",
+            "widen --where or --keys" if chosen else "the dataset has none, or all are forgotten",
+        )
     return 0
 
 

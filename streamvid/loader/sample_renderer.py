@@ -6,6 +6,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
+from streamvid.decode.dali import reason_of
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.host import limit_met
@@ -50,6 +51,5 @@ class SampleRenderer:
             self._renderer = None  # DALI's pipeline cannot be used after an error
             if limit_met(error) is not None:
                 raise
-            reason = " ".join(str(error).split())[:300]
-            raise VideoError(f"clip {batch.slices[0].name} cannot be transformed: {reason}") from error
+            raise VideoError(f"clip {batch.slices[0].name} cannot be transformed: {reason_of(error)}") from error
         return {name: tensor[0] for name, tensor in tensors.items()}

@@ -34,7 +34,7 @@ _DELTA_BYTE_ARRAY: Final = 7
 """The encoding in which each string may repeat the beginning of the one before (Parquet's format, Encodings.md)."""
 
 _FIXED_LISTS: Final = 26
-"""The first version of PyArrow that reads lists of fixed size of which rows have none; earlier ones only write them."""
+"""The first version of PyArrow that reads lists of fixed size with missing rows; earlier ones only write them."""
 
 Choose = Callable[[pa.Schema, int], Sequence[str]]
 _ReadAt = Callable[[int, int], bytes]
@@ -105,7 +105,7 @@ def read_parquet(
             except pa.ArrowInvalid as error:
                 if "Expected all lists to be of size" not in str(error):
                     raise
-                raise StreamvidError(_fixed_lists(_of_fixed_size(schema, names), "cannot read")) from error
+                raise StreamvidError(_unreadable(_of_fixed_size(schema, names))) from error
             return table if choose is None else table.select(names)
         references = [*encoded, *(paths[n] for n, need in needs.items() if need.strings)]
         if not isinstance(file, str):
@@ -126,25 +126,25 @@ def read_parquet(
 
 
 def check_fixed_lists(table: pa.Table) -> None:
-    """Check that PyArrow reads back the lists of fixed size that it is to write.
+    """Check that this version of PyArrow can read back a table that it is to write.
 
     Raises:
-        InputError: it does not.
+        InputError: it cannot, as a column of lists of fixed size has missing rows.
     """
     if int(pa.__version__.partition(".")[0]) < _FIXED_LISTS:
         names = [name for name in _of_fixed_size(table.schema, table.column_names) if table[name].null_count]
         if names:
-            raise InputError(_fixed_lists(names, "would write, and could not read,"))
+            raise InputError(_unreadable(names))
 
 
 def _of_fixed_size(schema: pa.Schema, names: Sequence[str]) -> list[str]:
     return [name for name in names if name in schema.names and pa.types.is_fixed_size_list(schema.field(name).type)]
 
 
-def _fixed_lists(names: Sequence[str], fails: str) -> str:
+def _unreadable(names: Sequence[str]) -> str:
     return (
-        f"PyArrow {pa.__version__} {fails} lists of fixed size of which some rows have none, as in "
-        f"{', '.join(map(repr, names))}: pip install 'pyarrow>={_FIXED_LISTS}'"
+        f"PyArrow {pa.__version__} cannot read lists of fixed size with missing rows, as in the column "
+        f"{' or '.join(map(repr, names))}: pip install 'pyarrow>={_FIXED_LISTS}'"
     )
 
 

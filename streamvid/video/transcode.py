@@ -351,7 +351,9 @@ def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) 
     for packet in whole_packets(container, stream, cut_off=source.cut_off):
         started = started or packet.is_keyframe
         with nullcontext() if started else suppress(av.error.InvalidDataError):
-            yield from decode(stream.codec_context, packet) if packet.size else ()
+            for frame in decode(stream.codec_context, packet) if packet.size else ():
+                started = True
+                yield frame
     yield from stream.codec_context.decode(None)
 
 

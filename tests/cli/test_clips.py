@@ -34,7 +34,7 @@ def test_a_dataset_of_which_all_is_forgotten(folder: Path, tmp_path: Path, capsy
     assert main(["forget", str(tmp_path / "ds"), "--keys", str(tmp_path / "keys.txt")]) == 0
     capsys.readouterr()
     assert main(["ls", str(tmp_path / "ds")]) == 0
-    assert capsys.readouterr().err == "streamvid: no clip is listed: all are forgotten\n"
+    assert capsys.readouterr().err == "streamvid: no clip is listed: the dataset has none, or all are forgotten\n"
 
 
 def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

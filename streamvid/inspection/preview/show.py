@@ -148,7 +148,7 @@ def _tensor(batch: Mapping[str, Any], name: str) -> torch.Tensor:
 
 
 def _values(value: Any, count: int) -> list[Any]:
-    """The first `count` values of a column of a batch, as Python objects; none of what is no column."""
+    """The first `count` values of a column of a batch, as Python objects; [] for a value that is not a column."""
     if hasattr(value, "tolist"):
         return list(value[:count].tolist()) if getattr(value, "ndim", 1) else []
     return list(value[:count]) if isinstance(value, list | tuple) else []
