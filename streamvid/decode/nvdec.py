@@ -142,8 +142,9 @@ class NvdecSessionPool:
         device_id: the GPU's number.
         engines: number of NVDEC engines of the chip.
         cpu_workers: number of threads that decode on the CPU while the engines have a backlog.
-        library: the native module, for which each engine has a second, spare thread: while one drains its session to
-            reconfigure it for another frame size, the engine decodes for the other. None: PyNvVideoCodec decodes.
+        library: the native module, for which every two engines share a spare thread: while an engine's thread drains
+            its session to reconfigure it for another frame size, the engine decodes for the spare's. None:
+            PyNvVideoCodec decodes.
 
     Attributes:
         native: whether the native module decodes.
@@ -166,7 +167,7 @@ class NvdecSessionPool:
         self._calls = CudaCalls(self.stream.cuda_stream)
         self._queue, self._first = DecodeQueue(engines=engines), FirstLaunches()
         memory = torch.cuda.get_device_properties(device_id).total_memory
-        spares, pace = 0 if library is None else engines, Pace()
+        spares, pace = 0 if library is None or not engines else max(1, engines // 2), Pace()
         limit = memory // _MEMORY_SHARE // max(1, engines + spares)
         engine = partial(NvdecWorker, device_id, self._queue, pace, self._first, memory_limit=limit, library=library)
         core = partial(CpuAssistWorker, loader_stream(device_id), self._queue, pace, self._first)
