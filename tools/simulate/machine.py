@@ -242,7 +242,7 @@ class System:
         if _kernel().random.random() < 0.05:
             _kernel().block(_kernel().random.random())  # a busy disk
         new = bool(flags & os.O_CREAT) and not os.path.exists(path)
-        descriptor = os.open(path, flags, *args, **options)
+        descriptor = _open_unseen(path, flags, *args, **options)
         if new:
             self._stamp(descriptor)
         return descriptor
@@ -250,7 +250,7 @@ class System:
     def open_file(self, file: Any, *args: Any, **options: Any) -> Any:
         if not isinstance(file, int):  # else a dead process would lose the descriptor
             self._before("open", file)
-        opened = builtins.open(file, *args, **options)  # noqa: SIM115
+        opened = builtins.open(file, *args, **{"opener": _open_unseen} | options)  # noqa: SIM115
         _kernel().current.process.files.append(opened)
         return opened
 
@@ -317,7 +317,9 @@ class System:
         return call
 
     def _before(self, what: str, file: Any, *, changes: bool = False) -> Disk | None:
-        _kernel().point("" if isinstance(file, int) else f"{what} {os.path.basename(file)[:8]}")
+        # Not the number of a descriptor, in /proc, which another life would not repeat.
+        name = "" if isinstance(file, int) or os.fspath(file).startswith("/proc/") else os.path.basename(file)[:8]
+        _kernel().point(name and f"{what} {name}")
         if what in ("flock", "utime", "truncate"):
             return None
         disk = self._disks.of_file(file) if isinstance(file, int) else self._disks.of(file)
@@ -331,6 +333,11 @@ class System:
         os.utime(file, ns=(now, now))
 
 
+def _open_unseen(path: Any, flags: int, *args: int, **options: Any) -> int:
+    """`os.open`, but reading does not set the time of the last access, which would be that of the real clock."""
+    return os.open(path, flags | os.O_NOATIME, *args, **options)
+
+
 def _check_published(path: Any) -> None:
     name = os.path.basename(path)
     if _PUBLISHED.fullmatch(name) and digest_of(path) != name:
@@ -339,7 +346,7 @@ def _check_published(path: Any) -> None:
 
 def digest_of(path: Any) -> str:
     """A file's SHA-256."""
-    with builtins.open(path, "rb") as file:
+    with builtins.open(path, "rb", opener=_open_unseen) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
