@@ -146,13 +146,12 @@ class Dataset(ClipSource):
         resolve_roots(path, manifest.roots, roots)
         forgotten = read_forgotten(path, manifest, retry)
         check_overlays(path, manifest, retry)
-        shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
         cached = manifest.clips >= table_cache.MIN_CLIPS
 
-        def build(file: str, tables_cache: ShardCache | None = cache) -> table_cache.Checksum:
+        def build(file: str, tables_cache: ShardCache | None = cache) -> None:
             try:
                 blocks = _read_blocks(path, manifest, cache, tables_cache, kept=cached, retry=retry)
-                return consolidated.write_rows(file, blocks, manifest.shards)
+                consolidated.write_rows(file, blocks, manifest.shards)
             except MemoryError as error:
                 raise DatasetError(
                     f"the rows of the {manifest.clips:,} clips at {redact(path)} do not fit into memory: use a machine "
@@ -160,7 +159,7 @@ class Dataset(ClipSource):
                 ) from error
 
         if cached:
-            signatures = [shard.signature() for shard in shards]
+            signatures = [ShardFiles(path, entry, cache).signature() for entry in manifest.shards]
             if is_local(path) and (0, 0) in signatures:
                 name = manifest.shards[signatures.index((0, 0))].name
                 raise DatasetError(f"shard {name}.parquet is missing: {REMEDY}")
