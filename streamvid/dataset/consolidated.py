@@ -93,6 +93,7 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
         for twice in repeated(key, joined.key_hashes):
             raise DatasetError(f"the dataset holds the clip {twice!r} more than once: pack it again")
 
+
 def read_rows(
     content: pa.Buffer, entries: Sequence[ShardEntry], read: TableTexts | None = None
 ) -> tuple[ClipTable, RowTexts]:
