@@ -20,10 +20,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, ClipTable, FileColumns
+from streamvid.dataset.clip_table import Categories, ClipTable, FileColumns
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.row_texts import STSD, RowTexts, TableTexts, TextColumn, text_batch
-from streamvid.dataset.schema import NUMBERS, PLACE_NUMBERS, PLACE_TEXTS
+from streamvid.dataset.schema import CATEGORIES, NUMBERS, PLACE_NUMBERS, PLACE_TEXTS, TEXTS
 from streamvid.dataset.shard_rows import RowBlock, TextBlock, shard_numbers
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
 from streamvid.errors import DatasetError

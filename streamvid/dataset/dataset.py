@@ -20,7 +20,7 @@ from streamvid.arrays import Int64
 from streamvid.checks import position, suggest_keywords
 from streamvid.dataset import consolidated, table_cache
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.clip_table import CATEGORIES, ClipTable
+from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, Manifest, ShardEntry
@@ -30,6 +30,7 @@ from streamvid.dataset.overlays import check_overlays, read_labels, with_overlay
 from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
 from streamvid.dataset.row_texts import TableTexts
+from streamvid.dataset.schema import CATEGORIES
 from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks
 from streamvid.dataset.tables import TableEntry, usable
