@@ -9,7 +9,6 @@ concurrent changes, one succeeds.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -198,11 +197,6 @@ class Base:
     path: str
     document: bytes
     manifest: Manifest
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of dataset.json."""
-        return hashlib.sha256(self.document).hexdigest()
 
 
 @contextmanager
