@@ -30,7 +30,9 @@ class StreamvidError(Exception):
         path: the file that could not be read, without secrets; None if the error is not about a file.
     """
 
-    path: str | None = None
+    def __init__(self, *args: object, path: str | None = None) -> None:
+        super().__init__(*args)
+        self.path = path
 
 
 class InputError(StreamvidError, ValueError):

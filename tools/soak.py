@@ -265,8 +265,10 @@ def main() -> int:
                 [sys.executable, "-m", "tools.soak", *same, kind] for kind in options.kinds or KINDS[options.device]
             ]
             if options.device == "cuda" and options.made:  # its memory is that of all processes
-                return max(subprocess.run(command, check=False).returncode for command in commands)
-            return max(run.wait() for run in [subprocess.Popen(command) for command in commands])
+                codes = [subprocess.run(command, check=False).returncode for command in commands]
+            else:
+                codes = [run.wait() for run in [subprocess.Popen(command) for command in commands]]
+            return int(any(codes))  # that of a process which a signal has ended is negative
         kind, good, look = options.kinds[0], True, partial(sample, trim=options.trim)
         loader = partial(KINDS[options.device][kind], folder)
         if options.made:

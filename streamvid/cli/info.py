@@ -8,7 +8,6 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Final
 
-from rich.console import Group
 from rich.table import Table
 
 from streamvid.cli.output import SHOWN, Commands, add_command, call, common, console, open_dataset
@@ -127,7 +126,7 @@ def _in_words(arguments: argparse.Namespace) -> str:
     return f"{arguments.frames} frames, {step}, at random places"
 
 
-def _render(info: Info, cost: SamplingCost | None, epoch: EpochCost | None, sampling: str, *, width: int) -> Group:
+def _render(info: Info, cost: SamplingCost | None, epoch: EpochCost | None, sampling: str, *, width: int) -> Table:
     """The statistics of a dataset as a rich renderable.
 
     Args:
@@ -168,7 +167,7 @@ def _render(info: Info, cost: SamplingCost | None, epoch: EpochCost | None, samp
         rows |= _epoch(epoch)
     for name, value in rows.items():
         table.add_row(name, "\n".join(printable(line) for line in value.split("\n")))
-    return Group(table)
+    return table
 
 
 def _change(info: Info) -> str:

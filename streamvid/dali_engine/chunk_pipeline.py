@@ -153,12 +153,11 @@ class ChunkPipeline:
         try:
             return write_indexes(sources, Path(folder), spare=DEPTH * len(self._batches[0].sources))
         except OSError as error:
-            unwritten = DatasetError(
+            raise DatasetError(
                 f"the indexes for DALI's reader cannot be written to {folder}: {os.strerror(error.errno or 0)}; make "
-                "room there, or set TMPDIR to another folder"
-            )
-            unwritten.path = folder
-            raise unwritten from error
+                "room there, or set TMPDIR to another folder",
+                path=folder,
+            ) from error
 
     def _start(self, files: ReaderFiles, spec: ClipTransform, *, device_id: int | None, num_threads: int) -> None:
         """Build the pipeline, which begins to read and decode."""
@@ -326,9 +325,8 @@ def _explain(error: RuntimeError, batches: Sequence[ChunkBatch], number: int) ->
         cut = [source.path for source in sources if _size(source.path) < source.ranges[-1, 1]]
         paths = ", ".join(cut[:1] or dict.fromkeys(source.path for source in sources))
         kind = FileTooShort if cut else DatasetError
-        unreadable = kind(f"DALI could not read {paths} ({reason}): check the dataset with streamvid verify")
-        unreadable.path = cut[0] if cut else None
-        return unreadable
+        what = f"DALI could not read {paths} ({reason}): check the dataset with streamvid verify"
+        return kind(what, path=cut[0] if cut else None)
     keys = ", ".join(dict.fromkeys(key for batch in batches[number : number + DEPTH] for key in batch.keys))
     return VideoError(
         f"DALI could not decode one of the clips {keys} ({reason}): check them with `streamvid verify --decode`, "

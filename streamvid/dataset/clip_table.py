@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,6 @@ from streamvid.dataset.string_column import BinaryColumn, StringColumn
 
 Int32 = npt.NDArray[np.int32]
 UInt32 = npt.NDArray[np.uint32]
-
-CATEGORIES: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
-"""Columns of strings that many clips share."""
-TEXTS: Final = ("key", "source", "meta")
-"""Columns of strings that are distinct per clip."""
 
 
 @dataclass(frozen=True)

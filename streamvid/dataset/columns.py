@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from streamvid.arrays import Bool, Int64
 from streamvid.checks import did_you_mean, listed
-from streamvid.dataset.clip_table import CATEGORIES, Categories, ClipTable
+from streamvid.dataset.clip_table import Categories, ClipTable
 from streamvid.dataset.meta_columns import MetaColumns
+from streamvid.dataset.schema import CATEGORIES
 from streamvid.errors import DatasetError, InputError
 
 META: Final = "meta."

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +16,9 @@ from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import Categories, ClipTable, FileColumns, Int32
 from streamvid.dataset.columns import Columns, check_labels
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import ColumnBlock, MetaColumns, concat_columns
 from streamvid.dataset.string_column import StringColumn, repeated
 from streamvid.errors import InputError
-from streamvid.storage.retry import Retry
-from streamvid.storage.shard_cache import ShardCache
 
 _RENUMBERED: Final = ("row", "shard", "label", "stsd_id")
 """Columns whose numbers change when datasets are concatenated."""
@@ -39,7 +34,6 @@ class Part:
         first: the row of its first clip.
         rows: number of clips.
         first_shard: the number of its first shard.
-        shards: its shards' entries in dataset.json.
     """
 
     name: str
@@ -47,7 +41,6 @@ class Part:
     first: int
     rows: int
     first_shard: int
-    shards: tuple[ShardEntry, ...]
 
 
 class ConcatDataset(ClipSource):
@@ -66,7 +59,7 @@ class ConcatDataset(ClipSource):
             ``-2``, ``-3`` … added to a repeated name.
 
     Attributes:
-        parts: the rows and shards of each part.
+        parts: where each part begins.
         datasets: the parts as datasets, with their own keys, labels and row numbers. To save memory, keep these instead
             of the given datasets: their arrays are views of the concatenated ones if the values are equal.
         clips: all clips' rows. `shard`, `label`, `key` and codes of categories are those of the concatenated dataset.
@@ -81,7 +74,7 @@ class ConcatDataset(ClipSource):
         classes, labels = _concat_labels(named)
         parts, first, first_shard = [], 0, 0
         for name, dataset in named.items():
-            parts.append(Part(name, dataset.path, first, len(dataset), first_shard, dataset.shards))
+            parts.append(Part(name, dataset.path, first, len(dataset), first_shard))
             first += len(dataset)
             first_shard += len(dataset.shards)
         clips = _concat_clips([dataset.clips for dataset in named.values()], parts, labels)
@@ -99,30 +92,6 @@ class ConcatDataset(ClipSource):
         )
         retry = max((dataset.reader.retry for dataset in self.datasets), key=lambda retry: retry.seconds)
         super().__init__(" + ".join(part.path for part in parts), clips, columns, classes, shards, retry, forgotten)
-
-    @classmethod
-    def open(
-        cls,
-        paths: Sequence[str | os.PathLike[str]] | Mapping[str, str | os.PathLike[str]],
-        *,
-        cache: ShardCache | None = None,
-        retry_for: float | Retry = 600.0,
-    ) -> ConcatDataset:
-        """Open datasets and concatenate them.
-
-        Args:
-            paths: folders or URLs; a mapping also names the parts.
-            cache, retry_for: see `Dataset.open`.
-
-        Raises:
-            InputError, DatasetError: as in `Dataset.open` and `ConcatDataset`.
-        """
-        open_one = partial(Dataset.open, cache=cache, retry_for=Retry.of(retry_for))
-        if isinstance(paths, Mapping):
-            return cls({name: open_one(path) for name, path in paths.items()})
-        if isinstance(paths, str | os.PathLike):
-            raise InputError(f"paths must be a list of paths, it is {paths!r}: use Dataset.open for one dataset")
-        return cls([open_one(path) for path in paths])
 
     def part_of(self, rows: npt.ArrayLike) -> Int32:
         """The part of each clip: int [n] row numbers → int32 [n], positions in `parts`."""

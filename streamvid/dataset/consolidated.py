@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, ClipTable, FileColumns
+from streamvid.dataset.clip_table import Categories, ClipTable, FileColumns
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.row_texts import STSD, RowTexts, TableTexts, TextColumn, text_batch
-from streamvid.dataset.schema import NUMBERS, PLACE_NUMBERS, PLACE_TEXTS
+from streamvid.dataset.schema import CATEGORIES, NUMBERS, PLACE_NUMBERS, PLACE_TEXTS, TEXTS
 from streamvid.dataset.shard_rows import RowBlock, TextBlock, shard_numbers
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
-from streamvid.dataset.table_cache import Checksum
 from streamvid.errors import DatasetError
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 _LAYOUT: Final = b"streamvid rows 9\n"
 """Part of the cache key: change it together with the format of `write_rows`."""
@@ -55,16 +50,13 @@ def cache_key(entries: Sequence[ShardEntry], signatures: Sequence[tuple[int, int
     return digest.hexdigest()
 
 
-def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEntry]) -> Checksum:
+def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEntry]) -> None:
     """Write the rows of all shards to a local file, padded to a multiple of 8 bytes.
 
     Args:
         path: path of the file.
         blocks: the rows in order.
         entries: the shards' entries in dataset.json.
-
-    Returns:
-        The file's checksum.
 
     Raises:
         DatasetError: two clips have the same key, or a block cannot be read.
@@ -74,12 +66,11 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
     blocks_at: list[tuple[int, str | tuple[int, int]]] = []
     end = joined.end
     pending: deque[Future[None]] = deque()
-    with open(path, "wb", buffering=0) as opened, ThreadPoolExecutor(_WRITERS) as pool:
-        os.ftruncate(opened.fileno(), joined.end)
-        file = _File(opened.fileno())
+    with open(path, "wb") as file, ThreadPoolExecutor(_WRITERS) as pool:
+        file.truncate(joined.end)
         for block in blocks:
             numbers, texts = joined.add(block)
-            pending.append(pool.submit(_write, file, numbers, texts, end))
+            pending.append(pool.submit(_write, path, numbers, texts, end))
             if isinstance(texts, str):
                 blocks_at.append((len(block), texts))
             else:
@@ -93,14 +84,14 @@ def write_rows(path: str, blocks: Iterable[RowBlock], entries: Sequence[ShardEnt
             future.result()
         about = json.dumps({"numbers": joined.places, "names": joined.names(), "texts": blocks_at}).encode()
         about += b" " * (-len(about) % 8)
-        file.write(about + len(about).to_bytes(8, "little"), end)
+        file.seek(end)
+        file.write(about + len(about).to_bytes(8, "little"))
     # Duplicate keys can be found only if all keys were read.
     if (ordered[1:] == ordered[:-1]).any() and not any(isinstance(texts, str) for _, texts in blocks_at):
         with pa.memory_map(path) as mapped:
             key = read_rows(mapped.read_buffer(), entries)[0].key
         for twice in repeated(key, joined.key_hashes):
             raise DatasetError(f"the dataset holds the clip {twice!r} more than once: pack it again")
-    return file.checksum
 
 
 def read_rows(
@@ -131,49 +122,17 @@ def read_rows(
     return ClipTable(**columns), texts
 
 
-class _File:
-    """A file to which threads write at offsets."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self.checksum = descriptor, Checksum()
-
-    def write(self, data: ReadableBuffer, at: int) -> None:
-        self.checksum.add(data, at)
-        left = memoryview(data)
-        while left:
-            done = os.pwrite(self._descriptor, left, at)
-            left, at = left[done:], at + done
-
-
-class _Sink:
-    """A file from an offset on, as Arrow's sink."""
-
-    closed = False
-
-    def __init__(self, file: _File, at: int) -> None:
-        self._file, self._at = file, at
-
-    def write(self, data: ReadableBuffer) -> int:
-        self._file.write(data, self._at)
-        size = memoryview(data).nbytes
-        self._at += size
-        return size
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def _write(file: _File, numbers: Iterable[tuple[npt.NDArray[Any], int]], texts: pa.RecordBatch | str, at: int) -> None:
+def _write(path: str, numbers: Iterable[tuple[npt.NDArray[Any], int]], texts: pa.RecordBatch | str, at: int) -> None:
     """Write a block: its arrays at their offsets, and the stream of its texts if they were read."""
-    for values, place in numbers:
-        # Zeros are not written, because holes in the file read as zeros and take no space.
-        if len(values) and (values[0] or values.any()):
-            file.write(np.ascontiguousarray(values).view(np.uint8).data, place)
-    if not isinstance(texts, str):
-        _write_stream(_Sink(file, at), texts)
+    with open(path, "r+b") as file:
+        for values, place in numbers:
+            # Zeros are not written, because holes in the file read as zeros and take no space.
+            if len(values) and (values[0] or values.any()):
+                file.seek(place)
+                file.write(np.ascontiguousarray(values).data)
+        if not isinstance(texts, str):
+            file.seek(at)
+            _write_stream(file, texts)
 
 
 def _write_stream(sink: Any, texts: pa.RecordBatch) -> None:

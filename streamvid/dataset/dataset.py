@@ -20,7 +20,7 @@ from streamvid.arrays import Int64
 from streamvid.checks import position, suggest_keywords
 from streamvid.dataset import consolidated, table_cache
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.clip_table import CATEGORIES, ClipTable
+from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.forgotten import read_forgotten
 from streamvid.dataset.manifest import FILE_NAME, Manifest, ShardEntry
@@ -30,6 +30,7 @@ from streamvid.dataset.overlays import check_overlays, read_labels, with_overlay
 from streamvid.dataset.revisions import dataset_path, read_manifest
 from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
 from streamvid.dataset.row_texts import TableTexts
+from streamvid.dataset.schema import CATEGORIES
 from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks
 from streamvid.dataset.tables import TableEntry, usable
@@ -146,13 +147,12 @@ class Dataset(ClipSource):
         resolve_roots(path, manifest.roots, roots)
         forgotten = read_forgotten(path, manifest, retry)
         check_overlays(path, manifest, retry)
-        shards = [ShardFiles(path, entry, cache) for entry in manifest.shards]
         cached = manifest.clips >= table_cache.MIN_CLIPS
 
-        def build(file: str, tables_cache: ShardCache | None = cache) -> table_cache.Checksum:
+        def build(file: str, tables_cache: ShardCache | None = cache) -> None:
             try:
                 blocks = _read_blocks(path, manifest, cache, tables_cache, kept=cached, retry=retry)
-                return consolidated.write_rows(file, blocks, manifest.shards)
+                consolidated.write_rows(file, blocks, manifest.shards)
             except MemoryError as error:
                 raise DatasetError(
                     f"the rows of the {manifest.clips:,} clips at {redact(path)} do not fit into memory: use a machine "
@@ -160,7 +160,7 @@ class Dataset(ClipSource):
                 ) from error
 
         if cached:
-            signatures = [shard.signature() for shard in shards]
+            signatures = [ShardFiles(path, entry, cache).signature() for entry in manifest.shards]
             if is_local(path) and (0, 0) in signatures:
                 name = manifest.shards[signatures.index((0, 0))].name
                 raise DatasetError(f"shard {name}.parquet is missing: {REMEDY}")

@@ -111,8 +111,7 @@ class _Columns(Mapping[str, pa.Array | pa.ChunkedArray]):
             ),
         ]
         joined = concat_columns(blocks)
-        joined.get(name) if name in joined.errors else None
-        return joined.arrays[name]
+        return joined.get(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys((*self.meta.arrays, *self.of)))

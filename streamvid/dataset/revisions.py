@@ -9,7 +9,6 @@ concurrent changes, one succeeds.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -39,6 +38,7 @@ from streamvid.storage.explain import MissingFile
 from streamvid.storage.filesystem import Details
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
+from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import given_path, is_local, join, local_path, redact
 from streamvid.video.containers import VIDEO_EXTENSIONS
 
@@ -115,11 +115,13 @@ def kept_revisions(path: str) -> dict[int, str]:
 
 def kept_manifests(path: str) -> list[Manifest]:
     """The earlier revisions of a dataset that can be parsed, in order."""
-    manifests = []
-    for file in kept_revisions(path).values():
+
+    def read(file: str) -> Manifest | None:
         with contextlib.suppress(DatasetError):
-            manifests.append(_parsed(filesystem.read_bytes(file), file))
-    return manifests
+            return _parsed(filesystem.read_bytes(file), file)
+        return None
+
+    return [manifest for manifest in map_in_threads(read, [*kept_revisions(path).values()]) if manifest is not None]
 
 
 def table_files(path: str) -> list[str]:
@@ -195,11 +197,6 @@ class Base:
     path: str
     document: bytes
     manifest: Manifest
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of dataset.json."""
-        return hashlib.sha256(self.document).hexdigest()
 
 
 @contextmanager

@@ -18,7 +18,10 @@ MAX_FILE_BYTES: Final = (8 << 30) - 1
 FIELD_PREFIX: Final = "meta_"
 """Prefix of the metadata columns in Parquet; no other column's name begins with it."""
 
-_TEXT_COLUMNS: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
+CATEGORIES: Final = ("codec", "profile", "pix_fmt", "color_space", "color_range", "traits")
+"""Columns of strings that many clips share."""
+TEXTS: Final = ("key", "source", "meta")
+"""Columns of strings that are distinct per clip."""
 _INT32_COLUMNS: Final = ("width", "height", "rotation", "time_base_num", "time_base_den")
 _FILE_COLUMNS: Final = [f"{kind}_{what}" for kind in EXTENSIONS for what in ("offset", "size")]
 
@@ -28,7 +31,7 @@ SCHEMA: Final = pa.schema(
         pa.field("source", pa.string(), nullable=False),
         pa.field("label", pa.int64()),
         pa.field("meta", pa.string(), nullable=False),
-        *(pa.field(name, pa.string(), nullable=False) for name in _TEXT_COLUMNS),
+        *(pa.field(name, pa.string(), nullable=False) for name in CATEGORIES),
         *(pa.field(name, pa.int32(), nullable=False) for name in _INT32_COLUMNS),
         pa.field("duration", pa.int64(), nullable=False),
         *(pa.field(name, pa.int32(), nullable=False) for name in ("frames", "packets", "random_access")),

@@ -14,11 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.arrays import Bool
-from streamvid.dataset.clip_table import CATEGORIES, TEXTS, Categories, Int32
+from streamvid.dataset.clip_table import Categories, Int32
 from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.meta_columns import MetaColumns, from_parquet
 from streamvid.dataset.schema import (
     BLOCK,
+    CATEGORIES,
     EXTENSIONS,
     FIELD_PREFIX,
     NUMBERS,
@@ -26,6 +27,7 @@ from streamvid.dataset.schema import (
     PLACE_SCHEMA,
     PLACE_TEXTS,
     SCHEMA,
+    TEXTS,
 )
 from streamvid.dataset.string_column import UInt64, hashes
 from streamvid.errors import DatasetError

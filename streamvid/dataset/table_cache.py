@@ -26,11 +26,10 @@ import os
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -38,9 +37,6 @@ import pyarrow as pa
 from streamvid.errors import InputError
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.cache_folder import CacheFolder, claim, give_up
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +55,8 @@ _LARGE: Final = 256 << 20
 _OURS: Final = re.compile(r"[0-9a-f]{64}\.rows")
 
 
-Build = Callable[[str], "Checksum | None"]
-"""Writes the content, a multiple of 8 bytes, to the file at a path; may return its checksum if it has computed one."""
+Build = Callable[[str], None]
+"""Writes the content, a multiple of 8 bytes, to the file at a path."""
 
 
 def open_or_build(key: str, build: Build, otherwise: Build | None = None) -> pa.Buffer:
@@ -149,11 +145,10 @@ def _shared(key: str, build: Build) -> pa.Buffer:
 def _build(entry: Path, part: Path, build: Build) -> pa.Buffer:
     """Write a part, and publish it as the entry. If it cannot be published, only this process uses it."""
     try:
-        checksum = build(os.fspath(part))
+        build(os.fspath(part))
         with part.open("rb+") as file:
             size = os.fstat(file.fileno()).st_size
-            digest = _digest(file.fileno(), size) if checksum is None else checksum.digest(size)
-            os.pwrite(file.fileno(), digest, size)
+            os.pwrite(file.fileno(), _digest(file.fileno(), size), size)
         content = _mapped(os.fspath(part)).slice(0, size)
         if size > LIMIT_BYTES:
             log.warning("the rows of this dataset, %d MiB, are too many to be kept for other processes", size >> 20)
@@ -201,57 +196,23 @@ def _mapped(path: str) -> pa.Buffer:
         return file.read_buffer()
 
 
-class Checksum:
-    """A checksum of a file that is written in any order: SHA-256 over the sums of its blocks of 64 KiB as 64-bit
-    integers. It detects damage by disks and crashes, at ten times the speed of SHA-256 over everything. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sums = np.zeros(0, dtype="<u8")
-
-    def add(self, data: ReadableBuffer, at: int) -> None:
-        """Add bytes that are written at an offset, each byte at most once."""
-        view, lead = np.frombuffer(memoryview(data), dtype=np.uint8), at % 8
-        if lead or len(view) % 8:
-            # Words that are zero except for these bytes, so that sums of parts of one word have no carry.
-            view = np.pad(view, (lead, -(lead + len(view)) % 8))
-        if not len(view):
-            return
-        first, words = at // 8, view.view("<u8")
-        starts = np.arange(-(first % _BLOCK_WORDS), len(words), _BLOCK_WORDS).clip(0)
-        sums = np.add.reduceat(words, starts)
-        block = first // _BLOCK_WORDS
-        with self._lock:
-            self._grow(block + len(sums))
-            self._sums[block : block + len(sums)] += sums
-
-    def digest(self, size: int) -> bytes:
-        """The checksum of a file of `size` bytes, in which unwritten bytes are zero."""
-        self._grow(-(-size // (8 * _BLOCK_WORDS)))
-        return hashlib.sha256(self._sums.data).digest()
-
-    def _grow(self, blocks: int) -> None:
-        if blocks > len(self._sums):
-            self._sums = np.pad(self._sums, (0, blocks - len(self._sums)))
-
-
 def _digest(descriptor: int, size: int) -> bytes:
-    """The `Checksum` of the first bytes of a file. They are read instead of mapped, because all pages of a mapped file
-    would count as this process' memory."""
-    own, checksum = threading.local(), Checksum()
-    checksum.digest(size)
+    """A checksum of the first bytes of a file, a multiple of 8: SHA-256 over the sums of its blocks of 64 KiB as 64-bit
+    integers. It detects damage by disks and crashes, at ten times the speed of SHA-256 over everything. The bytes are
+    read instead of mapped, because all pages of a mapped file would count as this process' memory."""
+    own = threading.local()
 
-    def add(start: int) -> None:
+    def sums(start: int) -> bytes:
         if not hasattr(own, "part"):
             own.part = bytearray(_PART_BYTES)
         part = memoryview(own.part)[: min(_PART_BYTES, size - start)]
         if os.preadv(descriptor, [part], start) != len(part):
             raise ValueError("it is too short")
-        checksum.add(part, start)
+        words = np.frombuffer(part, dtype="<u8")
+        return np.add.reduceat(words, range(0, len(words), _BLOCK_WORDS)).tobytes()
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        deque(pool.map(add, range(0, size, _PART_BYTES)), maxlen=0)
-    return checksum.digest(size)
+        return hashlib.sha256(b"".join(pool.map(sums, range(0, size, _PART_BYTES)))).digest()
 
 
 def _make_room(folder: Path, size: int) -> None:

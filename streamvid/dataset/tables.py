@@ -68,8 +68,7 @@ def parse_tables(value: object) -> tuple[TableEntry, ...]:
     """Parse `tables` of dataset.json. Raises ValueError if it is invalid."""
     if not isinstance(value, list):
         raise ValueError("'tables' is not a list")
-    # A table without texts is of a version with one file of all columns, and is ignored.
-    return tuple(_entry(entry) for entry in value if not isinstance(entry, dict) or "texts" in entry)
+    return tuple(map(_entry, value))
 
 
 def _entry(value: Any) -> TableEntry:

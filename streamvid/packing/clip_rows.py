@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamvid.dataset.schema import SCHEMA
+from streamvid.dataset.schema import CATEGORIES, SCHEMA
 from streamvid.packing.options import Place
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.byte_range import FileVersion
@@ -20,10 +20,7 @@ from streamvid.video.frame_index import RANDOM_ACCESS
 from streamvid.video.index_file import EncodedIndex
 from streamvid.video.stored_clip import StoredClip
 
-_CLIP_COLUMNS: Final = (
-    "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation", "duration",
-    "stsd",
-)  # fmt: skip
+_CLIP_COLUMNS: Final = (*CATEGORIES, "width", "height", "rotation", "duration", "stsd")
 """Attributes of a stored clip that are columns of the same names."""
 
 Row = dict[str, Any]

@@ -56,33 +56,20 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
     Raises:
         StreamvidError: a storage does not answer, or denies access.
     """
-    if len(several := dict.fromkeys(paths)) < len(paths):  # parts of one file
-        of = dict(zip(several, source_details(list(several), hosts), strict=True))
-        return [of[path] for path in paths]
-    found: list[Details | None] = [None] * len(paths)
-    folders: dict[str, list[int]] = defaultdict(list)
-    for i, path in enumerate(paths):
-        if is_local(path):
-            found[i] = _local(local_path(path))
-        else:
-            folders[path.rstrip("/").rpartition("/")[0]].append(i)
-    single: list[int] = []
-    listed: list[str] = []
-    for folder, inside in folders.items():
-        if len(inside) < _LIST_FROM or not has_ranges(folder):
-            single += inside
-        else:
-            listed.append(folder)
+    several = dict.fromkeys(paths)  # parts of one file have its path
+    found = {path: _local(local_path(path)) for path in several if is_local(path)}
+    folders: dict[str, dict[str, str]] = defaultdict(dict)
+    for path in (path for path in several if path not in found):
+        folder, _, name = path.rstrip("/").rpartition("/")
+        folders[folder][name] = path
+    listed = [folder for folder, inside in folders.items() if len(inside) >= _LIST_FROM and has_ranges(folder)]
     for folder, files in zip(listed, map_in_threads(_listing, listed), strict=True):
-        for i in folders[folder]:
-            details = files.get(paths[i].rstrip("/").rpartition("/")[2])
-            if details is None or details.is_folder:
-                single.append(i)  # a folder, or a name that the listing spells differently, needs a request of its own
-            else:
-                found[i] = details
-    for i, fingerprint in zip(single, map_in_threads(partial(_remote, hosts), [paths[i] for i in single]), strict=True):
-        found[i] = fingerprint
-    return [MISSING if value is None else value for value in found]
+        inside = folders[folder]
+        found |= {inside[name]: file for name, file in files.items() if name in inside and not file.is_folder}
+    # A folder, or a name that the listing spells differently, needs a request of its own.
+    single = [path for path in several if path not in found]
+    found |= zip(single, map_in_threads(partial(_remote, hosts), single), strict=True)
+    return [found[path] for path in paths]
 
 
 def _listing(folder: str) -> dict[str, Details]:

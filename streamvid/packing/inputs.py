@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import itertools
 import logging
+import operator
 import os
 import posixpath
 import re
@@ -140,10 +141,11 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
         found = _find(given, lists, taken, sequences=not images)
     if places is not None:
         found = [places.check(video) for video in found if not places.is_own(video)]
-    tars = [video for video in found if not video.problem and has_extension(video.path, TAR_EXTENSIONS)]
+    is_tar = [not video.problem and has_extension(video.path, TAR_EXTENSIONS) for video in found]
+    tars = [*itertools.compress(found, is_tar)]
     hosts = () if places is None else places.hosts
     inside = find_in_tars(tars, lists, hosts, images=images, members=places is not None) if tars else []
-    return [video for video in found if video not in tars] + inside
+    return [*itertools.compress(found, map(operator.not_, is_tar)), *inside]
 
 
 def _expanded(address: str) -> list[str]:

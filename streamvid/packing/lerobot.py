@@ -14,6 +14,7 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -102,8 +103,7 @@ def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> l
     for path, own in cuts.items():
         whole = join(place, path)
         spans = tuple(
-            Cut(cut.start, cut.end, cut.unit, rows=(first + row,), frames=cut.frames)
-            for cut, row in sorted(own, key=lambda item: (item[0].start, item[1]))
+            replace(cut, rows=(first + row,)) for cut, row in sorted(own, key=lambda item: (item[0].start, item[1]))
         )
         problem = (
             "" if ".." not in path.split("/") and not path.startswith("/") else "its path leads out of the dataset"

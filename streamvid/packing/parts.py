@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -63,10 +63,7 @@ def parts_by_share(dataset: ClipSource, rows: Int64, shares: Shares, *, seed: in
     exact = {_checked_name(name): _share(name, share) for name, share in shares.items()}
     if not exact or sum(exact.values()) > 1:
         raise InputError(f"the shares of a split are above 0 and together at most 1; they are {dict(shares)!r}"[:300])
-    column = dataset.columns.get(group).take(pa.array(rows))
-    if pa.types.is_nested(column.type):
-        raise InputError(f"clips cannot be grouped by {group!r}, a column of lists: take one of texts or numbers")
-    texts = pc.cast(column, pa.large_string()).dictionary_encode()
+    texts = _texts(dataset, rows, group, "grouped")
     drawn = digests(texts.dictionary.to_pylist(), seed)
     draws = np.zeros(len(rows), dtype=np.uint64)
     there = np.asarray(texts.is_valid())
@@ -115,10 +112,7 @@ def parts_by_column(dataset: ClipSource, rows: Int64, column: str) -> dict[str, 
     Raises:
         InputError: there is no such column, or it has lists, no values or too many values.
     """
-    values = dataset.columns.get(column).take(pa.array(rows))
-    if pa.types.is_nested(values.type):
-        raise InputError(f"clips cannot be split by {column!r}, a column of lists: take one of texts or numbers")
-    texts = pc.cast(values, pa.large_string()).dictionary_encode()
+    texts = _texts(dataset, rows, column, "split")
     if len(texts.dictionary) > _MOST:
         raise InputError(
             f"the column {column!r} has {len(texts.dictionary):,} values: a split has {_MOST} parts at most"
@@ -126,6 +120,14 @@ def parts_by_column(dataset: ClipSource, rows: Int64, column: str) -> dict[str, 
     codes = pc.fill_null(texts.indices, -1).to_numpy()
     named = sorted((_name_of(text), code) for code, text in enumerate(texts.dictionary.to_pylist()))
     return _checked({name: rows[codes == code] for name, code in named})
+
+
+def _texts(dataset: ClipSource, rows: Int64, column: str, done: str) -> Any:
+    """A column's values at these rows, as texts in a dictionary."""
+    values = dataset.columns.get(column).take(pa.array(rows))
+    if pa.types.is_nested(values.type):
+        raise InputError(f"clips cannot be {done} by {column!r}, a column of lists: take one of texts or numbers")
+    return pc.cast(values, pa.large_string()).dictionary_encode()
 
 
 def _limit(share: Fraction) -> int:

@@ -9,7 +9,8 @@ import re
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
+from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -85,7 +86,12 @@ class Places:
         own = (*path_parts(self.destination), SHARD_FOLDER) if self.destination else ("",)
         return video.parts[: len(own)] == own
 
-    @property
+    @cached_property
+    def _folders(self) -> frozenset[str]:
+        """The real paths of the local ones among them."""
+        return frozenset(os.path.realpath(local_path(place)) for place in (*self.given, *self.told) if is_local(place))
+
+    @cached_property
     def hosts(self) -> tuple[str, ...]:
         """The hosts of the URLs among them, to which redirects may lead."""
         urls = (urlsplit(place).hostname for place in (*self.given, *self.told) if not is_local(place))
@@ -104,8 +110,8 @@ class Places:
             return "its name cannot be stored: rename it"
         if is_local(path):
             real = os.path.realpath(path)
-            folders = [root, *(local_path(place) for place in (*self.given, *self.told) if is_local(place))]
-            if not any(is_within(real, os.path.realpath(folder)) for folder in folders):
+            above = {real, *map(str, PurePosixPath(real).parents)}
+            if not is_within(real, os.path.realpath(root)) and above.isdisjoint(self._folders):
                 return f"it is a link to {real}: name the folder there with --roots if it is meant"
             return ""
         if redact(path) != path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import time
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from streamvid.dataset.revisions import dataset_path
 from streamvid.dataset.selection import delivered
 from streamvid.errors import InputError
 from streamvid.packing.destination import DATASET_EXISTS, read_state
-from streamvid.packing.keys import KEY_MAX, duplicates, longer_keys
+from streamvid.packing.keys import duplicates, make_keys
 from streamvid.packing.pack import MAX_SHARD_SIZE, SHARD_SIZE, JobRun
 from streamvid.packing.parts import Shares, order_of, parts_by_column, parts_by_keys, parts_by_share
 from streamvid.packing.report import PackReport
@@ -258,16 +257,10 @@ def _merged_keys(source: ConcatDataset, rows: Int64, *, prefix: bool) -> list[st
     keys = []
     for number, (part, dataset) in enumerate(zip(source.parts, source.datasets, strict=True)):
         own = dataset.columns.get("key").take(pa.array(rows[of == number] - part.first))
-        keys += [_prefixed(part.name, key) for key in own.to_pylist()]
+        # A name that cannot begin a key becomes one as a path without an extension does.
+        keys += [make_keys([f"{part.name}-{key}."])[0] for key in own.to_pylist()]
     if found := duplicates(keys):
         raise InputError(
             f"with the names of their datasets two clips are {keys[found[0]]!r}: rename one of the datasets"
         )
     return keys
-
-
-def _prefixed(name: str, key: str) -> str:
-    whole = f"{name}-{key}"
-    return (
-        whole if re.fullmatch(rf"[A-Za-z0-9_-]{{1,{KEY_MAX}}}", whole) else longer_keys(f"{whole}.")[0]
-    )  # it has no extension

@@ -195,7 +195,7 @@ def _process(
                 yield some, submit(some)
 
         alone: set[Path] = set()  # folders of sources whose process was killed: tried again with no other beside it
-        pending = deque(job for _ in range(_AHEAD * workers) for job in next_ones())
+        pending = deque(some for _ in range(_AHEAD * workers) for some in next_ones())
         while pending:
             sources, future = pending.popleft()
             try:
@@ -208,7 +208,7 @@ def _process(
                     outcomes = [f"its process was killed ({crash}), also while it ran alone, as where memory runs out"]
                     if sources[0].folder not in alone:
                         alone.add(sources[0].folder)
-                        wait([job for _, job in pending])
+                        wait([other for _, other in pending])
                         shutil.rmtree(sources[0].folder, ignore_errors=True)
                         pending.appendleft((sources, submit(sources)))
                         continue

@@ -51,15 +51,10 @@ def local_video(source: SourceVideo, folder: Path, retry: Retry) -> Path:
         _fetch(source, video, retry)
         return video
     file = source_bytes(source, retry)
-    with video.open("wb") as copy:
-        while chunk := _read(file):
+    with video.open("wb") as copy, of_this_file():
+        while chunk := file.read(_CHUNK_BYTES):
             copy.write(chunk)
     return video
-
-
-def _read(file: RangedFile) -> bytes:
-    with of_this_file():
-        return file.read(_CHUNK_BYTES)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.dataset.clip_table import CATEGORIES, ClipTable
+from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.columns import Columns
 from streamvid.dataset.meta_columns import MetaColumns
-from streamvid.dataset.schema import MAX_FILE_BYTES
+from streamvid.dataset.schema import CATEGORIES, MAX_FILE_BYTES
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.fetch.clip_file import ClipFile
 from streamvid.packing.options import Place, PreparedClip

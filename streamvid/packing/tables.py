@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streamvid.dataset.clip_table import CATEGORIES
 from streamvid.dataset.manifest import Manifest, ShardEntry
+from streamvid.dataset.schema import CATEGORIES
 from streamvid.dataset.shard_files import ShardFiles, is_text
 from streamvid.dataset.tables import TableEntry, digest, file_of, usable
 from streamvid.storage import filesystem
@@ -99,18 +99,16 @@ def _runs(destination: str, shards: Sequence[ShardEntry]) -> Iterator[tuple[list
     rows."""
     entries: list[ShardEntry] = []
     tables: list[pa.Table] = []
+    clips = size = 0
     for first in range(0, len(shards), _AT_ONCE):
         some = {entry.name: entry for entry in shards[first : first + _AT_ONCE]}
         for entry, table in zip(
             some.values(), map_in_threads(partial(_rows, destination, some), list(some)), strict=True
         ):
-            if entries and (
-                not table.schema.equals(tables[0].schema)
-                or sum(entry.clips for entry in entries) + entry.clips > _CLIPS
-                or sum(table.nbytes for table in tables) + table.nbytes > _BYTES
-            ):
+            clips, size = clips + entry.clips, size + table.nbytes
+            if entries and (clips > _CLIPS or size > _BYTES or not table.schema.equals(tables[0].schema)):
                 yield entries, pa.concat_tables(tables)
-                entries, tables = [], []
+                entries, tables, clips, size = [], [], entry.clips, table.nbytes
             entries.append(entry)
             tables.append(table)
     if entries:

@@ -83,10 +83,8 @@ def ledger(
     check(isinstance(key, str), key, "key", "the key of a clip, a text")
     check(loader is None or hasattr(loader, "planned"), loader, "loader", "a StreamLoader")
     state = run if isinstance(run, Mapping) else _read(run)
-    if "segments" not in state:
+    if not {"segments", "legs", "run"} <= state.keys():
         raise InputError("this is not the state of a StreamLoader: give what its state_dict() returned")
-    if "legs" not in state or "run" not in state:
-        raise InputError("the state has no log of the run: it was saved by an older streamvid")
     legs, before = legs_of(state), steps_before_legs(state)
     if before:
         log.warning("the state has dropped the run's first %d steps, so only later ones are listed", before)

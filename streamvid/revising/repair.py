@@ -188,8 +188,7 @@ def _clip(prepared: PreparedClip, source: SourceVideo, roots: list[str]) -> Clip
     index = encode_index(clip.index)
     columns = clip_columns(clip, index)
     if source.file:
-        place = place_columns(source, roots.index(source.root)) if prepared.place is None else dict(prepared.place)
-        return {**columns, **place}, lambda: iter(()), index.data
+        return {**columns, **place_columns(source, roots.index(source.root))}, lambda: iter(()), index.data
     checksum = hashlib.sha256()
     for chunk in () if clip.sha256 else clip.read_mp4():
         checksum.update(chunk)

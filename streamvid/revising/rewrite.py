@@ -16,7 +16,7 @@ from streamvid.dataset.manifest import ShardEntry
 from streamvid.dataset.overlays import local_file
 from streamvid.dataset.revisions import Base
 from streamvid.dataset.roots import Bounds, resolve_roots
-from streamvid.dataset.schema import FIELD_PREFIX
+from streamvid.dataset.schema import CATEGORIES, FIELD_PREFIX
 from streamvid.errors import DatasetError
 from streamvid.inspection.verify import ShardTask, check_shard
 from streamvid.packing.clip_rows import Row
@@ -27,8 +27,8 @@ from streamvid.storage.url import join
 
 _COPY_BYTES: Final = 1 << 20
 _KEPT: Final = (
-    *("label", "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation"),
-    *("time_base_num", "time_base_den", "duration", "frames", "packets", "random_access", "stsd"),
+    *("label", *CATEGORIES, "width", "height", "rotation", "time_base_num", "time_base_den", "duration"),
+    *("frames", "packets", "random_access", "stsd"),
 )
 """Columns of a purged clip that are kept, because the order of a run depends on them."""
 

@@ -128,7 +128,7 @@ class CacheFolder:
 
     def _intact(self, file: FileIO, size: int | None, sha256: str) -> bool:
         """Whether a published file is unchanged since it was verified. Its content is read only if its modification
-        time is not the expected one: another program wrote to it, or an older version of streamvid published it."""
+        time is not the expected one: another program wrote or copied it there."""
         stat = os.fstat(file.fileno())
         if size is not None and stat.st_size != size:
             return False

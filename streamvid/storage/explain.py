@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from fsspec.utils import get_protocol
@@ -142,10 +142,9 @@ def explained(path: AnyPath, action: str) -> Iterator[None]:
         if reason is None:
             raise
         kind, what = reason
-        error = kind(f"Cannot {action} {redact(text)}: {what}.")
-        error.path = redact(text)
         # Drop the original exception if its text may contain secrets of the URL.
-        raise error from (exc if redact(text) == text else None)
+        cause = exc if redact(text) == text else None
+        raise kind(f"Cannot {action} {redact(text)}: {what}.", path=redact(text)) from cause
 
 
 def true_cause(exc: BaseException) -> BaseException:
@@ -181,7 +180,7 @@ def status_of(exc: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _reason(exc: BaseException, path: str) -> tuple[Callable[[str], StreamvidError], str] | None:
+def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] | None:
     """The class of error and the end of its sentence; None for exceptions that no user can cause."""
     names = {cls.__name__ for cls in type(exc).__mro__}
     third_party = type(exc).__module__.split(".")[0] not in ("builtins", "streamvid")
@@ -292,7 +291,7 @@ def _inner(exc: BaseException) -> BaseException:
     return inner if isinstance(inner, BaseException) else exc
 
 
-def _of_certificates(exc: BaseException, *, s3: bool) -> tuple[Callable[[str], StreamvidError], str] | None:
+def _of_certificates(exc: BaseException, *, s3: bool) -> tuple[type[StreamvidError], str] | None:
     """`_reason` for a server whose certificate is not trusted, and for certificate files that cannot be read."""
     inner = _inner(exc)
     refused = getattr(inner, "certificate_error", inner.__cause__)  # of aiohttp

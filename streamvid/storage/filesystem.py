@@ -22,7 +22,6 @@ import errno
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -38,7 +37,7 @@ from streamvid.storage.listing import listed
 from streamvid.storage.local_writes import name_new, written_beside
 from streamvid.storage.part import PACE_BYTES
 from streamvid.storage.ranges import RemoteRanges, mark_of_info
-from streamvid.storage.regular_file import MAX_BYTES, open_file, read_file
+from streamvid.storage.regular_file import MAX_BYTES, read_file
 from streamvid.storage.retry import Retry
 from streamvid.storage.upload import Upload
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
@@ -265,18 +264,11 @@ _NOT_IMPLEMENTED: Final = 501
 
 
 def put_file(local: AnyPath, path: AnyPath) -> None:
-    """Copy a local file to `path` atomically, as `write_bytes` but without holding it in memory."""
-    with contextlib.ExitStack() as stack:
-        with explained(local, "read"):
-            source = stack.enter_context(open(open_file(local), "rb"))
-        stack.enter_context(explained(path, "write"))
+    """Copy a local file to a remote `path`, as `write_bytes` but without holding it in memory."""
+    with explained(path, "write"):
         fs, name = locate(path)
-        if is_local(path):
-            with written_beside(name, iter(partial(source.read, 2**20), b"")) as temporary:
-                os.replace(temporary, name)
-        else:
-            fs.put_file(os.fspath(local), name)
-            fs.invalidate_cache()
+        fs.put_file(os.fspath(local), name)
+        fs.invalidate_cache()
 
 
 def get_file(path: AnyPath, local: AnyPath) -> None:

@@ -205,12 +205,11 @@ def behind_end(url: str, start: int, headers: Mapping[str, str]) -> Part:
     response's own size contradicts that."""
     size = size_of(headers.get("Content-Range") or headers.get("content-range"))
     if size is not None and size > start:
-        error = StorageUnavailable(
+        raise StorageUnavailable(
             f"Cannot read {redact(url)}: the storage answers {NO_SUCH_RANGE} to a range from {start} on of {size} "
-            "bytes; look for what changes answers on their way."
+            "bytes; look for what changes answers on their way.",
+            path=redact(url),
         )
-        error.path = redact(url)
-        raise error
     return Part(b"", version(headers), size)
 
 
@@ -259,16 +258,14 @@ def check_range(
     other = status == 206 and first not in (None, start)
     if not other and not (status == 200 and start) and (length or 0) <= end - start:
         return
-    shown = redact(url)
     if not other and not ranged:
         raise NoRangesError.of(url)
     what = f"bytes from {first} on" if other else "more"
-    error = StorageUnavailable(
-        f"Cannot read {shown}: the storage sent {what}, where {start} to {end} were asked for; look for what changes "
-        "answers on their way."
+    raise StorageUnavailable(
+        f"Cannot read {redact(url)}: the storage sent {what}, where {start} to {end} were asked for; look for what "
+        "changes answers on their way.",
+        path=redact(url),
     )
-    error.path = shown
-    raise error
 
 
 async def _of_azure(fs: Any, name: str, start: int, end: int, mark: str) -> Part:

@@ -231,9 +231,7 @@ def _failed(path: str, done: str, error: OSError) -> DatasetError:
 
 
 def _unreadable(path: str, what: str, kind: type[DatasetError] = DatasetError) -> DatasetError:
-    error = kind(f"{redact(path)} {what}")
-    error.path = redact(path)
-    return error
+    return kind(f"{redact(path)} {what}", path=redact(path))
 
 
 class _LocalFile:
@@ -265,9 +263,7 @@ class _LocalFile:
         if wanted is not None and not self.is_version(wanted):
             now = os.fstat(self._descriptor).st_size
             what = f"of {now} instead of {wanted.size} bytes" if now != wanted.size else "written at another time"
-            error = FileChangedError(f"{redact(path)} was changed since it was indexed: it is {what}")
-            error.path = redact(path)
-            raise error
+            raise _unreadable(path, f"was changed since it was indexed: it is {what}", FileChangedError)
 
     def read_ahead(self, wanted: ByteRange) -> None:
         """Let the kernel fetch the range into the page cache, in the background."""

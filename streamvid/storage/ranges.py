@@ -304,12 +304,11 @@ class RemoteRanges:
         if (size := self._sizes.get(_url(fs, name))) is None:
             size = fs.info(name).get("size") or 0
         if size >= min(end, start + found + 1):
-            error = StorageUnavailable(
+            raise StorageUnavailable(
                 f"Cannot read {shown}: the storage sent {found} of {end - start} bytes; check the network, then try "
-                "again."
+                "again.",
+                path=shown,
             )
-            error.path = shown
-            raise error
 
 
 def _url(fs: Any, name: str) -> str:

@@ -85,7 +85,7 @@ class GpuPictures:
         self._boxes = crop_boxes(transform, params, batch.heights, batch.widths)
         self._sinks: dict[int, RenderedFrames] = {}
         self._views = [
-            _View(number, name, spec, batch, params, [boxes[number] for boxes in self._boxes], stream, final=final)
+            _View(name, spec, batch, params, [boxes[number] for boxes in self._boxes], stream, final=final)
             for number, (name, spec) in enumerate(by_view(transform).items())
         ]
         self.tensors = {view.name: view.tensor for view in self._views}
@@ -152,7 +152,6 @@ class _View:
 
     def __init__(
         self,
-        number: int,
         name: str,
         transform: Transform,
         batch: EncodedBatch,

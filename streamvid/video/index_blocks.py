@@ -51,14 +51,8 @@ class IndexBlocks:
 
     def frames_at(self, ticks: Int64) -> Int64:
         """int64 [times]: the frame on screen at each time in ticks; the first one before 0."""
-        blocks = self.directory.block_at(ticks)
-        self._need(blocks)
-        found = np.empty(len(ticks), dtype=np.int64)
-        for block in np.unique(blocks).tolist():
-            own = blocks == block
-            shown = np.searchsorted(self.blocks[block].frame_pts, ticks[own], side="right") - 1
-            found[own] = self.directory.first_frame[block] + np.maximum(shown, 0)
-        return found
+        numbers, times = self._frames(self.directory.block_at(ticks))
+        return numbers[np.maximum(np.searchsorted(times, ticks, side="right") - 1, 0)]
 
     def frames_before(self, ticks: int) -> int:
         """Number of frames that are displayed before a time in ticks."""
@@ -71,13 +65,8 @@ class IndexBlocks:
 
     def times(self, frames: Int64) -> Int64:
         """int64 [frames]: presentation times of frames, in ticks."""
-        blocks = self.directory.block_of_frame(frames)
-        self._need(blocks)
-        found = np.empty(len(frames), dtype=np.int64)
-        for block in np.unique(blocks).tolist():
-            own = blocks == block
-            found[own] = self.blocks[block].frame_pts[frames[own] - self.directory.first_frame[block]]
-        return found
+        numbers, times = self._frames(self.directory.block_of_frame(frames))
+        return times[np.searchsorted(numbers, frames)]
 
     def select(self, frames: Int64) -> PacketSelection:
         """`select_packets` for the whole index; same arguments and errors."""
@@ -92,6 +81,14 @@ class IndexBlocks:
         ends = np.cumsum(packets)
         place = np.searchsorted(ends, part.numbers, side="right")
         return replace(part, numbers=part.numbers + (directory.first_packet[blocks] - (ends - packets))[place])
+
+    def _frames(self, blocks: Int64) -> tuple[Int64, Int64]:
+        """Of the frames in some blocks their numbers, and their presentation times in ticks, int64 [frames] each."""
+        self._need(blocks)
+        every, first = np.unique(blocks).tolist(), self.directory.first_frame
+        none = np.empty(0, dtype=np.int64)
+        numbers = np.concatenate([none, *(np.arange(first[block], first[block + 1]) for block in every)])
+        return numbers, np.concatenate([none, *(self.blocks[block].frame_pts for block in every)])
 
     def _joined(self, blocks: Int64) -> FrameIndex:
         self._need(blocks)

@@ -310,8 +310,8 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
             for number, packet in enumerate(p for p in container.demux(stream) if p.size):
                 # Decoders return a packet's pts with its frame, and ranks by presentation time are unique.
                 packet.pts = rank = int(display_order[number])
-                wanted = bool(visible[rank])
-                if frame_numbers.gap_before(memoryview(packet), starts=not number, rank=rank, wanted=wanted):
+                seen = bool(visible[rank])
+                if frame_numbers.gap_before(memoryview(packet), starts=not number, rank=rank, wanted=seen):
                     raise ValueError(f"reference pictures are missing before its packet {number}")
                 yield from context.decode(packet)
             yield from context.decode(None)

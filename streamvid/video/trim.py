@@ -12,54 +12,14 @@ from typing import BinaryIO
 
 import numpy as np
 
-from streamvid.arrays import Int64
 from streamvid.bitstream import packet_info
 from streamvid.checksum import crc32c
 from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import LEAD_IN, traits
-from streamvid.video.frame_index import HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
+from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS, FrameIndex
 from streamvid.video.mapped import mapped
 from streamvid.video.packet_selection import select_packets
 from streamvid.video.stored_clip import StoredClip
-
-
-def cut_packets(index: FrameIndex, first: int, end: int) -> Int64:
-    """The packets that the frames [first, end) of a video need.
-
-    Args:
-        first, end: frame numbers, first < end.
-
-    Returns:
-        int64 [packets]: their positions in decode order, ascending.
-
-    Raises:
-        IndexError: the video has no such frames.
-    """
-    if not 0 <= first < end <= len(index.visible):
-        raise IndexError(f"frames {first} to {end} of a video that has {len(index.visible)}")
-    wanted = index.visible[first:end]
-    # Select from the part of the index that may be needed, because the work grows with the index.
-    start, stop = _decode_range(index, wanted)
-    flags = index.flags[start:stop] | HIDDEN
-    flags[wanted - start] &= ~np.int64(HIDDEN)
-    rows = slice(start, stop)
-    near = FrameIndex(index.pts[rows], index.offset[rows], index.size[rows], flags)
-    needed = select_packets(near, np.arange(end - first))
-    return start + np.flatnonzero(np.isin(near.offset, needed.offsets))
-
-
-def _decode_range(index: FrameIndex, wanted: Int64) -> tuple[int, int]:
-    """Begin and end, in decode order, of the packets that may be needed: from the last random access packet before all
-    wanted packets, or the one before that if some are its leading pictures, to the last wanted packet."""
-    access = index.starts
-    group = int(np.searchsorted(access, wanted.min(), side="right")) - 1
-    if group < 0:
-        return 0, int(wanted.max()) + 1
-    following = access[group + 1] if group + 1 < len(access) else len(index)
-    leading = (index.flags[wanted] & LEADING) != 0
-    if np.any(leading & (wanted < following)):
-        group -= 1
-    return int(access[group]) if group >= 0 else 0, int(wanted.max()) + 1
 
 
 def non_displayed_bytes(index: FrameIndex, first: int, end: int) -> int:
@@ -67,7 +27,7 @@ def non_displayed_bytes(index: FrameIndex, first: int, end: int) -> int:
 
     Packets between its frames that are not displayed in the video either, as in VP8 and VP9, do not count.
     """
-    packets = cut_packets(index, first, end)
+    packets = select_packets(index, np.arange(first, end)).numbers
     wanted = index.visible[first:end]
     shown_elsewhere = ((index.flags[packets] & HIDDEN) == 0) & ~np.isin(packets, wanted)
     return int(index.size[packets[shown_elsewhere | (packets < wanted.min())]].sum())
@@ -76,7 +36,7 @@ def non_displayed_bytes(index: FrameIndex, first: int, end: int) -> int:
 def cut_index(index: FrameIndex, first: int, end: int) -> FrameIndex:
     """The frame index of a clip of the frames [first, end), with the offsets of the video: all other packets that it
     needs are hidden, and the first frame has pts 0."""
-    packets = cut_packets(index, first, end)
+    packets = select_packets(index, np.arange(first, end)).numbers
     flags = index.flags[packets] | HIDDEN
     flags[np.isin(packets, index.visible[first:end])] &= ~np.int64(HIDDEN)
     origin = index.frame_pts[first]

@@ -174,15 +174,6 @@ def test_names_of_parts_are_made_unique() -> None:
     assert ConcatDataset([one]).clips.key == ["clip0"]
 
 
-def test_datasets_are_opened_by_path(folder: Path) -> None:
-    assert len(ConcatDataset.open([folder / "first", str(folder / "third")])) == 4
-    assert ConcatDataset.open({"x": folder / "first"}).parts[0].name == "x"
-    with pytest.raises(InputError, match=r"use Dataset\.open for one"):
-        ConcatDataset.open(str(folder / "first"))
-    with pytest.raises(DatasetError, match="no dataset at"):
-        ConcatDataset.open([folder / "first", folder / "none"])
-
-
 def test_labels_that_do_and_do_not_go_together() -> None:
     text = dataset_of([{}, {}], labels=[0, None], classes=["b"], name="text")
     more = dataset_of([{}, {}], labels=[1, 0], classes=["c", "a"], name="more")
@@ -214,7 +205,7 @@ def test_other_values_are_not_concatenated(folder: Path) -> None:
 
 def test_damage_names_the_part(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "second", tmp_path / "second")
-    joined = ConcatDataset.open([folder / "first", tmp_path / "second"])
+    joined = ConcatDataset([Dataset.open(folder / "first"), Dataset.open(tmp_path / "second")])
     (tmp_path / "second/shards/00000000.packets").unlink()
     assert len(joined.index(0)) > 0
     with pytest.raises(DatasetError, match=rf"shard 00000000 of the dataset {tmp_path}/second cannot be read"):
@@ -226,7 +217,8 @@ def test_local_and_remote_shards(folder: Path, tmp_path: Path) -> None:
 
     fsspec.filesystem("memory").put(str(folder / "second"), "/joined/second", recursive=True)
     with ShardCache(tmp_path / "cache", limit_bytes=1 << 30) as cache:
-        joined = ConcatDataset.open([folder / "first", "memory://joined/second"], cache=cache)
+        paths = (folder / "first", "memory://joined/second")
+        joined = ConcatDataset([Dataset.open(path, cache=cache) for path in paths])
         assert not joined.is_local
         assert len(joined.index(4)) == len(Dataset.open(folder / "second").index(2))
         access = ShardAccess(joined, cache=cache, limit_bytes=1 << 30)

@@ -18,10 +18,9 @@ import pytest
 
 from streamvid.dataset import dataset as dataset_module
 from streamvid.dataset import shard_files, table_cache
-from streamvid.dataset.clip_table import CATEGORIES
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import Manifest, ShardEntry
-from streamvid.dataset.schema import FIELD_PREFIX
+from streamvid.dataset.schema import CATEGORIES, FIELD_PREFIX
 from streamvid.dataset.tables import TableEntry, digest, usable
 from streamvid.errors import DatasetError
 from streamvid.packing.options import PackOptions

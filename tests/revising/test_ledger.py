@@ -231,10 +231,9 @@ def test_unknown_clips_and_other_states_are_refused(
     state = loader.state_dict()
     with pytest.raises(InputError, match=r"there is no clip 'clip9' .*did you mean|there is no clip 'clip9'"):
         sv.ledger(state, "clip9")
-    with pytest.raises(InputError, match="not the state of a StreamLoader"):
-        sv.ledger({"epoch": 1}, "clip1")
-    with pytest.raises(InputError, match="older streamvid"):
-        sv.ledger({name: value for name, value in state.items() if name != "legs"}, "clip1")
+    for other in ({"epoch": 1}, {name: value for name, value in state.items() if name != "legs"}):
+        with pytest.raises(InputError, match="not the state of a StreamLoader"):
+            sv.ledger(other, "clip1")
     for name, value in (
         ("legs", 7),
         ("legs", [[1]]),

@@ -640,7 +640,7 @@ def test_a_cached_file_that_is_altered_is_fetched_again(cache: ShardCache, site:
     assert site.gets == {"a": 2}
 
 
-def test_a_file_of_an_older_version_is_checked_and_kept(
+def test_a_file_that_was_copied_there_is_checked_and_kept(
     cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = site.add("a", data("a"))
@@ -725,7 +725,7 @@ def test_runs_go_without_a_cache_on_a_file_system_without_locks(
     left = folder / f"{a['sha256']}.{a['size']}.part"
     for names in ([], [left]):
         for path in names:
-            path.touch()  # as an older version left it
+            path.touch()  # as a killed process left it
         with ShardCache(folder, limit_bytes=1000) as cache:
             with pytest.raises(CacheUnusable, match=f"cache cannot be used: {os.strerror(number)}"):
                 cache.lease(**a)

@@ -32,6 +32,16 @@ def test_a_missed_bar_is_the_exit_code(
     assert ("FAILED" in out) == bool(code)
 
 
+def test_a_benchmark_that_measures_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As where all that it compares is not installed."""
+    file = tmp_path / "out.json"
+    options = arguments("A benchmark.").parse_args(["--json", str(file)])
+    assert finish(Report("try", [], [], ["No server is installed."]), options) == 2
+    assert "No server is installed." in (out := capsys.readouterr().out)
+    assert "nothing was measured" in out
+    assert not file.exists()
+
+
 def test_bars_may_be_reached_but_not_passed() -> None:
     assert Check.at_least("x", 1.0, 1.0).passed
     assert Check.at_most("x", 1.0, 1.0).passed

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.clock import Clock
-from tools.soak import COUNTS, Sample, judge, sample, slope, steady
+from tools.soak import COUNTS, Sample, judge, main, sample, slope, steady
 
 RNG = np.random.default_rng(3)
 
@@ -57,6 +58,18 @@ def test_children_count() -> None:
     assert during["processes"] == before["processes"] + 1
     assert during["descriptors"] == before["descriptors"] + 1
     assert before["pss"] > 1e7
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_kind_that_a_signal_ended_is_no_success(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$*" in *gpu) kill -TERM $$;; esac\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr("tools.soak.make", lambda *_: None)
+    for kinds, code in ((["stream", "engine"], 0), (["stream", "gpu"], 1), (["gpu", "stream"], 1)):
+        monkeypatch.setattr(sys, "argv", ["soak", *kinds, "--device", device])
+        assert main() == code
 
 
 def test_samples_begin_once_descriptors_stand_still(

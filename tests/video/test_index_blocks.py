@@ -54,7 +54,7 @@ def test_blocks_answer_as_the_whole_index(index: FrameIndex, limit: int, data: s
     before, used = ask(lambda blocks: blocks.frames_before(int(ticks[0])))
     assert before == np.searchsorted(pts, ticks[0], side="left")
     assert len(used) <= 1
-    frames = np.array(sorted(data.draw(st.sets(st.integers(0, len(pts) - 1), min_size=1))))
+    frames = np.array(sorted(data.draw(st.sets(st.integers(0, len(pts) - 1)))), dtype=np.int64)
     times, _ = ask(lambda blocks: blocks.times(frames))
     np.testing.assert_array_equal(times, pts[frames])
     whole, _ = ask(lambda blocks: blocks.whole)

@@ -115,7 +115,7 @@ def test_the_packets_are_those_that_the_format_names(case: tuple[FrameIndex, lis
     index, frames = case
     part = select_packets(index, np.array(frames))
     got = chosen(index, part.offsets)
-    assert got == sorted(set(got)), "in decode order"
+    assert got == sorted(set(got)) == part.numbers.tolist(), "in decode order"
     np.testing.assert_array_equal(part.sizes, index.size[got])
     wanted = set().union(*(needed(index, frame) for frame in frames))
     assert wanted <= set(got)

@@ -24,8 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from streamvid.dataset.clip_table import CATEGORIES
-from streamvid.dataset.schema import NUMBERS
+from streamvid.dataset.schema import CATEGORIES, NUMBERS
 from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.mixture import SampleStream
 from streamvid.plan.permutation import Pool

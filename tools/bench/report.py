@@ -2,7 +2,8 @@
 
 The JSON holds `benchmark`, `quick`, `machine`, `rows` (objects with the same keys), `checks` (objects with `name`,
 `value`, `bar` and `pass`: one for each figure that an issue or docs/performance.md promises), `notes`, and `details`
-where a program has figures that the table has no room for. A program exits with 1 if a check fails.
+where a program has figures that the table has no room for. A program exits with 1 if a check fails, and with 2 if it
+measures nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def finish(report: Report, options: argparse.Namespace, about: Mapping[str, object] | None = None) -> int:
-    """Print the report, write the JSON if asked to, and give the program's exit code.
+    """Print the report, write the JSON if asked to, and give the program's exit code: 0, 1 if a check failed, or 2 if
+    there is no row.
 
     Args:
         report: what came out.
@@ -100,6 +102,9 @@ def finish(report: Report, options: argparse.Namespace, about: Mapping[str, obje
     """
     about = about or machine()
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    if not report.rows:
+        console.print(*report.notes, f"{report.benchmark}: nothing was measured", sep="\n")
+        return 2
     title = f"{report.benchmark}: {about['cpu']}, {about['cores']} cores"
     table = Table(title=title + (f", {about['gpu']}" if about["gpu"] else ""))
     for column, value in report.rows[0].items():
