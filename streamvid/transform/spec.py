@@ -266,7 +266,7 @@ class Transform(Eager):
         if not _are_channels(value) or (name == "std" and any(v <= 0 for v in value)):
             positive = ", above 0" if name == "std" else ""
             raise InputError(f"Transform({name}) must be a number or three{positive}; it is {shown(value)}")
-        if max(value) > 1:
+        if max(map(abs, value)) > 1:
             raise InputError(
                 f"Transform({name}) is in units of the full range, 0 to 1: divide by 255; it is {shown(value)}"
             )
@@ -296,6 +296,9 @@ class Transform(Eager):
             )
 
     def _check_together(self) -> None:
+        most = 65504 if self.dtype == "float16" else 1e30  # in float32 and bfloat16 with room for intermediate results
+        if any((1 + abs(mean)) / std > most for mean, std in zip(*self.mean_std, strict=True)):
+            raise InputError(f"Transform(std) makes values that {self.dtype} does not hold; it is {shown(self.std)}")
         if self.resize is not None and self.random_short_side is not None:
             raise InputError("Transform takes resize or random_short_side, not both")
         if self.random_short_side is not None and self.crop is None:

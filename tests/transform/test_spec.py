@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from streamvid.errors import InputError
@@ -32,3 +34,15 @@ def test_a_zoom_that_may_leave_no_picture_is_refused(zoom: float | tuple[float, 
         InputError, match=r"zoom\) must be a number from 0 to 0.99, or \(from, to\) within 0.01 and 100; "
     ):
         Transform(zoom=zoom)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [("float32", {"std": 1e-40}), ("float16", {"std": (1, 1, 1e-5)}), ("bfloat16", {"std": 1e-39, "mean": -0.5})],
+)
+def test_a_std_that_makes_infinities_is_refused(dtype: str, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=rf"std\) makes values that {dtype} does not hold"):
+        Transform(dtype=dtype, **options)
+    with pytest.raises(InputError, match=r"mean\) is in units of the full range"):
+        Transform(mean=-1e300)
+    assert Transform(dtype="float16", mean=-1, std=1 / 255).std == (1 / 255,) * 3
