@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.patience import patiently
 from streamvid.storage.explain import StorageUnavailable
+from streamvid.video import ingest
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
@@ -137,5 +139,24 @@ def test_an_outage_while_a_shard_is_written(
     monkeypatch.setattr(StoredClip, "read_mp4", broken)
     pack(tmp_path / "a.mp4", tmp_path / "packed", options=options, progress=False)
     assert not outages
+    tar = Path("shards/00000000.tar")
+    assert (tmp_path / "packed" / tar).read_bytes() == (tmp_path / "expected" / tar).read_bytes()
+
+
+@pytest.mark.usefixtures("inline_workers")
+def test_a_read_of_an_mp4_that_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg read the file then, which writes another header, or called a packet damaged that the disk cannot read."""
+    write(SMALL, tmp_path / "a.mp4")
+    pack(tmp_path / "a.mp4", tmp_path / "expected", progress=False)
+    read, failures = ingest.read_track, [EIO]
+
+    def failing_once(file: io.FileIO) -> ingest.VideoTrack:
+        if failures:
+            raise failures.pop()
+        return read(file)
+
+    monkeypatch.setattr(ingest, "read_track", failing_once)
+    pack(tmp_path / "a.mp4", tmp_path / "packed", progress=False)
+    assert not failures
     tar = Path("shards/00000000.tar")
     assert (tmp_path / "packed" / tar).read_bytes() == (tmp_path / "expected" / tar).read_bytes()
