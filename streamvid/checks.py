@@ -124,7 +124,7 @@ def position(value: Any, name: str, count: int) -> int:
 
 
 def listed(value: Any, name: str, members: str) -> list[Any]:
-    """The members of a list, or of any other iterable except a text.
+    """The members of a list, or of any other iterable except a text; those of an array or tensor as Python's own.
 
     Args:
         members: a word for the members, for the error.
@@ -135,7 +135,7 @@ def listed(value: Any, name: str, members: str) -> list[Any]:
     try:
         if isinstance(value, str | bytes):
             raise TypeError
-        return list(value)
+        return list(value.tolist() if hasattr(value, "tolist") else value)
     except TypeError:
         raise InputError(f"{name} must be a list of {members}; it is {value!r}"[:300]) from None
 

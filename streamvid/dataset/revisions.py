@@ -325,8 +325,9 @@ def _what_is_there(path: str) -> str:
         return f"this is the file in it; give its folder, {redact(os.path.dirname(path) or '.')}"
     if name.endswith(VIDEO_EXTENSIONS):
         return f"this is a video; {_PACK}"
-    above = islice(Path(os.path.abspath(local_path(path))).parents, 2) if is_local(path) else ()
-    for parent in above:  # of shards, one of which may be given, or a pattern of all, as to WebDataset
+    # Shards lie in a dataset, one of which may be given, or a pattern of all, as to WebDataset; not any name there.
+    part = is_local(path) and (os.path.lexists(local_path(path)) or re.search(r"[*?\[{]", path))
+    for parent in islice(Path(os.path.abspath(local_path(path))).parents, 2) if part else ():
         if (parent / FILE_NAME).is_file():
             return f"this is a part of a dataset; give its folder, {parent}"
     names = [name]

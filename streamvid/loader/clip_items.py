@@ -155,7 +155,6 @@ def _index(value: Any, what: str) -> int:
 def _numbers(values: Any, name: str) -> tuple[Any, ...]:
     """Frame numbers or times as a tuple of Python numbers."""
     found = listed(values, name, "numbers")
-    found = values.tolist() if hasattr(values, "tolist") else found
     if not found:
         raise InputError(f"{name} is empty: give at least one")
     kind, real = ("whole numbers", ()) if name == "frames" else ("numbers of seconds", (float, np.floating))

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from streamvid.decode.dali import reason_of
-from streamvid.errors import VideoError
+from streamvid.errors import StreamvidError
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.host import limit_met
 from streamvid.transform.params import ClipTransform
@@ -39,7 +39,8 @@ class SampleRenderer:
         `streamvid.transform.render.RenderedBatch`.
 
         Raises:
-            VideoError: the clip does not decode to its frames, or cannot be transformed.
+            VideoError: the clip does not decode to its frames.
+            StreamvidError: the transform fails, which is not held against the clip.
             RuntimeError: no further thread can be started, or there is no memory left: see `streamvid.host.limit_met`.
         """
         if self._renderer is None or self._pid != os.getpid():
@@ -51,5 +52,5 @@ class SampleRenderer:
             self._renderer = None  # DALI's pipeline cannot be used after an error
             if limit_met(error) is not None:
                 raise
-            raise VideoError(f"clip {batch.slices[0].name} cannot be transformed: {reason_of(error)}") from error
+            raise StreamvidError(f"the transform fails on clip {batch.slices[0].name}: {reason_of(error)}") from error
         return {name: tensor[0] for name, tensor in tensors.items()}

@@ -365,8 +365,9 @@ def _listed(path: str, lists: MetadataLists) -> list[Found]:
         raise InputError(f"{shown} lists no videos: add rows to it")
     address, query = split_query(path)
     folder = posixpath.dirname(address)
-    below = [posixpath.join(folder, cell) + ("" if "?" in cell else query) for cell in cells]
-    videos = [found if is_local(cell) else cell for found, cell in zip(below, cells, strict=True)]
+    given = [local_path(cell) if "://" in cell and is_local(cell) else cell for cell in cells]  # file:///…
+    below = [posixpath.join(folder, cell) + ("" if "?" in cell else query) for cell in given]
+    videos = [found if is_local(cell) else cell for found, cell in zip(below, given, strict=True)]
     if not is_local(path) and any(map(is_local, videos)):
         raise InputError(
             f"{shown} is remote and names {next(filter(is_local, videos))[:200]!r}: it cannot name local files"

@@ -146,7 +146,7 @@ def plan_job(
     cut_list = None if cuts is None else given_path(cuts, "cuts")
     tables = given_paths(metadata, "metadata")
     check_cutting(options, listed=cuts is not None)
-    lists = MetadataLists()
+    lists = MetadataLists(() if options.cutting is None and cut_list is None else COLUMNS.names)
     present = () if base is None else base.sources
     sources = find_sources(inputs, lists, places=places, images=images, folders=label_list == FOLDERS, present=present)
     check_not_swapped((source.path for source in sources), destination)

@@ -22,7 +22,7 @@ _EXAMPLES: Final = 3
 """Missing videos, and rows without a video, that a message names; the others are counted."""
 _SPELLINGS: Final[Mapping[str, Callable[[SourceVideo], str]]] = {
     "name": lambda source: source.name,
-    "path": lambda source: source.path,
+    "path": lambda source: _normal(source.path),
     "stem": lambda source: posixpath.splitext(source.name)[0],
     "key": lambda source: source.key,
     "basename": lambda source: posixpath.basename(source.name),
@@ -182,6 +182,11 @@ def _join(
     return joined, join
 
 
+def _normal(path: str) -> str:
+    """A URL, or the absolute path of a local file, without `..`."""
+    return posixpath.normpath(local_path(path)) if is_local(path) else path
+
+
 def _examples(names: Sequence[str]) -> str:
     return f", such as {', '.join(repr(name[:100]) for name in names)}" if names else ""
 
@@ -220,7 +225,7 @@ class _Finder:
     def by_path(self, path: str) -> list[int]:
         """The sources that a path means, by the most exact interpretation that any of them matches."""
         # A relative path may be relative to the packed folder, to the working directory, or to the list's folder.
-        absolute = [local_path(p) if is_local(p) else p for p in (path, posixpath.join(self._folder, path))]
+        absolute = [_normal(p) for p in (path, posixpath.join(self._folder, path))]
         for spelling in _SPELLINGS:
             for written in (path, posixpath.normpath(path), *absolute):
                 if found := self.called(spelling, written):

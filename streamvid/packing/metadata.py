@@ -89,9 +89,14 @@ class Metadata:
 
 
 class MetadataLists:
-    """Collects the metadata columns of lists in the order in which these are read."""
+    """Collects the metadata columns of lists in the order in which these are read.
 
-    def __init__(self) -> None:
+    Attributes:
+        own: names of columns that packing adds for cuts, which no list may have.
+    """
+
+    def __init__(self, own: Sequence[str] = ()) -> None:
+        self.own = own
         self._starts = [0]
         self._texts: list[pa.Array] = []
         self._lists: list[ParsedList] = []

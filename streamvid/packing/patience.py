@@ -64,8 +64,10 @@ def _at_fault(path: str, error: Exception, *, again: bool) -> Literal["storage",
     part = readable(local_path(path), whole=broken)
     if part == "none":
         return "storage"
+    if part == "some" and broken:
+        return "disk"
     if not of_video:
-        return "disk" if part == "some" else "storage"
+        return "storage"
     # FFmpeg says EIO of damaged files, too.
     return "storage" if part == "all" and broken and not again else "video"
 

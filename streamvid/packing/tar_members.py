@@ -98,6 +98,8 @@ def find_in_tars(
     for video in videos if not members else ():
         video.values.pop(MEMBERS, None)
     labels = _take_labels(videos)
+    for video in videos:
+        video.values = {f"json_{name}" if name in lists.own else name: value for name, value in video.values.items()}
     _fold(videos)
     columns = dict.fromkeys(name for video in videos for name in video.values)
     table = pa.table({name: column_of_values([video.values.get(name) for video in videos]) for name in columns})

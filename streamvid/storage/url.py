@@ -18,6 +18,7 @@ _LOCAL = re.compile(r"^(file|local):(//)?")
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 _NO_BUCKET = re.compile(r"(s3|gs|gcs|az|abfs|oci|oss)://(/|$)")
 _NO_HOST = re.compile(r"(https?)://(/|$)")
+_FILE_HOST = re.compile(r"(?:file|local)://(?:localhost(?=/)|(?=[^/.]))")
 _USERINFO = re.compile(r"(://)[^/\s@]*(?:@[^/\s@]*)*@")
 _SECRET_PART = re.compile(
     # Not ?key=folder/video.mp4, by which servers of files name them. Other extensions might be the end of a secret.
@@ -41,7 +42,7 @@ def given_path(path: object, name: str) -> str:
 
     Raises:
         InputError: the value is no path or URL, or a misleading one: "" would be the current folder, and ``~/x`` and
-            ``s3:/x`` would be folders below it.
+            ``s3:/x`` would be folders below it, and so would ``file://localhost/x``.
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
         raise InputError(f"{name} must be a path or URL; it is {path!r}"[:300])
@@ -58,6 +59,10 @@ def given_path(path: object, name: str) -> str:
         raise InputError(f"{name} {redact(text)} names no bucket: write {text.partition(':')[0]}://BUCKET/FOLDER")
     if _NO_HOST.match(text):
         raise InputError(f"{name} {redact(text)} names no host: write {text.partition(':')[0]}://HOST/PATH")
+    if named := _FILE_HOST.match(text):
+        raise InputError(
+            f"{name} {text}: a URL of a file has three slashes; write file:///{text[named.end() :].lstrip('/')}"
+        )
     return text
 
 

@@ -39,6 +39,7 @@ TAKEN: Final = ("mask", "pts", "label", "clip", "valid", "epoch", "dataset", "ke
 _MAX_SIDE: Final = 16384
 _MAX_SIGMA: Final = 16.0
 _MAX_SHEAR: Final = 80.0
+_ZOOM: Final = (0.01, 100.0)
 _ABOUT_0: Final = ("rotate", "shear", "hue")
 """Options whose neutral value is 0; for other spans it is 1."""
 
@@ -70,7 +71,7 @@ class Transform(Eager):
             Pixels from outside the frame are black.
         translate: largest shift, as a share of the frame's width and height. `rotate`, `translate`, `zoom` and `shear`
             form one affine map about the centre (torchvision's `RandomAffine`).
-        zoom: factor of magnification, (from, to), or one number: its largest distance from 1.
+        zoom: factor of magnification, (from, to) within 0.01 and 100, or one number: its largest distance from 1.
         shear: degrees along x, (from, to), or one number for both directions.
         brightness, contrast, saturation: factor, (from, to), or one number: its largest distance from 1.
         hue: degrees, (from, to), or one number for both directions.
@@ -137,7 +138,7 @@ class Transform(Eager):
         for name, low, high in (
             ("rotate", -180.0, 180.0),
             ("shear", -_MAX_SHEAR, _MAX_SHEAR),
-            ("zoom", 0.0, math.inf),
+            ("zoom", *_ZOOM),
             ("hue", -180.0, 180.0),
             ("brightness", 0.0, math.inf),
             ("contrast", 0.0, math.inf),
@@ -265,7 +266,7 @@ class Transform(Eager):
         if not _are_channels(value) or (name == "std" and any(v <= 0 for v in value)):
             positive = ", above 0" if name == "std" else ""
             raise InputError(f"Transform({name}) must be a number or three{positive}; it is {shown(value)}")
-        if max(value) > 1:
+        if max(map(abs, value)) > 1:
             raise InputError(
                 f"Transform({name}) is in units of the full range, 0 to 1: divide by 255; it is {shown(value)}"
             )
@@ -284,15 +285,20 @@ class Transform(Eager):
     def _check_span(self, name: str, low: float, high: float) -> None:
         """Check and keep one number of at least 0, or (from, to) within limits."""
         value = getattr(self, name)
+        most = 1 - low if name == "zoom" else high
         if _is_range(value) and low <= value[0] <= value[1] <= high:
             object.__setattr__(self, name, (float(value[0]), float(value[1])))
-        elif not (is_real(value) and 0 <= value <= high):
+        elif not (is_real(value) and 0 <= value <= most):
+            number = "of at least 0" if most == math.inf else f"from 0 to {most:g}"
             limits = f"at least {low:g}" if high == math.inf else f"within {low:g} and {high:g}"
             raise InputError(
-                f"Transform({name}) must be a number of at least 0, or (from, to) {limits}; it is {shown(value)}"
+                f"Transform({name}) must be a number {number}, or (from, to) {limits}; it is {shown(value)}"
             )
 
     def _check_together(self) -> None:
+        most = 65504 if self.dtype == "float16" else 1e30  # in float32 and bfloat16 with room for intermediate results
+        if any((1 + abs(mean)) / std > most for mean, std in zip(*self.mean_std, strict=True)):
+            raise InputError(f"Transform(std) makes values that {self.dtype} does not hold; it is {shown(self.std)}")
         if self.resize is not None and self.random_short_side is not None:
             raise InputError("Transform takes resize or random_short_side, not both")
         if self.random_short_side is not None and self.crop is None:

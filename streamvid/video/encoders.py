@@ -22,6 +22,7 @@ class Encoder:
         min_side: the smallest side of frames, in pixels.
         reorder_frames: most frames by which reordering delays presentation; B-frames without a pyramid need one.
         bit_depths: supported bits per sample; deeper video is reduced to the deepest of them.
+        most_fps: the highest rate for which it can be opened. Frames are shown at their own times all the same.
     """
 
     name: str
@@ -30,13 +31,14 @@ class Encoder:
     min_side: int
     reorder_frames: int
     bit_depths: tuple[int, ...]
+    most_fps: int = 1000
 
 
 ENCODERS: Final[dict[Target, Encoder]] = {
     "h264": Encoder("libx264", 18, (0, 51), 2, 1, (8,)),
     "hevc": Encoder("libx265", 20, (0, 51), 16, 1, (8, 10)),
     "vp9": Encoder("libvpx-vp9", 20, (0, 63), 2, 0, (8,)),
-    "av1": Encoder("libsvtav1", 22, (0, 63), 4, 0, (8, 10)),
+    "av1": Encoder("libsvtav1", 22, (0, 63), 4, 0, (8, 10), 240),
     "mjpeg": Encoder("mjpeg", 2, (1, 31), 2, 0, (8,)),
 }
 

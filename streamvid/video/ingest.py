@@ -7,6 +7,7 @@ result has the header of the clip's MP4, and writing the clip copies the packets
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 from collections.abc import Callable, Sequence
@@ -59,6 +60,7 @@ def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
 
     Raises:
         NeedsDemuxerError: the file cannot be read by its tables.
+        OSError: its disk, or the storage that is mounted there, fails; FFmpeg would call a packet damaged.
     """
     try:
         with source.open("rb", buffering=0) as file:
@@ -66,6 +68,8 @@ def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
     except NeedsDemuxerError:
         raise
     except (OSError, EOFError, ValueError, av.error.FFmpegError) as error:
+        if getattr(error, "errno", 0) in (errno.EIO, errno.ESTALE) and not isinstance(error, av.error.FFmpegError):
+            raise
         raise NeedsDemuxerError(str(error)) from error
 
 

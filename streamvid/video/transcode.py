@@ -164,10 +164,10 @@ def encode(
         raise VideoError("not one frame of it can be decoded")
     encoder_format = EncoderFormat(first[0], options.codec, options.short_side, source.tags)
     rate = min(source.rate, options.max_fps or source.rate).limit_denominator(1001)
-    if not 1 <= rate <= 1000:
+    encoder = ENCODERS[options.codec]
+    if not 1 <= rate <= encoder.most_fps:
         rate = Fraction(25)
     muxer_options = {"movflags": "+faststart", "fflags": "+bitexact"}
-    encoder = ENCODERS[options.codec]
     settings = encoder_options(options.codec, gop=options.gop, crf=options.crf, width=encoder_format.size[0])
     # From chroma at full width, swscale makes samples in the centre.
     siting = "center" if first[0].format.chroma_width(2) > 1 else source.siting

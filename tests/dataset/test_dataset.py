@@ -356,6 +356,7 @@ def test_what_is_there_instead_of_a_dataset(packed: Path, tmp_path: Path) -> Non
         packed.parent: f"this is a folder of datasets; give one of them: .*{packed.name}",
         packed / "shards": f"this is a part of a dataset; give its folder, {packed}$",
         packed / "shards/00000000.tar": f"this is a part of a dataset; give its folder, {packed}$",
+        packed / "shard": "there is no dataset.json; check the path$",
         packed / "shards/{00000000..00000001}.tar": f"this is a part of a dataset; give its folder, {packed}$",
     }.items():
         with pytest.raises(DatasetError, match=rf"no dataset at {re.escape(str(path))}: .*{said}"):

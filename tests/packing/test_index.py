@@ -117,6 +117,20 @@ def test_tars_of_others(tmp_path: Path) -> None:
     assert Dataset.open(tmp_path / "indexed").to_arrow()["txt"].to_pylist() == ["text 0", "text 1"]
 
 
+def test_a_json_in_a_tar_may_have_fields_named_like_the_columns_of_cuts(tmp_path: Path) -> None:
+    member = ("0.json", b'{"start": 1.5, "end": "x", "start_frame": 7, "other": 2}')
+    write_tar(tmp_path / "a.tar", [("0.mp4", encoded(replace(CLIP, frames=6), tmp_path)), member])
+    pack(tmp_path / "a.tar", tmp_path / "whole", progress=False)
+    table = Dataset.open(tmp_path / "whole").to_arrow()
+    assert (table["start"].to_pylist(), table["end"].to_pylist()) == ([1.5], ["x"])
+    pack(tmp_path / "a.tar", tmp_path / "cut", options=PackOptions(cutting=FixedLength(4, "frames")), progress=False)
+    table = Dataset.open(tmp_path / "cut").to_arrow()
+    assert table["start_frame"].to_pylist() == [0, 4]
+    assert table["json_start_frame"].to_pylist() == [7, 7]
+    assert table["json_end"].to_pylist() == ["x", "x"]
+    assert table["other"].to_pylist() == [2, 2]
+
+
 def test_episodes_of_a_robot(tmp_path: Path) -> None:
     place = write_lerobot(tmp_path / "robot", [5, 4, 3])
     index(place, tmp_path / "indexed", camera=CAMERA, progress=False)

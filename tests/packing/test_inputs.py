@@ -179,6 +179,8 @@ def test_the_same_file_given_twice_counts_once(tmp_path: Path, monkeypatch: pyte
     touch(tmp_path, "v/x.mp4", "v/y.mp4")
     monkeypatch.chdir(tmp_path)
     assert names("v", "v/x.mp4", tmp_path / "v", "./v/../v/y.mp4", f"file://{tmp_path}/v/x.mp4") == ["x.mp4", "y.mp4"]
+    (tmp_path / "list.csv").write_text(f"path\nv/x.mp4\nfile://{tmp_path}/v/x.mp4\nfile://{tmp_path}/v/y.mp4\n")
+    assert names("list.csv") == ["v/x.mp4", "v/y.mp4"]
 
 
 def test_equal_names_from_several_inputs_are_told_apart(tmp_path: Path) -> None:

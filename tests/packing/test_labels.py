@@ -156,6 +156,17 @@ def test_paths_from_where_the_list_is(tmp_path: Path, monkeypatch: pytest.Monkey
         assert [(source.name, source.label) for source in labelled] == [("d/x.mp4", 2), ("x.mp4", 1)]
 
 
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_absolute_paths_name_videos_of_a_relative_input(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "v/x.mp4", "v/d/x.mp4", "w/y.mp4")
+    (tmp_path / "l.csv").write_text(f"path,label\n{scheme}{tmp_path}/v/x.mp4,1\n{scheme}{tmp_path}/v/d/x.mp4,2\n")
+    monkeypatch.chdir(tmp_path / "w")
+    labelled = attach_labels(find_sources(["../v"], MetadataLists()), "../l.csv", MetadataLists())[0]
+    assert [(source.name, source.label) for source in labelled] == [("d/x.mp4", 2), ("x.mp4", 1)]
+
+
 def test_labels_by_key_and_other_columns(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("key,label,who\nb_x-2,3,me\n")
     lists = MetadataLists()

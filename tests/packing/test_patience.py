@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import itertools
 import os
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.patience import patiently
 from streamvid.storage.explain import StorageUnavailable
+from streamvid.video import ingest
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
@@ -67,11 +69,9 @@ def by(error: Exception, cause: Exception) -> Exception:
 def test_a_dead_sector_is_an_error_of_its_video(source: Path, disk: list[Dead]) -> None:
     disk.append(lambda first, last: first < (1 << 20) + 5 < last)
     clock = Clock()
-    for error in (EIO, by(InputError("it can no longer be read"), EIO)):
+    for error in (EIO, by(InputError("it can no longer be read"), EIO), by(VideoError("FFmpeg cannot read it"), EIO)):
         with pytest.raises(VideoError, match=r"the disk cannot read a part of it \(Input/output error\)"):
             patiently(str(source), failing(error, error), clock.retry())
-    with pytest.raises(VideoError, match="FFmpeg"):
-        patiently(str(source), failing(by(VideoError("FFmpeg cannot read it"), EIO)), clock.retry())
     assert not clock.waits
 
 
@@ -137,5 +137,24 @@ def test_an_outage_while_a_shard_is_written(
     monkeypatch.setattr(StoredClip, "read_mp4", broken)
     pack(tmp_path / "a.mp4", tmp_path / "packed", options=options, progress=False)
     assert not outages
+    tar = Path("shards/00000000.tar")
+    assert (tmp_path / "packed" / tar).read_bytes() == (tmp_path / "expected" / tar).read_bytes()
+
+
+@pytest.mark.usefixtures("inline_workers")
+def test_a_read_of_an_mp4_that_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FFmpeg read the file then, which writes another header, or called a packet damaged that the disk cannot read."""
+    write(SMALL, tmp_path / "a.mp4")
+    pack(tmp_path / "a.mp4", tmp_path / "expected", progress=False)
+    read, failures = ingest.read_track, [EIO]
+
+    def failing_once(file: io.FileIO) -> ingest.VideoTrack:
+        if failures:
+            raise failures.pop()
+        return read(file)
+
+    monkeypatch.setattr(ingest, "read_track", failing_once)
+    pack(tmp_path / "a.mp4", tmp_path / "packed", progress=False)
+    assert not failures
     tar = Path("shards/00000000.tar")
     assert (tmp_path / "packed" / tar).read_bytes() == (tmp_path / "expected" / tar).read_bytes()

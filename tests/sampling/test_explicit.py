@@ -46,7 +46,8 @@ def test_frames_by_clip(clip: ClipTimes, numbers: list[int], more: int, pad: Pad
     ):
         check(ByClip(length, frames=given_), named, NONE, pad, wanted)
     if not more and pad != "none":
-        assert select(Frames(numbers), clip, NONE, pad).frames.tolist() == [s.frame for s in wanted[0]]
+        for numbers_ in (numbers, torch.tensor(numbers)):
+            assert select(Frames(numbers_), clip, NONE, pad).frames.tolist() == [s.frame for s in wanted[0]]
 
 
 @given(clips(), st.lists(st.fractions(0, 40, max_denominator=1000), min_size=1, max_size=8), st.integers(0, 3), pads)

@@ -116,6 +116,8 @@ def test_redact(url: str, redacted: str) -> None:
         ("s3:/bucket/x", "dataset s3:/bucket/x: a URL has two slashes; write s3://bucket/x"),
         ("s3://", "names no bucket: write s3://BUCKET/FOLDER"), ("gs:///x", "names no bucket"),
         ("https:///x", "names no host: write https://HOST/PATH"),
+        ("file://localhost/x", "dataset file://localhost/x: a URL of a file has three slashes; write file:///x$"),
+        ("file://x/y", "write file:///x/y$"),
     ],
 )  # fmt: skip
 def test_paths_that_mean_something_else_are_refused(given: object, said: str) -> None:
@@ -125,7 +127,7 @@ def test_paths_that_mean_something_else_are_refused(given: object, said: str) ->
 
 
 @pytest.mark.parametrize(
-    "given", [".", "a:b/c", "file:/x", "file:///x", "x~", "~x", "s3://b", "s3://b/x", "memory://x"]
+    "given", [".", "a:b/c", "file:/x", "file:///x", "file://./x", "x~", "~x", "s3://b", "s3://b/x", "memory://x"]
 )
 def test_other_paths_are_taken_as_they_are(given: str) -> None:
     assert given_path(given, "dataset") == given

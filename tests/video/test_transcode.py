@@ -7,6 +7,7 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,14 @@ def test_the_smallest_pictures(codec: Target, tmp_path: Path) -> None:
     encode(TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions(codec))
     clip = store_clip(tmp_path / "a.mp4", tmp_path)
     assert (clip.width, clip.height) == (max(2, side), max(2, side))
+
+
+@pytest.mark.parametrize("codec", TARGETS)
+@pytest.mark.parametrize("fps", [1, 240, 480, 1000])
+def test_any_rate(codec: Target, fps: int, tmp_path: Path) -> None:
+    """SVT-AV1 opens for 240 frames a second at most."""
+    source = stored(replace(WIDE, fps=Fraction(fps), frames=8), tmp_path / "source")
+    assert times(converted(source, tmp_path / "to", TranscodeOptions(codec))) == times(source)
 
 
 @pytest.mark.parametrize("codec", TARGETS)

@@ -16,7 +16,7 @@ from streamvid.checks import integer
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import delivered
-from streamvid.errors import ClipError, StreamvidError
+from streamvid.errors import ClipError, DatasetError, StreamvidError, VideoError
 from streamvid.fetch.encoded_batch import encoded_batch, read_slices
 from streamvid.fetch.plan_samples import Chosen, SamplePlan, chosen, make_samples, plan_samples
 from streamvid.inspection.preview.charts import dataset_charts, svg
@@ -212,6 +212,7 @@ def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
 
     Raises:
         StorageUnavailable: the storage did not answer for the first clip, or for several.
+        StreamvidError: the transform fails.
     """
     renderer = SampleRenderer(samples.clip_transform(), isolate=True)
     drawn = unreachable = 0
@@ -219,14 +220,18 @@ def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
         some = ids[first : first + _TOGETHER]
         try:
             read: list[_Read | None] = list(_read(samples, some))
-        except (StreamvidError, ValueError):  # also a sampler's ValueError, which is about the clip
+        except (StreamvidError, ValueError):
             read = [None] * len(some)
         for item, ready in zip(some, read, strict=True):
             row = row_of(item)
             try:
-                strips = _draw(samples, renderer, ready or _read(samples, [item])[0])
+                try:
+                    ready = ready or _read(samples, [item])[0]
+                except ValueError as error:  # of a sampler: it is about the clip, but one of the transform is not
+                    raise VideoError(str(error)) from error
+                strips = _draw(samples, renderer, ready)
                 drawn += 1
-            except (StreamvidError, ValueError) as error:
+            except (DatasetError, VideoError) as error:
                 unreachable += isinstance(error, StorageUnavailable)
                 if isinstance(error, StorageUnavailable) and (not drawn or unreachable > _UNREACHABLE):
                     raise

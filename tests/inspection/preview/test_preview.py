@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ import streamvid as sv
 from streamvid.dataset import frame_indexes
 from streamvid.dataset.columns import Columns
 from streamvid.decode import isolated
-from streamvid.errors import DatasetError, InputError
+from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
 from streamvid.fetch.plan_samples import SamplePlan
 from streamvid.inspection.preview import preview as module
 from streamvid.inspection.preview import table as table_module
@@ -180,6 +181,25 @@ def test_a_clip_that_crashes_the_decoder_is_bad(tmp_path: Path, monkeypatch: pyt
     assert (report.strips, report.bad) == (10, 1)
     cards = (tmp_path / "page.html").read_text().split('<article class="clip">')[1:]
     assert [number for number, card in enumerate(cards) if "SIGSEGV" in card] == [8]
+
+
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize("after", ["when it is built", "when it runs"])
+def test_a_transform_that_fails_makes_no_clip_bad(packed: Path, tmp_path: Path, after: str) -> None:
+    from nvidia.dali import fn
+
+    def fails(frames: Any) -> Any:
+        if after == "when it runs":
+            return fn.crop(frames, crop=(1000, 1000))
+        raise ValueError("not this way")
+
+    words = "the transform fails on clip .*out of bounds" if after == "when it runs" else "not this way"
+    with pytest.raises((StreamvidError, ValueError), match=words):
+        preview(packed, tmp_path / "page.html", sampling=sv.Uniform(2), transform=sv.Transform(dali=fails))
+    dataset = sv.ClipDataset(packed, sampling=sv.Uniform(2), transform=sv.Transform(dali=fails))
+    with pytest.raises((StreamvidError, ValueError), match=words) as caught:
+        dataset[0]
+    assert not isinstance(caught.value, VideoError)
 
 
 @pytest.mark.usefixtures("in_this_process")
