@@ -26,6 +26,7 @@ from streamvid.packing.lists import ParsedList, read_list
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.pack import pack
 from streamvid.packing.typed_columns import column_type, unify_schemas
+from streamvid.storage.parquet import MAX_LISTS
 from tests.support.meta_json import meta_columns as parsed
 from tests.support.packed import NATURAL_ORDER, make_videos
 from tests.support.tables import metadata_of
@@ -295,6 +296,26 @@ def test_typed_columns_are_read_back(folder: Path) -> None:
 
 def test_samplers_still_see_the_json(folder: Path) -> None:
     assert json.loads(Dataset.open(folder / "whole").clips.meta[1])["day"] == "2024-01-02"
+
+
+def test_lists_that_are_nested_deeply(folder: Path, tmp_path: Path) -> None:
+    """PyArrow writes what it does not read back."""
+    kinds: dict[int, str] = {}
+    for depth in (MAX_LISTS, MAX_LISTS + 1, 60):
+        rows = [{"path": "a/one.mp4", "x": "[" * depth + "1.5" + "]" * depth}, {"path": "top.avi", "x": "null"}]
+        text = "".join(f'{{"path": "{row["path"]}", "x": {row["x"]}}}\n' for row in rows)
+        (tmp_path / "list.jsonl").write_text(text)
+        pack([folder / "in"], tmp_path / f"ds{depth}", metadata=[tmp_path / "list.jsonl"], progress=False)
+        dataset = Dataset.open(tmp_path / f"ds{depth}")
+        assert json.loads(dataset.clips.meta[0])["x"] == json.loads(rows[0]["x"])
+        column = dataset.columns.meta_column("x")
+        kinds[depth] = str(column.type)[:5]
+        assert column[0].as_py() in (rows[0]["x"], json.loads(rows[0]["x"]))
+    assert kinds == {MAX_LISTS: "list<", MAX_LISTS + 1: "large", 60: "large"}
+    texts: pa.DataType = pa.string()
+    for _ in range(MAX_LISTS + 1):
+        texts = pa.list_(texts)
+    assert (column_type(texts), column_type(texts.value_type)) == (pa.string(), texts.value_type)
 
 
 def test_adding_videos_with_another_list(folder: Path, tmp_path: Path) -> None:
