@@ -113,15 +113,18 @@ def utf8_json(value: Any) -> Any:
 
 
 def usable_type(kind: pa.DataType) -> pa.DataType:
-    """A type that Python and Arrow's functions support: without nanoseconds, which datetime lacks, and string views."""
+    """A type that Python and Arrow's functions support: without nanoseconds, which datetime lacks, views, and numbers of
+    16 bits, which old PyArrow gives as NumPy's."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
     if pa.types.is_time64(kind):
         return pa.time64("us")
     if pa.types.is_duration(kind):
         return pa.duration("us")
-    if kind == pa.string_view():
-        return pa.large_string()
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if kind in (pa.string_view(), pa.binary_view()):
+        return pa.large_string() if kind == pa.string_view() else pa.large_binary()
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(usable_type(field.type)) for field in kind])
     if pa.types.is_map(kind):
