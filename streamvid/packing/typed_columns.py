@@ -113,8 +113,8 @@ def utf8_json(value: Any) -> Any:
 
 
 def usable_type(kind: pa.DataType) -> pa.DataType:
-    """A type that Python and Arrow's functions support: without nanoseconds, which datetime lacks, views, and numbers of
-    16 bits, which old PyArrow gives as NumPy's."""
+    """A type that Python and Arrow's functions support: without nanoseconds, which datetime lacks, views, and numbers
+    of 16 bits, which old PyArrow gives as NumPy's."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
     if pa.types.is_time64(kind):

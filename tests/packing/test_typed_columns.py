@@ -196,7 +196,7 @@ def test_numbers_of_16_bits(tmp_path: Path) -> None:
 def test_binary_is_refused(tmp_path: Path, kind: pa.DataType) -> None:
     write_or_skip(pa.table({"path": ["a", "b"], "x": pa.array([b"a", b"b"], kind)}), tmp_path / "l.parquet")
     rows = read_list(str(tmp_path / "l.parquet")).take(np.array([1]))
-    with pytest.raises(InputError, match="the column 'x' of list holds .*binary, which JSON has no form for"):
+    with pytest.raises(InputError, match=r"the column 'x' of list holds .*binary, which JSON has no form for"):
         MetadataLists().add(rows, (), "list")
 
 
