@@ -9,19 +9,23 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+from streamvid.text import missing_module
+
 
 def run() -> int:
     """Run the command line of `streamvid.cli.main.main`. Ctrl-C while modules are imported, and while the interpreter
-    ends, ends the process without a traceback; so does a working directory that was removed, in which libraries cannot
-    be imported: PyTorch's MKL ends the process."""
+    ends, ends the process without a traceback; so do a package that is missing, and a working directory that was
+    removed, in which libraries cannot be imported: PyTorch's MKL ends the process."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if a shell makes a background job ignore it
         signal.signal(signal.SIGINT, _end)
     try:
         os.getcwd()
     except FileNotFoundError:
         return _say("the working directory was removed: change to another one", 2)
-    from streamvid.cli.main import main
-
+    try:
+        from streamvid.cli.main import main
+    except ModuleNotFoundError as error:
+        return _say(missing_module(error), 2)
     return main()
 
 

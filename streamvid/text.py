@@ -34,6 +34,11 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def missing_module(error: ModuleNotFoundError) -> str:
+    """The sentence for a package that streamvid requires, and that is not installed."""
+    return f"the Python module {error.name} is missing: install streamvid again, with all that it requires"
+
+
 def format_count(count: int, thing: str, things: str = "") -> str:
     """A number of things: ``1 clip``, ``2,000 clips``."""
     return f"{count:,} {thing if count == 1 else things or thing + 's'}"

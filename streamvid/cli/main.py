@@ -22,6 +22,7 @@ from streamvid.checks import MAX_WORKERS, did_you_mean
 from streamvid.cli import clips, export, info, pack, reshape, revising, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, check_needs, fail
 from streamvid.errors import InputError, StreamvidError
+from streamvid.text import missing_module
 
 _AGAIN_SECONDS: Final = 0.05
 """Delay before a lost signal is sent again."""
@@ -103,6 +104,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(f"{where}{error.strerror or error}{remedy}", UNUSABLE)
     except MemoryError:
         return fail("out of memory: use fewer workers or smaller videos", UNUSABLE)
+    except ModuleNotFoundError as error:
+        return fail(missing_module(error), UNUSABLE)
     except Exception as error:
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
         hint = "this is a defect of streamvid; --verbose shows where"

@@ -24,6 +24,7 @@ from streamvid.checks import decimal
 from streamvid.errors import InputError, VideoError
 from streamvid.packing.options import Cut, FixedLength, PackOptions, RejectedCut, Scenes
 from streamvid.packing.source_video import SourceVideo
+from streamvid.text import first_line
 from streamvid.video.probe import VideoFile
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
@@ -190,7 +191,8 @@ def need_scenedetect() -> None:
         import scenedetect  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"finding scenes needs PySceneDetect, which cannot be imported ({error}): pip install 'streamvid[scenes]'"
+            f"finding scenes needs PySceneDetect, which cannot be imported ({first_line(error)}): "
+            "pip install 'streamvid[scenes]'"
         ) from error
 
 

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from streamvid.checks import is_integer, is_real
 from streamvid.errors import DatasetError, InputError
@@ -28,8 +27,8 @@ from streamvid.packing.options import Cut
 from streamvid.packing.places import Found, path_parts
 from streamvid.packing.tar_members import TAR_EXTENSIONS
 from streamvid.storage import filesystem
-from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.client import has_ranges
+from streamvid.storage.parquet import read_parquet
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import has_extension, is_local, join, local_path, redact
 from streamvid.text import first_line
@@ -67,7 +66,7 @@ def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> l
         pattern, rate, there = _read_info(place)
         files = [path for path in filesystem.list_files(join(place, _EPISODES), recursive=True) if ".parquet" in path]
         rows = [row for table in map_in_threads(_read_table, files) for row in table]
-    except (DatasetError, *_NOT_AS_WRITTEN) as error:
+    except (DatasetError, OSError, *_NOT_AS_WRITTEN) as error:
         raise InputError(f"cannot read the LeRobot dataset {shown}: {first_line(error)}") from error
     unknown = sorted(set(cameras) - set(there))
     if unknown:
@@ -140,7 +139,9 @@ def _read_info(place: str) -> tuple[str, float, list[str]]:
 
 def _read_table(path: str) -> list[dict[str, Any]]:
     """The rows of a table of episodes, without statistics."""
-    with pq.ParquetFile(arrow_reader(filesystem.read_bytes(path))) as file:
-        names = [name for name in file.schema_arrow.names if not name.startswith(("stats/", "data/", "dataset_"))]
-        rows: list[dict[str, Any]] = file.read(columns=names, use_threads=False).to_pylist()
-        return rows
+
+    def choose(schema: pa.Schema, _: int) -> list[str]:
+        return [name for name in schema.names if not name.startswith(("stats/", "data/", "dataset_"))]
+
+    rows: list[dict[str, Any]] = read_parquet(filesystem.read_bytes(path), choose).to_pylist()
+    return rows

@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.errors import InputError
+from streamvid.storage.parquet import MAX_LISTS
 
 
-def column_type(kind: pa.DataType) -> pa.DataType:
-    """The Parquet type for a list's column: its own type, or text for structs, which are stored as JSON."""
+def column_type(kind: pa.DataType, lists: int = MAX_LISTS) -> pa.DataType:
+    """The Parquet type for a list's column: its own type, or text for structs, and for more than `lists` lists in each
+    other, which are stored as JSON."""
     if pa.types.is_dictionary(kind):
-        return column_type(kind.value_type)
+        return column_type(kind.value_type, lists)
     if pa.types.is_float16(kind):
         return pa.float32()
     if pa.types.is_date(kind):
@@ -27,7 +29,9 @@ def column_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_time(kind):
         return pa.time64("us")
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        inner = column_type(kind.value_type)
+        if not lists:
+            return pa.string()
+        inner = column_type(kind.value_type, lists - 1)
         # A list of structs is one JSON text, not a list of JSON texts.
         return pa.string() if pa.types.is_string(inner) and not is_text(kind.value_type) else pa.list_(inner)
     plain = (
@@ -109,15 +113,18 @@ def utf8_json(value: Any) -> Any:
 
 
 def usable_type(kind: pa.DataType) -> pa.DataType:
-    """A type that Python and Arrow's functions support: without nanoseconds, which datetime lacks, and string views."""
+    """A type that Python and Arrow's functions support: without nanoseconds, which datetime lacks, views, and numbers
+    of 16 bits, which old PyArrow gives as NumPy's."""
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz) if kind.unit == "ns" else kind
     if pa.types.is_time64(kind):
         return pa.time64("us")
     if pa.types.is_duration(kind):
         return pa.duration("us")
-    if kind == pa.string_view():
-        return pa.large_string()
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if kind in (pa.string_view(), pa.binary_view()):
+        return pa.large_string() if kind == pa.string_view() else pa.large_binary()
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(usable_type(field.type)) for field in kind])
     if pa.types.is_map(kind):

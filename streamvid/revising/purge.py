@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -22,14 +23,16 @@ from streamvid.dataset.overlays import LABEL, cache_key, local_file
 from streamvid.dataset.revisions import Base, change, kept_manifests, kept_revisions, table_files, table_name
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.tables import usable
-from streamvid.errors import InputError
+from streamvid.errors import DatasetError, InputError
 from streamvid.packing.destination import REPORT_FILE, consolidated_files, work_folder
 from streamvid.packing.revise import RewrittenShards, named_files
 from streamvid.revising.rewrite import rewrite_shard
 from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
+from streamvid.storage.parquet import read_parquet
 from streamvid.storage.threads import map_in_threads
-from streamvid.storage.url import join
+from streamvid.storage.url import join, redact
+from streamvid.text import first_line
 
 _SHARD_FILE: Final = re.compile(rf"([0-9]{{8}})\.({'|'.join(SHARD_EXTENSIONS)})")
 
@@ -113,23 +116,35 @@ def _without(base: Base, rows: Int64, work: Path) -> tuple[tuple[Overlay, ...], 
         if set(names) == {LABEL} or not (rows < overlay.rows).any():
             overlays.append(overlay)  # a purged clip keeps its class number: see `streamvid.revising.rewrite`
             continue
-        path, done = work / "overlay.parquet", 0
+        path = work / "overlay.parquet"
         old = local_file(join(base.path, overlay.file), work / "old-overlay.parquet", overlay.sha256)
-        with pq.ParquetFile(old) as parquet:
-            schema = parquet.schema_arrow.empty_table().select(names).schema
-            with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-                for group in range(parquet.num_row_groups):
-                    table = parquet.read_row_group(group, columns=names).select(names)
-                    empty = np.isin(np.arange(done, done + len(table)), rows)
-                    places = pa.array(np.arange(len(table)), mask=empty)
-                    columns = [table[name].take(places) if name != LABEL else table[name] for name in names]
-                    writer.write_table(pa.table(columns, schema=schema))
-                    done += len(table)
+        try:
+            _write_without(os.fspath(old), names, rows, path)
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            shown = redact(join(base.path, overlay.file))
+            raise DatasetError(f"{shown} cannot be rewritten: {first_line(error)}") from error
         sha256 = file_sha256(path)
         name = table_name("columns", base.manifest.revision + 1, sha256)
         tables[name] = path.rename(work / name)
         overlays.append(replace(overlay, file=name, sha256=sha256, bytes=tables[name].stat().st_size))
     return tuple(overlays), tables
+
+
+def _write_without(old: str, names: Sequence[str], rows: Int64, path: Path) -> None:
+    """Write columns of an overlay without the values of these rows. Raises Arrow's errors, OSError,
+    ValueError and KeyError."""
+    read_parquet(old, lambda *_: [])  # checks the file; what is read of it may be large
+    done = 0
+    with pq.ParquetFile(old) as parquet:
+        schema = parquet.schema_arrow.empty_table().select(names).schema
+        with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+            for group in range(parquet.num_row_groups):
+                table = parquet.read_row_group(group, columns=names).select(names)
+                empty = np.isin(np.arange(done, done + len(table)), rows)
+                places = pa.array(np.arange(len(table)), mask=empty)
+                columns = [table[name].take(places) if name != LABEL else table[name] for name in names]
+                writer.write_table(pa.table(columns, schema=schema))
+                done += len(table)
 
 
 def sweep(path: str, newest: Manifest, caches: Caches) -> None:

@@ -9,7 +9,7 @@ references to the dictionary. The limit is `memory_limit`.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +26,9 @@ from streamvid.storage.table_bounds import MAX_COLUMNS, TooLargeError, memory_li
 MAX_FOOTER_BYTES: Final = 16 << 20
 _MAX_ITEMS: Final = 500_000
 _MAX_DEPTH: Final = 8
+MAX_LISTS: Final = 15
+"""Lists in each other, at most. A list takes two groups of Parquet's schema; PyArrow reads 100 groups in each other
+(before 26 it crashes on thousands), and writes 63 lists to files in the cache, of which a group may be two."""
 _HEADER_BYTES: Final = 1 << 16
 _WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 8}
 _LEVEL_BYTES: Final = 4
@@ -40,8 +43,9 @@ Choose = Callable[[pa.Schema, int], Sequence[str]]
 _ReadAt = Callable[[int, int], bytes]
 _Spec = Mapping[int, Any]
 """Field numbers, and of structs and lists of them the `_Spec` of these, else None."""
-# Of Parquet's parquet.thrift: FileMetaData with its RowGroups, their ColumnChunks and the ColumnMetaData of these.
-_FOOTER: Final[_Spec] = {4: {1: {3: dict.fromkeys((5, 7, 9, 11))}, 3: None}}
+# Of Parquet's parquet.thrift: FileMetaData with its SchemaElements and RowGroups, of these the ColumnChunks, and the
+# ColumnMetaData of those.
+_FOOTER: Final[_Spec] = {2: {5: None}, 4: {1: {3: dict.fromkeys((5, 7, 9, 11))}, 3: None}}
 _NOTHING: Final[_Spec] = {}
 _PAGE_HEADER: Final[_Spec] = {1: None, 2: None, 3: None, 5: {1: None, 2: None}, 8: {1: None, 4: None}}
 
@@ -168,13 +172,32 @@ def _row_groups(read: _ReadAt, size: int) -> list[tuple[int, list[_Chunk]]]:
             raise ValueError("it is cut off")
         if length > MAX_FOOTER_BYTES:
             raise TooLargeError(f"its footer has {length} bytes, where {MAX_FOOTER_BYTES} are the most")
-        found = _struct(read(size - 8 - length, length), 0, _FOOTER, [_MAX_ITEMS])[0][4]
+        found = _struct(read(size - 8 - length, length), 0, _FOOTER, [_MAX_ITEMS])[0]
+        _check_depth(element.get(5, 0) for element in found[2])
         return [
             (group[3], [_Chunk(*(chunk[3].get(number, 0) for number in (5, 7, 9, 11))) for chunk in group[1]])
-            for group in found
+            for group in found[4]
         ]
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise ValueError("it has no footer") from error
+
+
+def _check_depth(children: Iterable[int]) -> None:
+    """Check a schema, the number of children of each of its elements: each stands before its own children.
+
+    Raises:
+        TooLargeError: more than 2 * `MAX_LISTS` groups are in each other.
+    """
+    left: list[int] = []
+    for count in children:
+        while left and not left[-1]:
+            left.pop()
+        if left:
+            left[-1] -= 1
+        if count > 0:
+            left.append(count)
+            if len(left) > 1 + 2 * MAX_LISTS:  # the root is the first
+                raise TooLargeError(f"its columns are nested more than {2 * MAX_LISTS} deep")
 
 
 class _Chunk(NamedTuple):
@@ -269,6 +292,8 @@ def _struct(data: bytes, at: int, spec: _Spec, budget: list[int], depth: int = 0
         else:
             value, at = _varint(data, at)
             number = value >> 1 ^ -(value & 1)
+        if number in fields:
+            raise ValueError(f"the field {number} comes twice")
         if 4 <= kind <= 6 or kind == 8:
             value = data[at]
             at += 1
@@ -303,6 +328,8 @@ def _list(data: bytes, at: int, spec: _Spec, budget: list[int], depth: int) -> t
     budget[0] -= count
     if budget[0] < 0:
         raise TooLargeError(f"its footer lists more than {_MAX_ITEMS} items")
+    if spec and count and kind != 12:
+        raise ValueError(f"a list of type {kind} in the place of structs")
     items = []
     for _ in range(count):
         if kind == 12:

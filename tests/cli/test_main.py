@@ -115,6 +115,7 @@ def test_errors_are_one_sentence(
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "streamvid: /x: Permission denied; check who"),
         (MemoryError(), 2, "streamvid: out of memory: use fewer workers or smaller videos\n"),
         (KeyboardInterrupt(), 130, "streamvid: interrupted\n"),
+        (ModuleNotFoundError(name="torch"), 2, "streamvid: the Python module torch is missing: install streamvid"),
         (ZeroDivisionError("x"), 2, "streamvid: unexpected ZeroDivisionError: x (this is a defect of streamvid"),
     ],
 )
@@ -264,6 +265,16 @@ sys.exit(run())
 def test_ctrl_c_while_modules_are_imported() -> None:
     ended = subprocess.run([sys.executable, "-c", _EARLY], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (130, "streamvid: interrupted\n")
+
+
+def test_a_package_that_is_missing() -> None:
+    """Whichever: those that the command itself imports, too."""
+    for name in ("rich", "fsspec", "pyarrow", "numpy"):
+        code = f"import sys; sys.modules[{name!r}] = None\nfrom streamvid.__main__ import run\nsys.exit(run())"
+        ended = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, timeout=120)
+        assert (ended.returncode, ended.stdout) == (2, ""), name
+        said = f"streamvid: the Python module {name}\\S* is missing: install streamvid again, with all that it "
+        assert re.match(said, ended.stderr)
 
 
 def test_help_and_version() -> None:

@@ -16,7 +16,10 @@ import streamvid as sv
 from streamvid.dataset.selection import select_rows
 from streamvid.errors import InputError
 from tests.support.packed import pack_recipes
+from tests.support.tables import needs_fixed_lists
 from tools.recipes import Recipe
+
+pytestmark = needs_fixed_lists
 
 CLIPS = 4
 CAPTIONS = [["a", "b", "c"], ["d"], [], None]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from streamvid.errors import InputError
 from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.places import Places
+from streamvid.storage.parquet import MAX_LISTS
 from tests.support.foreign import CAMERA, write_lerobot
 from tools.clips import Recipe
 
@@ -64,3 +67,19 @@ def test_what_is_no_dataset_of_version_3(tmp_path: Path, change: dict[str, objec
     else:
         (source,) = find_sources([str(place)], MetadataLists(), places=Places(()))
         assert "leads out" in source.problem
+
+
+def test_a_damaged_table_of_episodes(tmp_path: Path) -> None:
+    place = write_lerobot(tmp_path / "robot", [5], recipe=SMALL)
+    (path,) = (place / "meta/episodes").rglob("*.parquet")
+    rows = pq.read_table(path)
+    deep: pa.DataType = pa.int64()
+    for _ in range(MAX_LISTS + 1):
+        deep = pa.list_(deep)
+    pq.write_table(rows.append_column("deep", pa.nulls(1, deep)), path)
+    nested = path.read_bytes()
+    pq.write_table(rows, path, compression="zstd")
+    for data in (nested, path.read_bytes().replace(b"\x28\xb5\x2f\xfd", b"zstd"), nested[:-20]):
+        path.write_bytes(data)
+        with pytest.raises(InputError, match=f"cannot read the LeRobot dataset {place}: "):
+            find_sources([str(place)], MetadataLists(), places=Places(()))

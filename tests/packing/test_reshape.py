@@ -37,6 +37,7 @@ from tests.support.dying import die_before_change
 from tests.support.foreign import CLIP, encoded, write_tar
 from tests.support.packed import InlineWorkers, digests, make_videos, packing_inline, without
 from tests.support.profile import by_profile
+from tests.support.tables import needs_fixed_lists
 from tests.support.web import website
 from tools.clips import Recipe
 
@@ -196,6 +197,7 @@ def test_a_worker_that_is_killed_rejects_nothing(made: Path, tmp_path: Path) -> 
             reshard(made / "one", tmp_path / "new", **QUIET)
 
 
+@needs_fixed_lists
 def test_forgotten_clips_and_new_columns(made: Path, indexed: Path, tmp_path: Path) -> None:
     """What revisions have changed is in the new dataset as if it had been packed so."""
     shutil.copytree(made / "one", tmp_path / "old")

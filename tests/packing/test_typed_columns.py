@@ -26,6 +26,7 @@ from streamvid.packing.lists import ParsedList, read_list
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.pack import pack
 from streamvid.packing.typed_columns import column_type, unify_schemas
+from streamvid.storage.parquet import MAX_LISTS
 from tests.support.meta_json import meta_columns as parsed
 from tests.support.packed import NATURAL_ORDER, make_videos
 from tests.support.tables import metadata_of
@@ -65,6 +66,14 @@ def through_a_list(path: Path, consumed: tuple[str, ...] = ()) -> tuple[list[str
     metadata = lists.finish(pa.schema([]))
     rows = [(row,) for row in range(len(metadata.number))]
     return [metadata.json(row) for row in rows], metadata.columns([(row, {}) for row in rows])
+
+
+def write_or_skip(table: pa.Table, path: Path) -> None:
+    """Write a table with views, which old PyArrow does not write."""
+    try:
+        pq.write_table(table, path)
+    except pa.ArrowNotImplementedError as error:
+        pytest.skip(f"PyArrow {pa.__version__}: {error}")
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -160,13 +169,35 @@ def test_dates_that_python_lacks_are_refused(tmp_path: Path) -> None:
 def test_text_without_an_own_buffer_and_times_in_lists(tmp_path: Path) -> None:
     moments = pa.array([[1_714_979_289_123_456_789], None], pa.list_(pa.timestamp("ns")))
     table = pa.table({"text": pa.array(["a", None], pa.string_view()), "at": moments})
-    pq.write_table(table, tmp_path / "l.parquet")
+    write_or_skip(table, tmp_path / "l.parquet")
     metas, made = through_a_list(tmp_path / "l.parquet")
     assert made.schema.types == [pa.string(), pa.list_(pa.timestamp("us"))]
     assert [json.loads(meta) for meta in metas] == [
         {"text": "a", "at": ["2024-05-06T07:08:09.123456"]},
         {"text": None, "at": None},
     ]
+
+
+def test_numbers_of_16_bits(tmp_path: Path) -> None:
+    """Old PyArrow gives them to Python as NumPy's, for which JSON has no form."""
+    half = pa.array(np.array([0.5, 65504], np.float16))
+    pair = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(4, dtype=np.float16)), 2)
+    box = pa.StructArray.from_arrays([half], ["w"])
+    pq.write_table(pa.table({"half": half, "pair": pair, "box": box}), tmp_path / "l.parquet")
+    metas, made = through_a_list(tmp_path / "l.parquet")
+    assert made.schema.types == [pa.float32(), pa.list_(pa.float32()), pa.string()]
+    assert [json.loads(meta) for meta in metas] == [
+        {"half": 0.5, "pair": [0.0, 1.0], "box": {"w": 0.5}},
+        {"half": 65504.0, "pair": [2.0, 3.0], "box": {"w": 65504.0}},
+    ]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.binary_view()], ids=str)
+def test_binary_is_refused(tmp_path: Path, kind: pa.DataType) -> None:
+    write_or_skip(pa.table({"path": ["a", "b"], "x": pa.array([b"a", b"b"], kind)}), tmp_path / "l.parquet")
+    rows = read_list(str(tmp_path / "l.parquet")).take(np.array([1]))
+    with pytest.raises(InputError, match=r"the column 'x' of list holds .*binary, which JSON has no form for"):
+        MetadataLists().add(rows, (), "list")
 
 
 def test_more_numbers_than_32_bits_count() -> None:
@@ -295,6 +326,26 @@ def test_typed_columns_are_read_back(folder: Path) -> None:
 
 def test_samplers_still_see_the_json(folder: Path) -> None:
     assert json.loads(Dataset.open(folder / "whole").clips.meta[1])["day"] == "2024-01-02"
+
+
+def test_lists_that_are_nested_deeply(folder: Path, tmp_path: Path) -> None:
+    """PyArrow writes what it does not read back."""
+    kinds: dict[int, str] = {}
+    for depth in (MAX_LISTS, MAX_LISTS + 1, 60):
+        rows = [{"path": "a/one.mp4", "x": "[" * depth + "1.5" + "]" * depth}, {"path": "top.avi", "x": "null"}]
+        text = "".join(f'{{"path": "{row["path"]}", "x": {row["x"]}}}\n' for row in rows)
+        (tmp_path / "list.jsonl").write_text(text)
+        pack([folder / "in"], tmp_path / f"ds{depth}", metadata=[tmp_path / "list.jsonl"], progress=False)
+        dataset = Dataset.open(tmp_path / f"ds{depth}")
+        assert json.loads(dataset.clips.meta[0])["x"] == json.loads(rows[0]["x"])
+        column = dataset.columns.meta_column("x")
+        kinds[depth] = str(column.type)[:5]
+        assert column[0].as_py() in (rows[0]["x"], json.loads(rows[0]["x"]))
+    assert kinds == {MAX_LISTS: "list<", MAX_LISTS + 1: "large", 60: "large"}
+    texts: pa.DataType = pa.string()
+    for _ in range(MAX_LISTS + 1):
+        texts = pa.list_(texts)
+    assert (column_type(texts), column_type(texts.value_type)) == (pa.string(), texts.value_type)
 
 
 def test_adding_videos_with_another_list(folder: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from streamvid.storage.shard_cache import ShardCache
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
 from tests.support.packed import SMALL, digests, pack_recipes, packing_inline
+from tests.support.tables import needs_fixed_lists
 from tests.support.web import website
 
 KEYS = [f"clip{n}" for n in range(CLIPS)]
@@ -75,7 +76,11 @@ def test_columns_are_added_and_replaced_by_key(folder: Path) -> None:
         (pa.array(["a", "b"] * 3).dictionary_encode(), ["a", "b"] * 3),
         (pa.array([1704153600] * 6).cast(pa.timestamp("s")), ["2024-01-02 00:00:00.000"] * 6),
         (pa.nulls(6), [None] * 6),
-        (pa.array([[1, 2], None, [3, 4]] * 2, pa.list_(pa.int16(), 2)), [[1, 2], None, [3, 4]] * 2),
+        pytest.param(
+            pa.array([[1, 2], None, [3, 4]] * 2, pa.list_(pa.int16(), 2)),
+            [[1, 2], None, [3, 4]] * 2,
+            marks=needs_fixed_lists,
+        ),
     ],
     ids=lambda value: str(getattr(value, "type", "")),
 )
@@ -97,6 +102,7 @@ def test_csv_and_jsonl(folder: Path, tmp_path: Path) -> None:
     assert len(read_manifest(str(folder)).overlays) == 2
 
 
+@needs_fixed_lists
 def test_lists_of_fixed_size_come_as_tensors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_cache, "MIN_CLIPS", 1)
     vectors = np.arange(CLIPS * 4, dtype=np.float32).reshape(CLIPS, 4)
@@ -122,6 +128,7 @@ def test_lists_of_fixed_size_come_as_tensors(folder: Path, monkeypatch: pytest.M
         assert np.array_equal(batch["embedding"].numpy(), vectors[batch["clip"].numpy() % CLIPS])
 
 
+@needs_fixed_lists
 def test_lists_of_fixed_size_that_pyarrow_cannot_read_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyArrow before 26 writes them where rows have none, and then the dataset could not be opened."""
     whole = pa.array([[1.0, 2.0]] * CLIPS, pa.list_(pa.float32(), 2))

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import streamvid as sv
+from streamvid.checksum import file_sha256
 from streamvid.cli.main import main
 from streamvid.dataset import table_cache
 from streamvid.dataset.revisions import read_manifest
@@ -22,6 +25,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
+from streamvid.storage.parquet import MAX_LISTS
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
 from tests.support.packed import digests, packing_inline
@@ -159,6 +163,30 @@ def test_overlays_lose_them_too(folder: Path, tmp_path: Path) -> None:
     assert leftovers(folder, [f"words about {key[-1]}".encode() for key in GONE]) == []
     said = sv.Dataset.open(folder).columns.get("said").to_pylist()
     assert said == [None if f"clip{n}" in GONE else f"words about {n}" for n in range(CLIPS)]
+
+
+def test_an_overlay_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
+    """It is as dataset.json says, and so whoever wrote both wrote it so."""
+    (tmp_path / "table.jsonl").write_text(
+        "".join(json.dumps({"key": f"clip{n}", "said": [n]}) + "\n" for n in range(CLIPS))
+    )
+    sv.annotate(folder, tmp_path / "table.jsonl")
+    document = json.loads((folder / "dataset.json").read_text())
+    (overlay,) = document["overlays"]
+    path = folder / overlay["file"]
+    table = pq.read_table(path)
+    deep = pa.int64()
+    for _ in range(MAX_LISTS + 1):
+        deep = pa.list_(deep)
+    for said, content in {
+        "nested more than": table.set_column(0, "said", pa.nulls(len(table), deep)),
+        "Field": table.rename_columns(["unsaid"]),
+    }.items():
+        pq.write_table(content, path)
+        overlay |= {"sha256": file_sha256(path), "bytes": path.stat().st_size}
+        (folder / "dataset.json").write_text(json.dumps(document))
+        with pytest.raises(DatasetError, match=f"{path.name} cannot be rewritten: .*{said}"):
+            sv.forget(folder, list(GONE), purge=True)
 
 
 def test_purged_videos_do_not_come_back(folder: Path, packed: Path) -> None:

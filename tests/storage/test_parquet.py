@@ -141,6 +141,44 @@ def test_a_footer_of_garbage() -> None:
             read_parquet(broken)
 
 
+def footer(children: list[int | None], schema: int = 12, more: bytes = b"") -> bytes:
+    """A file without rows, of a footer in Thrift's compact protocol: of each element of the schema, the number of its
+    children, or None for a number. The elements say to be of type `schema`; each ends with `more`."""
+    number, group = b"\x15\x02\x25\x04\x18\x01a", b"\x35\x04\x18\x01a\x15"  # both repeated, and named a
+    elements = [(number if count is None else group + varint(2 * count)) + more + b"\0" for count in children]
+    data = b"".join([b"\x15\x02\x19", bytes([0xF0 | schema]), varint(len(children)), *elements, b"\x16\0\x19\x0c\0"])
+    return b"PAR1" + data + len(data).to_bytes(4, "little") + b"PAR1"
+
+
+def test_columns_that_are_nested_as_deep_as_can_be(tmp_path: Path) -> None:
+    """A group that is repeated is a list of structs: two types of Arrow for one of the schema."""
+    groups = 2 * parquet.MAX_LISTS
+    table = read_parquet(footer([1] * (groups + 1) + [None]))
+    with pa.OSFile(str(tmp_path / "copy"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    assert pa.ipc.open_stream(str(tmp_path / "copy")).read_all().equals(table)
+    lists: Any = 1
+    for _ in range(parquet.MAX_LISTS):
+        lists = [lists]
+    side = pa.table({"a": [lists], "b": [{"c": {"d": 1}}]})
+    assert read_parquet(written(side)).equals(side)
+
+
+@pytest.mark.parametrize("more", [1, 10, 300, 400_000])
+def test_columns_that_are_nested_too_deep(more: int) -> None:
+    """PyArrow before 26 crashes on thousands of groups, and later ones cannot write dozens to the cache."""
+    with pytest.raises(TooLargeError, match="nested more than 30 deep"):
+        read_parquet(footer([2, None] + [1] * (2 * parquet.MAX_LISTS + more) + [None]))
+
+
+def test_a_schema_that_looks_flat() -> None:
+    """To a parser that takes the second of two numbers of children, or a list at its word that it is of numbers."""
+    deep: list[int | None] = [*[1] * 40, None]
+    for data in (footer(deep, more=b"\x08\x0a\x00"), footer(deep, more=b"\x06\x0a\x00"), footer(deep, schema=5)):
+        with pytest.raises(ValueError, match=r"comes twice|in the place of structs"):
+            read_parquet(data)
+
+
 def test_a_number_of_rows_that_lies() -> None:
     """In the footer, where the row groups say otherwise; found by fuzzing."""
     data = written(pa.table({"n": pa.array([], pa.int64())}))

@@ -57,7 +57,7 @@ def hostile_dataset(folder: Path) -> Path:
         "huge": pa.array([(1 << 62) + n for n in range(10)]),
         "lists": pa.array([[[n, None], []] for n in range(10)], pa.list_(pa.list_(pa.int32()))),
         "vector": pa.array([[n / 3] * 1000 for n in range(10)], pa.list_(pa.float32())),
-        "fixed": pa.array([None, *[[n, n + 0.5] for n in range(9)]], pa.list_(pa.float32(), 2)),
+        "fixed": pa.array([[n, n + 0.5] for n in range(10)], pa.list_(pa.float32(), 2)),
         "flag": pa.array([None, *[n % 2 == 0 for n in range(9)]]),
         "nothing": pa.nulls(10, pa.string()),
     }
