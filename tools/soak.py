@@ -255,6 +255,8 @@ def main() -> int:
     parser.add_argument("--trim", action="store_true", help="before each sample, let malloc give back what is free")
     parser.add_argument("--data", type=Path, help="a folder that an earlier run has made, or that is still empty")
     options = parser.parse_args()
+    if unknown := [kind for kind in options.kinds if kind not in KINDS[options.device]]:
+        parser.error(f"{options.device} has no kind {unknown[0]!r}: choose from {', '.join(KINDS[options.device])}")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.data or Path(temporary)
         make(folder, options.device)

@@ -170,14 +170,12 @@ class Vol:
     """A VideoObjectLayer (6.2.3).
 
     Attributes:
-        resolution: ticks per second (vop_time_increment_resolution).
         width, height: size of its pictures; 0 if its shape is no rectangle.
         interlaced: whether pictures may be coded as fields.
         plain: whether it is without sprites, overlapped motion compensation, other bit depths, partitioned data,
             scalability and the like.
     """
 
-    resolution: int
     width: int = 0
     height: int = 0
     interlaced: bool = False
@@ -207,7 +205,7 @@ def _read_vol(bits: BitReader) -> Vol:
     if bits.u(1):  # fixed_vop_rate
         bits.u(max(1, (resolution - 1).bit_length()))  # fixed_vop_time_increment
     if shape != _RECTANGULAR:
-        return Vol(resolution)
+        return Vol()
     bits.u(1)  # marker_bit
     width = bits.u(13)  # video_object_layer_width
     bits.u(1)  # marker_bit
@@ -227,7 +225,7 @@ def _read_vol(bits: BitReader) -> Vol:
     if plain:
         plain = version == 1 or not bits.u(2)  # newpred_enable, reduced_resolution_vop_enable
         plain = plain and not bits.u(1)  # scalability
-    return Vol(resolution, width, height, bool(interlaced), plain)
+    return Vol(width, height, bool(interlaced), plain)
 
 
 def _skip_matrix(bits: BitReader) -> None:

@@ -114,7 +114,11 @@ class PackOptions:
         boolean(self.exact_cuts, "PackOptions(exact_cuts)")
         for name, kind in (("cutting", FixedLength | Scenes | None), ("transcode", TranscodeOptions | None)):
             if not isinstance(given := getattr(self, name), kind):
-                example = "FixedLength(10) or Scenes()" if name == "cutting" else "TranscodeOptions(codec='hevc')"
+                example = (
+                    "FixedLength(10) or Scenes(), and a list of cuts is pack's cuts="
+                    if name == "cutting"
+                    else "TranscodeOptions(codec='hevc')"
+                )
                 raise InputError(f"PackOptions({name}) must be {example}; it is {shown(given)}")
         if not isinstance(self.decode, str) or self.decode not in DECODE_LEVELS:
             raise InputError(f"cannot decode {self.decode!r} before packing: choose from {', '.join(DECODE_LEVELS)}")

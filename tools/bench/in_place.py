@@ -341,6 +341,7 @@ def main(argv: list[str] | None = None) -> int:
     quick = options.quick
     rows: list[Row] = []
     checks: list[Check] = []
+    notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="sv-in-place-") as name:
         os.environ["XDG_DATA_HOME"], os.environ["XDG_CACHE_HOME"] = f"{name}/user", f"{name}/cache"
         parts: dict[str, Callable[[Path], tuple[list[Row], list[Check]]]] = {
@@ -350,11 +351,12 @@ def main(argv: list[str] | None = None) -> int:
         }
         for part in options.parts:
             if part == "s3" and shutil.which("radosgw") is None:
+                notes.append("s3 was left out: Ceph is not installed (tools/s3/install.sh).")
                 continue
             (folder := Path(name, part)).mkdir()
             found, wanted = parts[part](folder)
             rows, checks = rows + found, checks + wanted
-    return finish(Report("in_place", rows, checks), options)
+    return finish(Report("in_place", rows, checks, notes), options)
 
 
 if __name__ == "__main__":
