@@ -106,3 +106,6 @@ def test_a_loop_ends_while_the_log_hangs() -> None:
     deadline.log.removeHandler(handler)
     assert not hung
     free.set()
+    for thread in threading.enumerate():
+        if thread.name == "streamvid-late":
+            thread.join(60)  # while the test's log is open
