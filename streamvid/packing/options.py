@@ -115,7 +115,7 @@ class PackOptions:
         for name, kind in (("cutting", FixedLength | Scenes | None), ("transcode", TranscodeOptions | None)):
             if not isinstance(given := getattr(self, name), kind):
                 example = (
-                    "FixedLength(10) or Scenes(), and a list of cuts is pack's cuts="
+                    "FixedLength(10) or Scenes() (a cut list is given as cuts=)"
                     if name == "cutting"
                     else "TranscodeOptions(codec='hevc')"
                 )

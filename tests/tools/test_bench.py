@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamvid.packing.options import PackOptions
-from tools.bench import pack, pairs, stream
+from tools.bench import pack, pairs, ranks, stream
 from tools.bench.report import Check, Report, arguments, finish
 from tools.clips import Recipe
 
@@ -79,3 +79,16 @@ def test_sequences_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     rows = pairs.measure(tmp_path, "cpu", videos=1, frames=60, batches=2, rounds=1)
     assert [row["way"] for row in rows] == list(pairs.WAYS)
     assert all(float(row["sequences/s"]) > 0 for row in rows)
+
+
+def test_the_slowest_rank_is_held_against_its_own_speed_with_one_size() -> None:
+    """Ranks whose cores differ decode one size at different speeds."""
+    rates = {
+        "1 size": {0: 100.0, 1: 50.0}, "132 sizes": {0: 96.0, 1: 30.0},
+        "132 sizes, rank 0 alone": {0: 95.0}, "132 sizes, rank 1 alone": {1: 50.0},
+    }  # fmt: skip
+    made = ranks.report(rates)
+    assert [(row["clips"], row["slowest"]) for row in made.rows] == [
+        ("1 size", 1.0), ("132 sizes", 0.6), ("132 sizes, each alone", 0.95),
+    ]  # fmt: skip
+    assert [check.passed for check in made.checks] == [False, True]
