@@ -82,7 +82,9 @@ def test_few_frames_of_a_long_video_are_few_bytes(tmp_path: Path) -> None:
         needed = ds.encoded(sv.At("long", frames=frames)).sizes.sum()
         site.requests.clear()
         got = ds.get("long", frames=frames)
-    asked = [wanted.removeprefix("bytes=").split("-") for _, key, wanted in site.requests if key.endswith(".tar")]
+    # Each once: a request that takes long on a busy machine is made again.
+    ranges = {wanted.removeprefix("bytes=") for _, key, wanted in site.requests if key.endswith(".tar")}
+    asked = [wanted.split("-") for wanted in ranges]
     read = sum(int(last) - int(first) + 1 for first, last in asked)
     assert len(asked) <= 16
     assert needed <= read <= 1.4 * needed
