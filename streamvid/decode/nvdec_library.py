@@ -112,7 +112,6 @@ class NvdecLibrary:
         ):
             function = getattr(library, f"nvdec_{name}")
             function.restype, function.argtypes = result, arguments
-            setattr(self, f"_{name}", function)
         library.nvdec_begin_turn.restype = None
         self._end_turn = ctypes.PyDLL(str(path)).nvdec_end_turn  # with the GIL, because it never waits
         self._end_turn.restype = None
