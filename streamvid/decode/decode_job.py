@@ -79,7 +79,7 @@ class JobGroup:
     """Completion of all jobs of one batch: a latch that also keeps the first error and the CUDA events to wait for.
 
     Args:
-        jobs: number of jobs; `add` takes more.
+        jobs: number of jobs, at least one; `add` takes more.
         reached: returns, without releasing the GIL, whether the work before a CUDA event is certainly done.
     """
 
@@ -90,8 +90,6 @@ class JobGroup:
         self._error: VideoError | GpuLostError | None = None
         self._events: dict[int, torch.cuda.Event] = {}
         self._done: Future[None] = Future()
-        if not jobs:
-            self._done.set_result(None)
 
     def add(self, jobs: int) -> None:
         """Add jobs to the group, while at least one is not done."""
@@ -208,7 +206,7 @@ class GopJob:
     @property
     def exclusive(self) -> bool:
         """Whether no other job may be in the decoder."""
-        return self.packet_by_packet or not self.timed or self.retry_of is not None
+        return not (self.timed and self.in_order) or self.retry_of is not None
 
     @property
     def needs_drain(self) -> bool:

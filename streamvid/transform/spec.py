@@ -204,6 +204,11 @@ class Transform(Eager):
         return self.resize_in == "rgb" or self.color == "bt601"
 
     @property
+    def resizes(self) -> bool:
+        """Whether frames change their scale."""
+        return bool(self.resize or self.random_short_side or self.random_resized_crop)
+
+    @property
     def warps(self) -> bool:
         """Whether frames may be moved, zoomed or sheared, so that rotation alone is not enough."""
         return bool(self.translate) or self.span("zoom") is not None or self.span("shear") is not None
