@@ -16,9 +16,10 @@ import numpy.typing as npt
 from streamvid.arrays import Float64, Int64
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.mp4.boxes import MIRRORED
+from streamvid.transform.draw import DRAWS, Draw
 from streamvid.transform.output_size import resized, short_sides
 from streamvid.transform.sharing import largest, pair
-from streamvid.transform.spec import DRAWS, Draw, Transform, Views, by_view
+from streamvid.transform.spec import Transform, Views, by_view
 
 Params = dict[str, npt.NDArray[np.generic]]
 

@@ -16,8 +16,7 @@ import numpy as np
 from streamvid.checks import is_integer, is_real, one_of, shown, suggesting
 from streamvid.color.tags import ColorOption
 from streamvid.errors import InputError
-from streamvid.transform.draw import DRAWS as DRAWS
-from streamvid.transform.draw import Draw as Draw
+from streamvid.transform.draw import DRAWS
 from streamvid.transform.eager import Eager
 from streamvid.transform.sharing import checked_share, pair
 
@@ -164,7 +163,7 @@ class Transform(Eager):
 
     @property
     def num_random(self) -> int:
-        """Random numbers per clip: see `Draw`."""
+        """Random numbers per clip: see `streamvid.transform.draw.Draw`."""
         return DRAWS
 
     def for_evaluation(self) -> Transform:
