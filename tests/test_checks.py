@@ -152,7 +152,8 @@ MISUSES: list[tuple[Callable[[], object], str]] = [
     (lambda: Retry.of(HUGE), "retry_for must be a number of seconds"),
     (lambda: sv.Transform(mean=HUGE), "mean"),
     (lambda: sv.Transform(std=[1, HUGE, 1]), "std"),
-    (lambda: given_path("a\0b", "roots"), "roots 'a.*b' has a null character, which no path can have: remove it"),
+    (lambda: given_path("a\0b", "roots"), r"roots 'a.*b' has the character '\\x00', which no path can have: remove it"),
+    (lambda: given_path("a\ud800b", "roots"), r"roots 'a.*b' has the character '\\ud800', which no path can have"),
     (lambda: sv.TranscodeOptions(codec=np.array([1, 2])), "cannot transcode to array"),  # type: ignore[arg-type]
     (lambda: sv.TranscodeOptions(gop=None), r"TranscodeOptions\(gop\) must be a whole number; it is None"),  # type: ignore[arg-type]
     (lambda: sv.PackOptions(decode=np.array([])), "cannot decode array"),  # type: ignore[arg-type]

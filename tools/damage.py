@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import av
+
+from streamvid.mp4.boxes import iter_boxes, read_timescale
 
 _Span = tuple[int, int]
 
@@ -31,12 +32,12 @@ def lie_about_duration(path: Path, factor: float) -> None:
     """Multiply the durations that an MP4's movie, track and media headers claim; the sample tables stay."""
     data = bytearray(path.read_bytes())
     trak = _video_track(data)
-    movie = _find(data, (0, len(data)), "moov")
-    for parent, name in ((movie, "mvhd"), (trak, "tkhd"), (_find(data, trak, "mdia"), "mdhd")):
+    movie = _find(data, (0, len(data)), b"moov")
+    for parent, name in ((movie, b"mvhd"), (trak, b"tkhd"), (_find(data, trak, b"mdia"), b"mdhd")):
         start, _ = _find(data, parent, name)
         # Version 1 has times of 8 bytes. In tkhd, the track's number and a reserved word lie before the duration.
         wide = data[start] == 1
-        offset = start + 4 + (16 if wide else 8) + (8 if name == "tkhd" else 4)
+        offset = start + 4 + (16 if wide else 8) + (8 if name == b"tkhd" else 4)
         form = ">Q" if wide else ">I"
         (claimed,) = struct.unpack_from(form, data, offset)
         struct.pack_into(form, data, offset, int(claimed * factor))
@@ -47,9 +48,9 @@ def lie_about_size(path: Path, width: int, height: int) -> None:
     """Make an MP4's track header and sample entry claim another picture size than the bitstream has."""
     data = bytearray(path.read_bytes())
     trak = _video_track(data)
-    _, end = _find(data, trak, "tkhd")
+    _, end = _find(data, trak, b"tkhd")
     struct.pack_into(">II", data, end - 8, width << 16, height << 16)
-    stsd, _ = _find(data, trak, "mdia", "minf", "stbl", "stsd")
+    stsd, _ = _find(data, trak, b"mdia", b"minf", b"stbl", b"stsd")
     # Version and count (8), the entry's header (8), then 24 bytes of reserved words up to the size.
     struct.pack_into(">HH", data, stsd + 8 + 8 + 24, width, height)
     path.write_bytes(data)
@@ -58,7 +59,7 @@ def lie_about_size(path: Path, width: int, height: int) -> None:
 def lie_about_sample(path: Path, sample: int, size: int = 0x7FFFFFFF) -> None:
     """Make an MP4's sample table claim another size for one packet of its video track."""
     data = bytearray(path.read_bytes())
-    stsz, _ = _find(data, _video_track(data), "mdia", "minf", "stbl", "stsz")
+    stsz, _ = _find(data, _video_track(data), b"mdia", b"minf", b"stbl", b"stsz")
     common, count = struct.unpack_from(">II", data, stsz + 4)
     if common or sample >= count:
         raise ValueError(f"{path.name}: the sample table has no entry {sample}")
@@ -69,46 +70,30 @@ def lie_about_sample(path: Path, sample: int, size: int = 0x7FFFFFFF) -> None:
 def end_edit_after(path: Path, seconds: float) -> None:
     """Let an MP4's edit list show only so many seconds, as trimming the end on a phone does."""
     data = bytearray(path.read_bytes())
-    mvhd, _ = _find(data, (0, len(data)), "moov", "mvhd")
-    (timescale,) = struct.unpack_from(">I", data, mvhd + (20 if data[mvhd] == 1 else 12))
-    elst, end = _find(data, _video_track(data), "edts", "elst")
+    mvhd, _ = _find(data, (0, len(data)), b"moov", b"mvhd")
+    elst, end = _find(data, _video_track(data), b"edts", b"elst")
     form, entry = (">Q", 20) if data[elst] == 1 else (">I", 12)
     # Movie time is coarse, often milliseconds. Rounded up, it would show the start of one frame more.
-    struct.pack_into(form, data, end - entry, int(seconds * timescale))
+    struct.pack_into(form, data, end - entry, int(seconds * read_timescale(data, mvhd)))
     path.write_bytes(data)
 
 
-def _boxes(data: bytearray, span: _Span) -> Iterator[tuple[str, _Span]]:
-    """The boxes in a span of bytes: name, and where the content starts and ends."""
-    at, end = span
-    while at + 8 <= end:
-        size, name = struct.unpack_from(">I4s", data, at)
-        header = 8
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", data, at + 8)
-            header = 16
-        elif size == 0:
-            size = end - at
-        yield name.decode("latin-1"), (at + header, at + size)
-        at += size
-
-
-def _find(data: bytearray, span: _Span, *names: str) -> _Span:
+def _find(data: bytearray, span: _Span, *names: bytes) -> _Span:
+    """Where the payload of a box starts and ends, by the types of the boxes around it and its own."""
     for name in names:
-        found = [inner for box, inner in _boxes(data, span) if box == name]
+        found = [(start, end) for kind, start, end in iter_boxes(data, *span) if kind == name]
         if not found:
-            raise ValueError(f"no {name} box here: is this an MP4?")
+            raise ValueError(f"no {name.decode()} box here: is this an MP4?")
         span = found[0]
     return span
 
 
 def _video_track(data: bytearray) -> _Span:
-    movie = _find(data, (0, len(data)), "moov")
-    for box, inner in _boxes(data, movie):
-        if box == "trak":
-            handler, _ = _find(data, inner, "mdia", "hdlr")
+    for kind, start, end in iter_boxes(data, *_find(data, (0, len(data)), b"moov")):
+        if kind == b"trak":
+            handler, _ = _find(data, (start, end), b"mdia", b"hdlr")
             if data[handler + 8 : handler + 12] == b"vide":
-                return inner
+                return start, end
     raise ValueError("no video track here")
 
 

@@ -6,7 +6,7 @@ and 6.2.5 (VideoObjectPlane).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -132,9 +132,8 @@ class VopClock:
     def read_headers(self, packet: bytes) -> int | None:
         """Read the headers before the first VOP. Returns the position after the VOP's start code, or None if there is
         no VOP."""
-        at = packet.find(_START)
-        while 0 <= at < len(packet) - 4:
-            kind, bits = packet[at + 3], BitReader(packet[at + 4 : at + 4 + _HEADER_BYTES])
+        for kind, at in _start_codes(packet):
+            bits = BitReader(packet[at : at + _HEADER_BYTES])
             if kind in _VOL:
                 self.resolution = _read_clock(bits)[1]
             elif kind == _GOV:
@@ -142,8 +141,7 @@ class VopClock:
                 bits.u(1)  # marker_bit
                 self._second = 3600 * hours + 60 * minutes + bits.u(6)
             elif kind == _VOP:
-                return at + 4
-            at = packet.find(_START, at + 3)
+                return at
         return None
 
     def is_coded(self, vop: bytes) -> bool:
@@ -189,14 +187,20 @@ def video_object_layers(headers: bytes) -> list[Vol]:
         ValueError: a layer ends early.
     """
     found = []
-    at = headers.find(_START)
-    while 0 <= at < len(headers) - 4:
-        if headers[at + 3] in _VOL:
-            found.append(_read_vol(BitReader(headers[at + 4 : at + 4 + _VOL_BYTES])))
-        elif headers[at + 3] == _VOP:
+    for kind, at in _start_codes(headers):
+        if kind in _VOL:
+            found.append(_read_vol(BitReader(headers[at : at + _VOL_BYTES])))
+        elif kind == _VOP:
             break
-        at = headers.find(_START, at + 3)
     return found
+
+
+def _start_codes(data: bytes) -> Iterator[tuple[int, int]]:
+    """The start codes that something follows: the last byte of each, and the position after it."""
+    at = data.find(_START)
+    while 0 <= at < len(data) - 4:
+        yield data[at + 3], at + 4
+        at = data.find(_START, at + 3)
 
 
 def _read_vol(bits: BitReader) -> Vol:

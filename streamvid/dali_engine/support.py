@@ -9,12 +9,11 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
-from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.session_fault import needs_packets, session_fault
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.clip_groups import ClipGroup, group_clips, header_faults
 from streamvid.decode.dali_cache_guard import mixed_up
-from streamvid.decode.decode_job import stream_header
+from streamvid.decode.decode_job import stream_headers
 from streamvid.errors import InputError
 from streamvid.video.gpu_support import Route
 
@@ -73,8 +72,7 @@ def _header_fault(codec: str, stsd: bytes, width: int, height: int) -> str:
     if needs_packets(codec, stsd, native=False) and codec == "h264":
         return "it may be coded in fields, which DALI garbles"
     try:
-        headers = parameter_sets(codec, stsd).annex_b if codec in NAL_SYNTAX else stream_header(codec, stsd)
-        fault = session_fault(codec, headers, width, height, native=True)
+        fault = session_fault(codec, stream_headers(codec, stsd), width, height, native=True)
     except ValueError:
         return "its sample description is damaged"
     return fault.replace("decode sessions", "DALI's decoder")

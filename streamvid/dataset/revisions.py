@@ -114,11 +114,18 @@ def kept_revisions(path: str) -> dict[int, str]:
 
 
 def kept_manifests(path: str) -> list[Manifest]:
-    """The earlier revisions of a dataset that can be parsed, in order."""
+    """The earlier revisions of a dataset that can be parsed, in order. Raises DatasetError if one cannot be read: it
+    may name files that no other revision does."""
+
+    retry = Retry.of(COMMAND_SECONDS)
 
     def read(file: str) -> Manifest | None:
+        try:
+            document = filesystem.read_bytes(file, retry=retry)
+        except MissingFile:  # removed meanwhile
+            return None
         with contextlib.suppress(DatasetError):
-            return _parsed(filesystem.read_bytes(file), file)
+            return _parsed(document, file)
         return None
 
     return [manifest for manifest in map_in_threads(read, [*kept_revisions(path).values()]) if manifest is not None]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing
 from functools import partial
 from time import perf_counter
 from typing import ClassVar, Final, Protocol
@@ -103,16 +103,18 @@ class CpuDecoder:
         pace: Pace | None = None,
     ) -> None:
         self._pace = Pace() if pace is None else pace
-        self._open = decoder or InThreadDecoder
+        made = decoder or InThreadDecoder
+        self._keeps_limit = made.keeps_limit
         for native in (native_decoder.compiled, render.compiled):
             native()  # here, so that a native part that was not built is logged once, and not by several threads
         self._threads = DeadlineThreads(
-            max(1, threads), name="streamvid-decode", tool=partial(_opened, self._open),
+            max(1, threads), name="streamvid-decode", tool=lambda: closing(made()),
             progress=lambda decoder: decoder.packets,
         )  # fmt: skip
 
     def submit(self, slices: Sequence[EncodedSlice], *, color: ColorOption = "bt601") -> Pending[list[UInt8]]:
-        """Begin to decode a batch to RGB at full size; `color` is the transform's option.
+        """Begin to decode a batch to RGB at full size: uint8 [frames, height, width, 3] for each slice. `color` is the
+        transform's option.
 
         Batches finish in the order in which they were submitted. To keep the threads busy, submit a batch before
         waiting for the previous one.
@@ -155,20 +157,12 @@ class CpuDecoder:
 
         return Pending(wait, lambda: all(future.done() for future in futures))
 
-    def decode(self, slices: Sequence[EncodedSlice]) -> list[UInt8]:
-        """The wanted frames of each slice, uint8 [frames, height, width, 3].
-
-        Raises:
-            VideoError: a slice does not decode to its frames.
-        """
-        return self.submit(slices).result()
-
     def close(self) -> None:
         """End the threads. Waits for their segments, but not beyond their deadlines."""
         self._threads.close()
 
     def _limits(self, encoded: EncodedSlice, segment: SliceSegment) -> tuple[float, float]:
-        if self._open.keeps_limit:
+        if self._keeps_limit:
             return math.inf, math.inf
         opening = START_S if opens_pipeline(encoded.stsd) else 0.0
         return (
@@ -224,15 +218,6 @@ class InThreadDecoder:
 
     def close(self) -> None:
         """See `SliceDecoder`."""
-
-
-@contextmanager
-def _opened(make: Callable[[], SliceDecoder]) -> Iterator[SliceDecoder]:
-    decoder = make()
-    try:
-        yield decoder
-    finally:
-        decoder.close()
 
 
 def decode_with_pyav(encoded: EncodedSlice, *, color: ColorOption = "bt601") -> UInt8:

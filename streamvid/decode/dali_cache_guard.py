@@ -47,7 +47,7 @@ class DecoderCacheGuard:
     """Admits to DALI, for every cache key, either streams as high as they are coded or lower ones, never both.
 
     The cache lives as long as the process and is shared by all pipelines, so all decoding must ask one guard:
-    `shared_guard`.
+    `SHARED_GUARD`.
     """
 
     def __init__(self) -> None:
@@ -85,12 +85,8 @@ class DecoderCacheGuard:
         return [size for size in counts if not self.admit(device_id, *size)]
 
 
-_SHARED: Final = DecoderCacheGuard()
-
-
-def shared_guard() -> DecoderCacheGuard:
-    """The guard of this process: as global as the cache that it guards."""
-    return _SHARED
+SHARED_GUARD: Final = DecoderCacheGuard()
+"""The guard of this process: as global as the cache that it guards."""
 
 
 def mixed_up(dataset: ClipSource, rows: Int64, device_id: int) -> Bool:
@@ -109,5 +105,5 @@ def mixed_up(dataset: ClipSource, rows: Int64, device_id: int) -> Bool:
     clips = dataset.clips
     first, which = unique_rows(clips.codec.codes[rows], clips.width[rows], clips.height[rows])
     sizes = [(clips.codec[row], int(clips.width[row]), int(clips.height[row])) for row in rows[first].tolist()]
-    refused = shared_guard().prefer(device_id, dict(zip(sizes, np.bincount(which).tolist(), strict=True)))
+    refused = SHARED_GUARD.prefer(device_id, dict(zip(sizes, np.bincount(which).tolist(), strict=True)))
     return np.asarray(np.array([size in refused for size in sizes], dtype=bool)[which])

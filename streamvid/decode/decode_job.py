@@ -79,7 +79,7 @@ class JobGroup:
     """Completion of all jobs of one batch: a latch that also keeps the first error and the CUDA events to wait for.
 
     Args:
-        jobs: number of jobs; `add` takes more.
+        jobs: number of jobs, at least one; `add` takes more.
         reached: returns, without releasing the GIL, whether the work before a CUDA event is certainly done.
     """
 
@@ -90,8 +90,6 @@ class JobGroup:
         self._error: VideoError | GpuLostError | None = None
         self._events: dict[int, torch.cuda.Event] = {}
         self._done: Future[None] = Future()
-        if not jobs:
-            self._done.set_result(None)
 
     def add(self, jobs: int) -> None:
         """Add jobs to the group, while at least one is not done."""
@@ -208,7 +206,7 @@ class GopJob:
     @property
     def exclusive(self) -> bool:
         """Whether no other job may be in the decoder."""
-        return self.packet_by_packet or not self.timed or self.retry_of is not None
+        return not (self.timed and self.in_order) or self.retry_of is not None
 
     @property
     def needs_drain(self) -> bool:
@@ -266,13 +264,15 @@ def _headers(encoded: EncodedSlice, packets: Packets, number: int) -> bytes:
     return packet[: max(0, packet.find(b"\0\0\1\xb6"))]
 
 
-def stream_header(codec: str, stsd: bytes) -> bytes:
-    """The headers of MPEG-4, which a decoder needs before the first packet, and which packets need not repeat; empty
-    for other codecs.
+def stream_headers(codec: str, stsd: bytes) -> bytes:
+    """The headers that a decoder needs before the first packet, and that packets need not repeat: parameter sets in
+    Annex B, and the headers of MPEG-4; empty for other codecs.
 
     Raises:
         ValueError: the sample description has no headers.
     """
+    if codec in NAL_SYNTAX:
+        return parameter_sets(codec, stsd).annex_b
     return decoder_specific_info(stsd) if codec == "mpeg4" else b""
 
 
@@ -321,7 +321,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
     untimed: set[int] = set()
     try:
         if syntax is None:
-            header, packets = stream_header(encoded.codec, encoded.stsd), Packets.checked(encoded.data, encoded.sizes)
+            header, packets = stream_headers(encoded.codec, encoded.stsd), Packets.checked(encoded.data, encoded.sizes)
             # For MPEG-4, NVDEC outputs a picture for every packet: for a VOP that is not coded, the previous one again.
             if encoded.codec != "mpeg4":
                 kind_of = classifier(encoded.codec, encoded.stsd)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import numpy as np
 
 from streamvid.arrays import UInt8
-from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.session_fault import has_headers, needs_packets, packets_fault, session_fault
 from streamvid.color.dali_rgb import recoloured
 from streamvid.color.render import PlaneFormat
@@ -19,10 +18,10 @@ from streamvid.color.tags import ColorOption
 from streamvid.decode.base import FrameSink, GpuFrames, Pending
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder
 from streamvid.decode.dali import DaliDecoder, check_packets
-from streamvid.decode.dali_cache_guard import shared_guard
+from streamvid.decode.dali_cache_guard import SHARED_GUARD
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
-from streamvid.decode.decode_job import stream_bit_depth, stream_header, surface_form
+from streamvid.decode.decode_job import stream_bit_depth, stream_headers, surface_form
 from streamvid.decode.images import ImageBatches
 from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.decode.lost_gpu import raise_if_lost
@@ -82,7 +81,7 @@ def decode_support(codec: str, stsd: bytes, width: int, height: int, *, native: 
     """
     try:
         pix_fmt = _PIX_FMTS.get(stream_bit_depth(codec, stsd), "unknown")
-        headers = parameter_sets(codec, stsd).annex_b if codec in NAL_SYNTAX else stream_header(codec, stsd)
+        headers = stream_headers(codec, stsd)
         has = has_headers(codec, headers)
         reason = session_fault(codec, headers, width, height, native=native) if has else "it has no headers"
     except ValueError:  # a damaged row must not pass
@@ -252,7 +251,7 @@ class GpuDecoder:
                 route = Route.CPU
             if as_dali and route is Route.NVDEC and not _made_as_dali(surface_form(encoded)):
                 route = Route.CPU if row.dali else Route.DALI
-            if route is Route.DALI and not shared_guard().admit(self._device_id, codec, width, height):
+            if route is Route.DALI and not SHARED_GUARD.admit(self._device_id, codec, width, height):
                 route = Route.CPU
             divided[route].append(number)
         return divided[Route.NVDEC], divided[Route.DALI], divided[Route.CPU], divided[Route.IMAGE]

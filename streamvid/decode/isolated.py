@@ -59,11 +59,6 @@ class IsolatedDecoder:
         self._map: mmap.mmap | None = None
         self._process: WorkerProcess | None = None
 
-    @property
-    def pid(self) -> int | None:
-        """The process's number; None before the first slice, and after a process died."""
-        return None if self._process is None else self._process.pid
-
     def frames(
         self,
         encoded: EncodedSlice,

@@ -79,7 +79,6 @@ class NativeSession:
         slots: capacity of the staging memory in pictures; default: `staged(key)`.
         extra_surfaces: decode surfaces beyond the minimum of the stream.
         delay: pictures that the parser delays before it displays them.
-        flags: `CUVID_PKT_*` flags added to each packet.
 
     Raises:
         RuntimeError: the driver refuses it.
@@ -98,7 +97,6 @@ class NativeSession:
         slots: int | None = None,
         extra_surfaces: int = _EXTRA_SURFACES,
         delay: int = _DELAY,
-        flags: int = 0,
     ) -> None:
         self._calls, self._staging, self.key = library.calls, Staging(slots=slots or staged(key)), key
         staging = self._staging
@@ -114,7 +112,7 @@ class NativeSession:
         self._put = 0
         self._ahead = _AHEAD_PIXELS // (key.width * key.height) if ahead is None else ahead
         options = SessionOptions(
-            device_id, CODECS[key.codec], key.bit_depth, key.width, key.height, extra_surfaces, delay, flags, stream,
+            device_id, CODECS[key.codec], key.bit_depth, key.width, key.height, extra_surfaces, delay, stream,
             ctypes.pointer(self._staging),
         )  # fmt: skip
         error = ctypes.create_string_buffer(ERROR_BYTES)

@@ -55,8 +55,7 @@ class SessionOptions(ctypes.Structure):
     _fields_ = (
         ("device", ctypes.c_int32), ("codec", ctypes.c_int32), ("bit_depth", ctypes.c_int32),
         ("max_width", ctypes.c_int32), ("max_height", ctypes.c_int32), ("surfaces", ctypes.c_int32),
-        ("delay", ctypes.c_int32), ("flags", ctypes.c_int32), ("stream", ctypes.c_void_p),
-        ("staging", ctypes.POINTER(Staging)),
+        ("delay", ctypes.c_int32), ("stream", ctypes.c_void_p), ("staging", ctypes.POINTER(Staging)),
     )  # fmt: skip
 
 
@@ -112,7 +111,6 @@ class NvdecLibrary:
         ):
             function = getattr(library, f"nvdec_{name}")
             function.restype, function.argtypes = result, arguments
-            setattr(self, f"_{name}", function)
         library.nvdec_begin_turn.restype = None
         self._end_turn = ctypes.PyDLL(str(path)).nvdec_end_turn  # with the GIL, because it never waits
         self._end_turn.restype = None

@@ -159,7 +159,7 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
         formats=_value_counts(clips.pix_fmt),
         sizes=frame_sizes(clips),
         rotated=int(np.count_nonzero(clips.rotation)),
-        decoder_configurations=int(bucket_keys(clips).max()) + 1 if len(clips) else 0,
+        decoder_configurations=int(bucket_keys(clips).max()) + 1,
         fps=_spread(clips.frames[timed] / seconds[timed]),
         duration=_spread(seconds),
         durations=histogram(seconds),
@@ -171,10 +171,8 @@ def describe(dataset: Dataset | str | os.PathLike[str]) -> Info:
 
 
 def histogram(values: Float64) -> Histogram:
-    """A histogram of finite values with bars of equal width, or with edges 1, 2, 5, 10 … if there are none below 0 and
-    they differ by more than `_WIDE` times."""
-    if len(values) == 0:
-        return Histogram((), ())
+    """A histogram of finite values, of which there is at least one, with bars of equal width, or with edges 1, 2, 5, 10
+    … if there are none below 0 and they differ by more than `_WIDE` times."""
     least, greatest = float(values.min()), float(values.max())
     if least == greatest or not math.isfinite(greatest - least):
         return Histogram((least, greatest), (len(values),))

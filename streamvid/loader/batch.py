@@ -104,7 +104,7 @@ def make_batch(
     """The tensors of a batch, with keys and metadata.
 
     Args:
-        one: views and `BATCH_COLUMNS` as tensors.
+        rendered: the batch, with views and `BATCH_COLUMNS` as tensors.
         part_of: of a `Mix`, which of its datasets each row is from.
         masked: show absent clips under their own key and row, with frames of zeros, instead of the repeats.
     """

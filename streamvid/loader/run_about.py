@@ -13,7 +13,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.loader.calls import sampler_of
 from streamvid.plan.bucket_key import bucket_keys
-from streamvid.plan.checkpoint import RunSchedule
+from streamvid.plan.checkpoint import DAMAGED, RunSchedule
 from streamvid.plan.epoch_plan import Plan
 from streamvid.plan.inputs import Mix, Pools, Source, Subset, make_pools, open_source
 from streamvid.plan.mixture import SampleStream
@@ -85,7 +85,7 @@ def replan(
     except InputError:
         raise
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
+        raise InputError(DAMAGED) from error
     source = open_source(data, partial(Dataset.open, roots=roots))
     if len(subsets) > 1:
         source = replace(source, weights=mix)  # use the plan's own shares, as Mix would round the weights again

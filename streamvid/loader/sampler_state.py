@@ -21,7 +21,7 @@ from streamvid.checks import integer, is_integer
 from streamvid.errors import InputError
 from streamvid.loader.clip_items import Item
 from streamvid.loader.item_errors import this_world
-from streamvid.plan.checkpoint import BELONGS_TO
+from streamvid.plan.checkpoint import BELONGS_TO, DAMAGED
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class ResumableBatches:
                 if "generator" in state:
                     _generator(part).set_state(_tensor(state["generator"]))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
+            raise InputError(DAMAGED) from error
 
 
 @contextmanager
@@ -209,7 +209,7 @@ def from_state(
         position = SamplerPosition(epoch, made, [dict(sampler) for sampler in state["samplers"]])
         saved_by = str(state["rank"])
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError("the state is damaged: give what state_dict() returned, unchanged") from error
+        raise InputError(DAMAGED) from error
     batches.load(position.samplers or ())
     if made and batches.num_replicas == 1 and saved_by != (rank := _rank()):
         log.warning(

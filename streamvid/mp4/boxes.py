@@ -89,12 +89,13 @@ def find_box(data: bytes | bytearray | memoryview, name: bytes) -> tuple[int, in
     of a sample table; None if there is none."""
     level = [(0, len(data))]
     while level:
-        start, end = level.pop()
-        for kind, payload, stop in iter_boxes(data, start, end):
+        inner = []
+        for kind, payload, stop in iter_boxes(data, *level.pop()):
             if kind == name:
                 return payload, stop
             if kind in _CONTAINERS:
-                level.append((payload, stop))
+                inner.append((payload, stop))
+        level += reversed(inner)
     return None
 
 

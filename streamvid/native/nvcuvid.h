@@ -34,7 +34,7 @@ enum { cudaVideoCodec_H264 = 4, cudaVideoCodec_HEVC = 8 };
 enum { cudaVideoChromaFormat_420 = 1 };
 enum { cudaVideoSurfaceFormat_NV12 = 0, cudaVideoSurfaceFormat_P016 = 1 };
 enum { cudaVideoCreate_PreferCUVID = 4 };
-enum { CUVID_PKT_ENDOFSTREAM = 1, CUVID_PKT_TIMESTAMP = 2, CUVID_PKT_ENDOFPICTURE = 8 };
+enum { CUVID_PKT_ENDOFSTREAM = 1, CUVID_PKT_TIMESTAMP = 2 };
 
 typedef struct {
     size_t srcXInBytes, srcY;

@@ -105,7 +105,6 @@ typedef struct {
     int32_t max_width, max_height;    /* largest pictures, for which the first decoder is opened */
     int32_t surfaces;                 /* decode surfaces beyond the minimum of the stream */
     int32_t delay;                    /* pictures by which the parser delays output, so that mapping need not wait */
-    int32_t flags;                    /* CUVID_PKT_* flags added to each packet */
     CUstream stream;                  /* on which pictures are copied, and the caller reads them */
     nvdec_staging *staging;
 } nvdec_options;
@@ -486,7 +485,7 @@ static int on_display(void *user, CUVIDPARSERDISPINFO *shown) {
 
 static int parse(nvdec_session *s, const uint8_t *data, int64_t size, uint64_t number) {
     CUVIDSOURCEDATAPACKET packet = {
-        .flags = data ? CUVID_PKT_TIMESTAMP | (unsigned long)s->options.flags : CUVID_PKT_ENDOFSTREAM,
+        .flags = data ? CUVID_PKT_TIMESTAMP : CUVID_PKT_ENDOFSTREAM,
         .payload = data,
         .payload_size = (unsigned long)size,
         .timestamp = (long long)(number << TIME_BITS),

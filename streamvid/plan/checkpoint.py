@@ -107,7 +107,7 @@ class RunSchedule:
             schedule = self.before_append(shards, state)
         position = position_from(state, schedule.identity)
         if not _is_plausible(position, schedule.plan):
-            raise InputError(_DAMAGED)
+            raise InputError(DAMAGED)
         if not position.history:
             return Cursor(self, self.plan.resized(position)) if schedule is self else self.start(position.epoch)
         cursor = Cursor(schedule, schedule.plan.resized(position))
@@ -203,7 +203,7 @@ def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
         epoch, first, size = (_count(state[name]) for name in ("epoch", "first", "size"))
         history = topology_runs(state["segments"])
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(_DAMAGED) from error
+        raise InputError(DAMAGED) from error
     return Position(epoch, first, size, history)
 
 
@@ -224,7 +224,7 @@ def _is_plausible(position: Position, plan: Plan) -> bool:
     )
 
 
-_DAMAGED: Final = "the state is damaged: give what state_dict() returned, unchanged"
+DAMAGED: Final = "the state is damaged: give what state_dict() returned, unchanged"
 _LARGER: Final = 1 << 12
 """With `steps_per_epoch`, a state's epochs may have at most this multiple of the plan's samples, as on a larger
 cluster."""

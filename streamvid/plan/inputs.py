@@ -242,6 +242,4 @@ def _nothing(subset: Subset, rows: Int64, sampling: FrameSampler) -> str:
     if len(rows):
         return f"all {len(rows)} clips are too short for {sampling}: pad them, or sample fewer frames"
     given = [f"where={subset.where!r}"] * (subset.where is not None) + ["the keys given"] * (subset.keys is not None)
-    if given:
-        return f"no clip fits {' and '.join(given)}: widen the selection"
-    return "the dataset holds no clips"
+    return f"no clip fits {' and '.join(given)}: widen the selection"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from streamvid.checks import is_integer, plain
 from streamvid.errors import InputError
-from streamvid.plan.checkpoint import position_numbers, topology_runs
+from streamvid.plan.checkpoint import DAMAGED, position_numbers, topology_runs
 from streamvid.plan.epoch import Topology
 from streamvid.plan.epoch_plan import Position
 
@@ -105,18 +105,15 @@ def legs_of(state: Mapping[str, Any]) -> tuple[Leg, ...]:
             raise ValueError
         return tuple(_leg(*plain(leg)) for leg in legs)
     except (TypeError, ValueError, InputError) as error:
-        raise InputError(_DAMAGED) from error
+        raise InputError(DAMAGED) from error
 
 
 def steps_before_legs(state: Mapping[str, Any]) -> int:
     """Number of a run's steps before the first leg in its state. Raises InputError if the number is damaged."""
     steps = state.get("steps_before_legs", 0)
     if not is_integer(steps) or not 0 <= steps < 1 << 62:
-        raise InputError(_DAMAGED)
+        raise InputError(DAMAGED)
     return int(steps)
-
-
-_DAMAGED: Final = "the state is damaged: give what state_dict() returned, unchanged"
 
 
 def _leg(start: Any, *numbers: Any) -> Leg:

@@ -242,10 +242,9 @@ def _common(name: str, own: pa.DataType, given: pa.DataType, shown: str) -> pa.D
 def _write(columns: dict[str, pa.Array], revision: int, rows: int, work: Path) -> tuple[Overlay, Path]:
     path = work / "columns.parquet"
     table = pa.table(columns)
-    floats = [
-        name for name, column in columns.items() if pa.types.is_floating(column.type) or pa.types.is_nested(column.type)
+    coded = [
+        field.name for field in table.schema if not (pa.types.is_floating(field.type) or pa.types.is_nested(field.type))
     ]
-    coded = [name for name in table.column_names if name not in floats]
     check_fixed_lists(table)
     pq.write_table(table, path, compression="zstd", use_dictionary=coded, row_group_size=_GROUP_ROWS)
     sha256 = file_sha256(path)

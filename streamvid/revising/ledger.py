@@ -20,7 +20,7 @@ from streamvid.dataset.forgotten import forgotten_rows, purged_name, read_table
 from streamvid.errors import InputError
 from streamvid.loader.run_about import replan
 from streamvid.plan.absent import AbsentRows
-from streamvid.plan.checkpoint import RunSchedule, position_from
+from streamvid.plan.checkpoint import DAMAGED, RunSchedule, position_from
 from streamvid.plan.epoch import Epoch
 from streamvid.plan.inputs import Source
 from streamvid.plan.run_log import Leg, legs_of, steps_before_legs
@@ -92,7 +92,7 @@ def ledger(
         source, excluded, schedule = loader.planned()
     else:
         if not isinstance(state["run"], Mapping):
-            raise InputError("the state is damaged: give what state_dict() returned, unchanged")
+            raise InputError(DAMAGED)
         source, pools, schedule = replan(state["run"], roots=roots)
         excluded = pools.excluded
     schedules = {leg.shards: _of(schedule, leg.shards, state) for leg in legs}

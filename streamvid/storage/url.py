@@ -15,6 +15,7 @@ AnyPath = str | os.PathLike[str]
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+._\-]*:(//|:)")
 _LOCAL = re.compile(r"^(file|local):(//)?")
+_IMPOSSIBLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")  # \udc80 to \udcff: bytes, see `os.fsdecode`
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+):/(?!/)")
 _NO_BUCKET = re.compile(r"(s3|gs|gcs|az|abfs|oci|oss)://(/|$)")
 _NO_HOST = re.compile(r"(https?)://(/|$)")
@@ -46,8 +47,8 @@ def given_path(path: object, name: str) -> str:
     """
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str):
         raise InputError(f"{name} must be a path or URL; it is {path!r}"[:300])
-    if "\0" in text:
-        raise InputError(f"{name} {text[:200]!r} has a null character, which no path can have: remove it")
+    if strange := _IMPOSSIBLE.search(text):
+        raise InputError(f"{name} {text[:200]!r} has the character {strange[0]!r}, which no path can have: remove it")
     if not text.strip():
         raise InputError(f"{name} is an empty path: name it, or write . for the current folder")
     if text == "~" or text.startswith("~/"):

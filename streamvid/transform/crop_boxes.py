@@ -49,8 +49,7 @@ def fits_crop_resize(transform: Transform | Views) -> bool:
     """Whether all views can be cropped and resized where frames are decoded: not resized, or with the linear filter."""
     following = followers(transform)
     return all(
-        spec.interpolation == "bilinear"
-        or not (spec.resize or spec.random_short_side or spec.random_resized_crop or view in following)
+        spec.interpolation == "bilinear" or not (spec.resizes or view in following)
         for view, spec in by_view(transform).items()
     )
 

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from streamvid.arrays import Float64, Int64
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.mp4.boxes import MIRRORED
+from streamvid.transform.draw import DRAWS, Draw
 from streamvid.transform.output_size import resized, short_sides
 from streamvid.transform.sharing import largest, pair
-from streamvid.transform.spec import DRAWS, Draw, Transform, Views, by_view
+from streamvid.transform.spec import Transform, Views, by_view
 
 Params = dict[str, npt.NDArray[np.generic]]
 
@@ -96,7 +97,7 @@ def followers(transform: Transform | Views) -> set[str]:
         return set()
     views = transform.transforms
     leader = views[largest(views)]
-    return {view for view, spec in views.items() if _resizes(leader) or pair(spec.crop or 0) != pair(leader.crop or 0)}
+    return {view for view, spec in views.items() if leader.resizes or pair(spec.crop or 0) != pair(leader.crop or 0)}
 
 
 def needed(transform: Transform, *, follows: bool = False) -> tuple[str, ...]:
@@ -106,7 +107,7 @@ def needed(transform: Transform, *, follows: bool = False) -> tuple[str, ...]:
         transform: the view's transform.
         follows: whether the view is one of the `followers`.
     """
-    resizes = follows or _resizes(transform)
+    resizes = follows or transform.resizes
     crops = transform.crop is not None
     uses = {
         "size": resizes or crops,
@@ -121,14 +122,6 @@ def needed(transform: Transform, *, follows: bool = False) -> tuple[str, ...]:
         "upside_down": transform.vertical_flip > 0,
     }
     return tuple(name for name, used in uses.items() if used)
-
-
-def _resizes(transform: Transform) -> bool:
-    return (
-        transform.resize is not None
-        or transform.random_short_side is not None
-        or transform.random_resized_crop is not None
-    )
 
 
 def param_names(spec: ClipTransform) -> tuple[str, ...]:

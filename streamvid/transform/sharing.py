@@ -25,6 +25,8 @@ class View(Protocol):
     @property
     def ratio(self) -> tuple[float, float]: ...
     @property
+    def resizes(self) -> bool: ...
+    @property
     def recolours(self) -> bool: ...
     @property
     def warps(self) -> bool: ...
@@ -88,7 +90,7 @@ def largest(transforms: Mapping[str, View]) -> str:
     def place(view: str) -> tuple[int, bool]:
         spec = transforms[view]
         height, width = pair(spec.crop or 0)
-        return height * width, bool(spec.resize or spec.random_short_side or spec.random_resized_crop)
+        return height * width, spec.resizes
 
     return max(transforms, key=place)
 

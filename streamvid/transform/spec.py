@@ -16,8 +16,7 @@ import numpy as np
 from streamvid.checks import is_integer, is_real, one_of, shown, suggesting
 from streamvid.color.tags import ColorOption
 from streamvid.errors import InputError
-from streamvid.transform.draw import DRAWS as DRAWS
-from streamvid.transform.draw import Draw as Draw
+from streamvid.transform.draw import DRAWS
 from streamvid.transform.eager import Eager
 from streamvid.transform.sharing import checked_share, pair
 
@@ -164,7 +163,7 @@ class Transform(Eager):
 
     @property
     def num_random(self) -> int:
-        """Random numbers per clip: see `Draw`."""
+        """Random numbers per clip: see `streamvid.transform.draw.Draw`."""
         return DRAWS
 
     def for_evaluation(self) -> Transform:
@@ -202,6 +201,11 @@ class Transform(Eager):
     def converts_first(self) -> bool:
         """Whether frames become RGB before they are resized."""
         return self.resize_in == "rgb" or self.color == "bt601"
+
+    @property
+    def resizes(self) -> bool:
+        """Whether frames change their scale."""
+        return bool(self.resize or self.random_short_side or self.random_resized_crop)
 
     @property
     def warps(self) -> bool:

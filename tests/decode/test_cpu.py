@@ -67,7 +67,8 @@ def test_pieces_decode_to_what_the_whole_does(name: str, tmp_path: Path) -> None
     try:
         wanted = [np.sort(rng.choice(count, int(rng.integers(1, count)), replace=False)) for _ in range(6)]
         slices = [slice_of(clip, numbers) for numbers in (*wanted, np.arange(count))]
-        for numbers, part, got in zip([*wanted, np.arange(count)], slices, decoder.decode(slices), strict=True):
+        decoded = decoder.submit(slices).result()
+        for numbers, part, got in zip([*wanted, np.arange(count)], slices, decoded, strict=True):
             np.testing.assert_array_equal(got, frames[numbers])
             cuts += len(split_at_keyframes(part)) - 1
     finally:
@@ -104,13 +105,13 @@ def test_a_frame_that_no_packet_has_is_an_error(tmp_path: Path) -> None:
     try:
         for bad in (lost, replace(part, data=part.data * 0)):
             with pytest.raises(VideoError, match="clip clip "):
-                decoder.decode([part, bad])
+                decoder.submit([part, bad]).result()
             with pytest.raises(VideoError, match="clip clip "):
                 decode_with_pyav(bad)
         with pytest.raises(VideoError, match=r"96x64.*98x64"):
             decode_with_pyav(replace(part, width=98))
         # And it is still of use.
-        assert decoder.decode([part])[0].shape == (120, 64, 96, 3)
+        assert decoder.submit([part]).result()[0].shape == (120, 64, 96, 3)
     finally:
         decoder.close()
 
@@ -142,7 +143,7 @@ def test_a_decoder_that_is_kept_is_for_streams_of_its_settings_alone(tmp_path: P
         clips.append(stored(recipe, tmp_path / str(number)))
     kept = CpuDecoder(threads=0)
     for clip in clips * 2:
-        np.testing.assert_array_equal(kept.decode([whole(clip)])[0], decode_with_pyav(whole(clip)))
+        np.testing.assert_array_equal(kept.submit([whole(clip)]).result()[0], decode_with_pyav(whole(clip)))
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -208,7 +209,7 @@ def test_the_longest_segments_of_a_batch_come_first(tmp_path: Path) -> None:
 
     decoder, wanted = CpuDecoder(threads=1, decoder=Notes), [[3], [79], [0, 20]]
     try:
-        decoded = decoder.decode([slice_of(clip, numbers) for numbers in wanted])
+        decoded = decoder.submit([slice_of(clip, numbers) for numbers in wanted]).result()
     finally:
         decoder.close()
     for numbers, got in zip(wanted, decoded, strict=True):
@@ -224,9 +225,9 @@ def test_a_slice_that_is_stuck_fails_and_others_go_on(tmp_path: Path, caplog: py
     with woken():
         for _ in range(2):
             with pytest.raises(StuckDecoderError, match="clip stuck gets FFmpeg stuck") as caught:
-                decoder.decode([part, replace(part, name="stuck"), part])
+                decoder.submit([part, replace(part, name="stuck"), part]).result()
             assert caught.value.clip == "stuck"
-            for got in decoder.decode([part] * 4):
+            for got in decoder.submit([part] * 4).result():
                 np.testing.assert_array_equal(got, frames)
         decoder.close()
     assert caplog.text.count("clip stuck gets FFmpeg stuck") == 2
@@ -261,8 +262,8 @@ def test_a_thread_that_wakes_up_late_writes_into_nothing_that_was_delivered(tmp_
     decoder = CpuDecoder(threads=1, decoder=Hangs, pace=Pace(least_s=0.5))
     with woken():
         with pytest.raises(StuckDecoderError):
-            decoder.decode([replace(part, name="stuck")])
-        (got,) = decoder.decode([part])
+            decoder.submit([replace(part, name="stuck")]).result()
+        (got,) = decoder.submit([part]).result()
         np.testing.assert_array_equal(got, decode_with_pyav(part))
         got[:] = 7
     assert (got == 7).all()
@@ -285,7 +286,7 @@ def test_opening_dalis_pipeline_is_no_images_time(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(image_decoder, "image_pipeline", slow)
     decoder = CpuDecoder(threads=2, pace=Pace(least_s=0.2))
     try:
-        assert all(np.array_equal(made, expected) for made in decoder.decode([image] * 3))
+        assert all(np.array_equal(made, expected) for made in decoder.submit([image] * 3).result())
         monkeypatch.setattr(cpu, "START_S", 0.2)
         stuck = CpuDecoder(threads=1, pace=Pace(least_s=0.2))
         opening = stuck.submit([image])

@@ -49,7 +49,7 @@ def test_of_a_datasets_clips_the_rarer_height_is_mixed_up(monkeypatch: pytest.Mo
             return super().prefer(device_id, counts)
 
     guard = Guard()
-    monkeypatch.setattr(dali_cache_guard, "shared_guard", lambda: guard)
+    monkeypatch.setattr(dali_cache_guard, "SHARED_GUARD", guard)
     clips = SimpleNamespace(
         codec=Categories(np.tile(np.array([0, 0, 1], dtype=np.int32), 50), ("h264", "vp9")),
         width=np.full(150, 320),

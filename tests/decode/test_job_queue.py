@@ -295,7 +295,6 @@ def test_a_group_waits_for_all_jobs_even_if_one_fails() -> None:
         group.wait()
     thread.join()
     assert seen == ["written"]
-    JobGroup(0).wait()
 
 
 def test_a_worker_waits_for_the_next_job_as_long_as_it_says() -> None:

@@ -173,7 +173,7 @@ def places(shown: Sequence[tuple[int, int, Any]]) -> list[tuple[int, int]]:
     return [(number, row) for number, row, _ in shown]
 
 
-@pytest.mark.parametrize("options", [{}, {"delay": 0}, {"delay": 8, "extra_surfaces": 8}, {"flags": 8}])
+@pytest.mark.parametrize("options", [{}, {"delay": 0}, {"delay": 8, "extra_surfaces": 8}])
 def test_wanted_pictures_of_jobs_in_a_row_come_in_the_order_of_display(
     driver: StandIn, options: Mapping[str, int]
 ) -> None:

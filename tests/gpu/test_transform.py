@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.transform.spec import DRAWS, Transform, Views
+from streamvid.transform.draw import DRAWS
+from streamvid.transform.spec import Transform, Views
 from tests.support.packed import pack_recipes
 from tests.support.views import Array, Clip, clip, draws, torch_batches, video
 from tests.transform.test_params import EVERYTHING, RAW

@@ -15,8 +15,9 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
+from streamvid.transform.draw import DRAWS
 from streamvid.transform.output_size import output_sizes
-from streamvid.transform.spec import DRAWS, Transform, Views
+from streamvid.transform.spec import Transform, Views
 from tests.support.packed import pack_recipes
 from tests.support.views import clip, draws, torch_batches, video
 from tests.transform.test_params import EVERYTHING, RAW

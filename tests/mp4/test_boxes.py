@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from streamvid.mp4.boxes import MIRRORED, ROTATIONS, display_matrix, iter_boxes, rotation_of_matrix
+from streamvid.mp4.boxes import MIRRORED, ROTATIONS, display_matrix, find_box, iter_boxes, rotation_of_matrix
 from streamvid.mp4.sample_entry import codec_configuration, sample_description
 
 KINDS = [b"moov", b"trak", b"mdia", b"minf", b"stbl", b"stsd", b"mdat", b"edts", b"elst", b"mvhd", b"avcC", b"hvcC"]
@@ -73,6 +73,13 @@ def test_boxes_of_every_size_form() -> None:
     assert [(k, data[s:e]) for k, s, e in iter_boxes(data, 0, len(data))] == [
         (b"free", b"abc"), (b"wide", b"wxyz"), (b"last", b"rest")
     ]  # fmt: skip
+
+
+def test_the_first_box_of_a_type_is_found() -> None:
+    data = box(b"moov", b"".join(box(b"trak", box(b"tkhd", text)) for text in (b"one", b"two")))
+    found = find_box(data, b"tkhd")
+    assert found is not None
+    assert data[slice(*found)] == b"one"
 
 
 @pytest.mark.parametrize("rotation", ROTATIONS)

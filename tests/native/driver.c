@@ -548,7 +548,6 @@ CUresult cuvidParseVideoData(CUvideoparser handle, CUVIDSOURCEDATAPACKET *packet
         p->falls |= packet->timestamp < p->last_time;
         p->last_time = packet->timestamp;
         p->has_pending = 1;
-        if (packet->flags & CUVID_PKT_ENDOFPICTURE && !decode_pending(p)) return UNKNOWN;
         return 0;
     }
     return show_down_to(p, 0) ? 0 : UNKNOWN;

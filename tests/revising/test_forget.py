@@ -25,6 +25,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.parquet import MAX_LISTS
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
@@ -187,6 +188,26 @@ def test_an_overlay_that_cannot_be_read(folder: Path, tmp_path: Path) -> None:
         (folder / "dataset.json").write_text(json.dumps(document))
         with pytest.raises(DatasetError, match=f"{path.name} cannot be rewritten: .*{said}"):
             sv.forget(folder, list(GONE), purge=True)
+
+
+def test_a_purge_does_not_begin_where_an_earlier_revision_cannot_be_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names files that caches hold."""
+    sv.annotate(folder, pa.table({"key": list(GONE), "note": ["a", "b"]}))
+    before, read = digests(folder), filesystem.read_bytes
+
+    def read_bytes(path: str, **options: Any) -> bytes:
+        if "/revisions/" in str(path):
+            raise StorageUnavailable("it does not answer")
+        return read(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filesystem, "read_bytes", read_bytes)
+        with pytest.raises(StorageUnavailable):
+            sv.forget(folder, list(GONE), purge=True)
+    assert digests(folder) == before
+    assert sv.forget(folder, list(GONE), purge=True).purged == 2
 
 
 def test_purged_videos_do_not_come_back(folder: Path, packed: Path) -> None:

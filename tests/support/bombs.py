@@ -10,6 +10,7 @@ import av
 
 from streamvid.mp4.boxes import box
 from streamvid.mp4.sample_entry import codec_configuration, visual_sample_description
+from tests.support.bits import escaped, to_bits, to_bytes, ue, unescaped
 from tools.clips import Recipe, write
 
 WIDTH, HEIGHT = 640, 480
@@ -91,30 +92,14 @@ def _copy(path: Path, target: Path, change: Callable[[bytes], bytes], more: list
             output.mux(copy)
 
 
-def _bits(data: bytes) -> str:
-    return "".join(f"{byte:08b}" for byte in data)
-
-
-def _bytes(bits: str) -> bytes:
-    """Bits that end with a stop bit, as bytes."""
-    bits = bits[: bits.rindex("1") + 1]
-    bits += "0" * (-len(bits) % 8)
-    return int(bits, 2).to_bytes(len(bits) // 8, "big")
-
-
-def _ue(value: int) -> str:
-    digits = f"{value + 1:b}"
-    return "0" * (len(digits) - 1) + digits
-
-
 def _h264(data: bytes, width: int, height: int) -> bytes:
     if data[:1] != b"\1" or len(data) < 9 or data[8] & 31 != 7:
         return data
     end = 8 + int.from_bytes(data[6:8], "big")
-    bits = _bits(data[9:end].replace(b"\0\0\3", b"\0\0"))
-    before = _ue(WIDTH // 16 - 1) + _ue(HEIGHT // 16 - 1)
+    bits = to_bits(unescaped(data[9:end]))
+    before = ue(WIDTH // 16 - 1) + ue(HEIGHT // 16 - 1)
     assert bits.count(before) == 1
-    unit = data[8:9] + _escaped(_bytes(bits.replace(before, _ue(width // 16 - 1) + _ue(height // 16 - 1))))
+    unit = data[8:9] + escaped(to_bytes(bits.replace(before, ue(width // 16 - 1) + ue(height // 16 - 1))))
     return data[:6] + len(unit).to_bytes(2, "big") + unit + data[end:]
 
 
@@ -123,27 +108,18 @@ def _hevc(data: bytes, width: int, height: int) -> bytes:
     if data[:1] != b"\1" or at < 2:
         return data
     end = at + int.from_bytes(data[at - 2 : at], "big")
-    bits = _bits(data[at + 2 : end].replace(b"\0\0\3", b"\0\0"))
-    before = _ue(WIDTH) + _ue(HEIGHT)
+    bits = to_bits(unescaped(data[at + 2 : end]))
+    before = ue(WIDTH) + ue(HEIGHT)
     assert bits.count(before) == 1
-    unit = data[at : at + 2] + _escaped(_bytes(bits.replace(before, _ue(width) + _ue(height))))
+    unit = data[at : at + 2] + escaped(to_bytes(bits.replace(before, ue(width) + ue(height))))
     return data[: at - 2] + len(unit).to_bytes(2, "big") + unit + data[end:]
-
-
-def _escaped(data: bytes) -> bytes:
-    out = bytearray()
-    for byte in data:
-        if byte <= 3 and out[-2:] == b"\0\0":
-            out.append(3)
-        out.append(byte)
-    return bytes(out)
 
 
 def _av1(data: bytes, width: int, height: int) -> bytes:
     at = data.find(b"\x0a")  # a sequence header with its size
     while at >= 0:
         size = data[at + 1]
-        bits = _bits(data[at + 2 : at + 2 + size])
+        bits = to_bits(data[at + 2 : at + 2 + size])
         for n in range(9, 17):
             before = f"{n - 1:04b}"
             for m in range(9, 17):
@@ -151,7 +127,7 @@ def _av1(data: bytes, width: int, height: int) -> bytes:
                 if bits.count(pattern) == 1:
                     wide = (16, 16) if width > 1 << n else (n, m)  # as few bits as it has, if they are enough
                     wider = f"{wide[0] - 1:04b}{wide[1] - 1:04b}{width - 1:0{wide[0]}b}{height - 1:0{wide[1]}b}"
-                    unit = _bytes(bits.replace(pattern, wider))
+                    unit = to_bytes(bits.replace(pattern, wider))
                     return data[: at + 1] + bytes([len(unit)]) + unit + data[at + 2 + size :]
         at = data.find(b"\x0a", at + 1)
     return data
@@ -161,7 +137,7 @@ def _vp9(data: bytes, width: int, height: int) -> bytes:
     at = data.find(b"\x49\x83\x42", 0, 4)
     if at < 0:
         return data
-    bits = _bits(data[at + 3 : at + 8])
+    bits = to_bits(data[at + 3 : at + 8])
     size = f"{width - 1:016b}{height - 1:016b}"
     return data[: at + 3] + int(bits[:4] + size + bits[36:], 2).to_bytes(5, "big") + data[at + 8 :]
 
@@ -178,7 +154,7 @@ def _mjpeg(data: bytes, width: int, height: int) -> bytes:
 
 
 def _mpeg4(data: bytes, width: int, height: int) -> bytes:
-    bits, before = _bits(data), f"1{WIDTH:013b}1{HEIGHT:013b}1"
+    bits, before = to_bits(data), f"1{WIDTH:013b}1{HEIGHT:013b}1"
     if bits.count(before) != 1:
         return data
     return int(bits.replace(before, f"1{width:013b}1{height:013b}1"), 2).to_bytes(len(data), "big")

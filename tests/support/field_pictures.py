@@ -10,6 +10,8 @@ import av
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.bits import escaped, to_bytes, ue
+
 Picture = Literal["frame", "fields", "repeated field"]
 """Coded as a frame; as two fields; as two fields of which the second, and the first from the second picture on, are P
 pictures of skipped macroblocks."""
@@ -25,23 +27,12 @@ class Bits:
         self.text += f"{value:0{bits}b}"
 
     def ue(self, *values: int) -> None:
-        """Unsigned Exponential-Golomb codes (ITU-T H.264, 9.1)."""
-        for value in values:
-            digits = f"{value + 1:b}"
-            self.text += "0" * (len(digits) - 1) + digits
+        """Unsigned Exponential-Golomb codes."""
+        self.text += "".join(map(ue, values))
 
     def nal(self, header: int) -> bytes:
         """A NAL unit in Annex B: trailing bits, and emulation prevention bytes (7.3.1)."""
-        text = self.text + "1"
-        data = int(text + "0" * (-len(text) % 8), 2).to_bytes(-(-len(text) // 8), "big")
-        made, zeros = bytearray([0, 0, 0, 1, header]), 0
-        for byte in data:
-            if zeros >= 2 and byte <= 3:
-                made.append(3)
-                zeros = 0
-            made.append(byte)
-            zeros = zeros + 1 if byte == 0 else 0
-        return bytes(made)
+        return bytes([0, 0, 0, 1, header]) + escaped(to_bytes(self.text + "1"))
 
 
 def write_fields(

@@ -12,24 +12,21 @@ from typing import Any
 
 from streamvid.decode import isolated
 from streamvid.errors import VideoError
-from streamvid.packing.options import PackOptions, PreparedClip, RejectedCut
+from streamvid.packing.options import PreparedClip, RejectedCut
 from streamvid.packing.process_source import process_source
 from streamvid.packing.source_video import SourceVideo
-from streamvid.storage.retry import Retry
+
+Prepared = list[PreparedClip | RejectedCut]
 
 
-def crash_on_two(
-    source: SourceVideo, place: Path, options: PackOptions, retry: Retry
-) -> list[PreparedClip | RejectedCut]:
+def crash_on_two(source: SourceVideo, place: Path, *rest: Any) -> Prepared:
     """Die as a process does in which FFmpeg follows a wild pointer."""
     if "two" in source.name:
         os.kill(os.getpid(), signal.SIGSEGV)
-    return process_source(source, place, options, retry)
+    return process_source(source, place, *rest)
 
 
-def killed_at_two(
-    source: SourceVideo, place: Path, options: PackOptions, retry: Retry
-) -> list[PreparedClip | RejectedCut]:
+def killed_at_two(source: SourceVideo, place: Path, *rest: Any) -> Prepared:
     """End once as a process does that the kernel kills for want of memory, with a file half written."""
     once = place.parent / "killed"
     if "two" in source.name and not once.exists():
@@ -37,49 +34,41 @@ def killed_at_two(
         place.mkdir()
         (place / "clip.mp4").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
-    return process_source(source, place, options, retry)
+    return process_source(source, place, *rest)
 
 
-def killed_at_every_two(
-    source: SourceVideo, place: Path, options: PackOptions, retry: Retry
-) -> list[PreparedClip | RejectedCut]:
+def killed_at_every_two(source: SourceVideo, place: Path, *rest: Any) -> Prepared:
     """The same each time."""
     if "two" in source.name:
         os.kill(os.getpid(), signal.SIGKILL)
-    return process_source(source, place, options, retry)
+    return process_source(source, place, *rest)
 
 
-def few_places(
-    source: SourceVideo, place: Path, options: PackOptions, retry: Retry
-) -> list[PreparedClip | RejectedCut]:
+def few_places(source: SourceVideo, place: Path, *rest: Any) -> Prepared:
     """Reject videos for which more temporary folders are there than one worker's two, and the one being written."""
     if len(list(place.parent.glob("clip-*"))) > 2:
         raise VideoError("too many")
-    return process_source(source, place, options, retry)
+    return process_source(source, place, *rest)
 
 
-def full_disk(source: SourceVideo, place: Path, options: PackOptions, retry: Retry) -> list[PreparedClip | RejectedCut]:
+def full_disk(source: SourceVideo, place: Path, *rest: Any) -> Prepared:
     """Find the disk full after the first videos."""
     if source.name == "top.avi":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
-    return process_source(source, place, options, retry)
+    return process_source(source, place, *rest)
 
 
-def stuck_on_two(
-    source: SourceVideo, place: Path, options: PackOptions, retry: Retry
-) -> list[PreparedClip | RejectedCut]:
+def stuck_on_two(source: SourceVideo, place: Path, *rest: Any) -> Prepared:
     """Wait for ever, as a decoder does whose threads wait for each other."""
     if "two" in source.name:
         time.sleep(3600)
-    return process_source(source, place, options, retry)
+    return process_source(source, place, *rest)
 
 
-def first_is_slowest(
-    source: SourceVideo, place: Path, options: PackOptions, retry: Retry
-) -> list[PreparedClip | RejectedCut]:
+def first_is_slowest(source: SourceVideo, place: Path, *rest: Any) -> Prepared:
     """Finish in another order than started."""
     time.sleep(0.3 if source.name == "a/one.mp4" else 0.0)
-    return process_source(source, place, options, retry)
+    return process_source(source, place, *rest)
 
 
 def die() -> None:

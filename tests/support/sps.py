@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import av
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.h264 import _bitstream_restriction, read_sps
+from tests.support.bits import escaped, to_bits, to_bytes, ue, unescaped
 
 Rewrite = Callable[[str], str]
 """The bits of a sequence parameter set behind its NAL unit header, as text of 0 and 1, → other ones."""
@@ -56,8 +56,7 @@ def with_reorder(frames: int) -> Rewrite:
         reader.u(1)  # vui_parameters_present_flag
         assert _bitstream_restriction(reader) is not None
         start, end = reader.codes[-2:]
-        digits = f"{frames + 1:b}"
-        return bits[:start] + "0" * (len(digits) - 1) + digits + bits[end:]
+        return bits[:start] + ue(frames) + bits[end:]
 
     return rewritten
 
@@ -74,12 +73,7 @@ def rewrite(source: Path, target: Path, change: Rewrite) -> Path:
         track: Any = output.add_stream_from_template(stream, opaque=True)
         record = bytes(stream.codec_context.extradata or b"")
         end = 8 + int.from_bytes(record[6:8], "big")
-        payload = record[9:end].replace(b"\0\0\3", b"\0\0")
-        bits = change("".join(f"{byte:08b}" for byte in payload))
-        bits = bits[: bits.rindex("1") + 1]
-        bits += "0" * (-len(bits) % 8)
-        escaped = re.sub(rb"\0\0(?=[\0-\3])", b"\0\0\3", int(bits, 2).to_bytes(len(bits) // 8, "big"))
-        unit = record[8:9] + escaped
+        unit = record[8:9] + escaped(to_bytes(change(to_bits(unescaped(record[9:end])))))
         track.codec_context.extradata = record[:6] + len(unit).to_bytes(2, "big") + unit + record[end:]
         for packet in container.demux(stream):
             if packet.size:

@@ -18,8 +18,9 @@ from streamvid.mp4.boxes import MIRRORED
 from streamvid.transform.cpu_frame_renderer import RenderedFrames
 from streamvid.transform.crop_boxes import Scratch, crop_boxes, fits_crop_resize
 from streamvid.transform.dali_pipeline import DaliPipeline, DecodedBatch
+from streamvid.transform.draw import DRAWS
 from streamvid.transform.params import ClipTransform, Params, batch_params
-from streamvid.transform.spec import DRAWS, Transform, Views, by_view
+from streamvid.transform.spec import Transform, Views, by_view
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

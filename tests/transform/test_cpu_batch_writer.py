@@ -12,7 +12,8 @@ from streamvid.color.tags import RGB
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform.cpu_batch_writer import BatchMemory, CpuBatchWriter, fits_batch_writer
 from streamvid.transform.crop_boxes import Scratch
-from streamvid.transform.spec import Draw, Transform, Views, by_view
+from streamvid.transform.draw import Draw
+from streamvid.transform.spec import Transform, Views, by_view
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.views import Clip, clip, encoded_batch, rgb_picture, torch_batches
 

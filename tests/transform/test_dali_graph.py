@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from streamvid.errors import InputError
 from streamvid.mp4.boxes import ROTATIONS
+from streamvid.transform.draw import DRAWS
 from streamvid.transform.output_size import output_size, resized
-from streamvid.transform.spec import DRAWS, DTYPES, LAYOUTS, Transform
+from streamvid.transform.spec import DTYPES, LAYOUTS, Transform
 from tests.support.views import Array, Clip, clip, torch_batches, upright
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

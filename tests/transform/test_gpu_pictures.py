@@ -25,10 +25,11 @@ from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.transform import gpu_pictures
 from streamvid.transform.crop_boxes import Scratch
+from streamvid.transform.draw import DRAWS
 from streamvid.transform.gpu_pictures import GpuPictures
 from streamvid.transform.params import ClipTransform, batch_params
 from streamvid.transform.render import CpuRenderer, DaliRenderer, GpuRenderer, make_renderer
-from streamvid.transform.spec import DRAWS, Transform, Views, by_view
+from streamvid.transform.spec import Transform, Views, by_view
 from streamvid.video.gpu_support import Route, Support
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamvid.errors import InputError
+from streamvid.transform.draw import DRAWS, Draw
 from streamvid.transform.output_size import output_size
 from streamvid.transform.params import ClipTransform, boxes, needed, param_names
-from streamvid.transform.spec import DRAWS, Draw, Transform, Views
+from streamvid.transform.spec import Transform, Views
 from tests.support.views import Array, Clip, clip, draws, params, upright, video
 
 RAW: dict[str, Any] = {"layout": "THWC", "dtype": "uint8"}

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from streamvid.errors import InputError
 from streamvid.transform.cpu_batch_writer import fits_batch_writer
+from streamvid.transform.draw import DRAWS, Draw
 from streamvid.transform.output_size import output_sizes
 from streamvid.transform.params import SHARED_DRAWS, ClipTransform, param_names
 from streamvid.transform.sharing import SHARES, largest
-from streamvid.transform.spec import DRAWS, Draw, Transform, Views
+from streamvid.transform.spec import Transform, Views
 from tests.support.views import Clip, clip, draws, params, torch_batches, video
 from tests.transform.test_params import RAW
 

@@ -86,7 +86,7 @@ def test_dali_decodes_on_the_cpu_as_pyav_does(name: str, tmp_path: Path) -> None
     wanted = [0, len(frames) // 2, len(frames) - 1]
     decoder = CpuDecoder(threads=2)
     try:
-        for got in decoder.decode([slice_of(clip, wanted), whole(clip)])[0:1]:
+        for got in decoder.submit([slice_of(clip, wanted), whole(clip)]).result()[0:1]:
             for frame, n in zip(got, wanted, strict=True):
                 np.testing.assert_array_equal(frame, frames[n])
     finally:

@@ -14,7 +14,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.errors import ClipError
+from streamvid.errors import ClipError, StreamvidError
 from streamvid.fetch import encoded_batch
 from streamvid.loader import quarantine
 from streamvid.loader.quarantine import Quarantine
@@ -31,9 +31,10 @@ from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
+from tools.simulate.kernel import Failure
 
-_advanced, _resized, _to_save, _state, _step = (
-    Position.advanced, Plan.resized, RunPosition.to_save, Cursor.state, Epoch.step,
+_advanced, _remaining, _to_save, _state, _step = (
+    Position.advanced, Plan._remaining, RunPosition.to_save, Cursor.state, Epoch.step,
 )  # fmt: skip
 _without, _add = Step.without, Quarantine.add
 _download, _each, _read, _init = (
@@ -104,7 +105,7 @@ def _wait_for_ever(self: ShardCache, *args: Any, **options: Any) -> None:
 
 def _left_bucketed(self: Plan, partitions: list[Any], topology: Any, steps: int, upto: int, epoch: int) -> list[Any]:
     """The samples that count as consumed are the first of the order without buckets."""
-    return [partition.at(slice(steps * topology.share, None)) for partition in partitions]
+    return _remaining(self, partitions, replace(topology, bucket_steps=0), steps, upto, epoch)
 
 
 def _split_overlapping(sample_ids: Any, shards: Any, nodes: int, *, seed: int) -> list[NodePart]:
@@ -169,6 +170,7 @@ PLANTED: dict[str, tuple[bool, object, str, object]] = {
 
 
 FIRST = {
+    "bucketed steps are replayed unbucketed": 27,
     "a part is not locked": 13,
     "a file is published before it is on the disk": 188,
     "packets are not compared with their CRCs": 47,
@@ -190,11 +192,12 @@ def planted(name: str) -> Iterator[bool]:
 
 
 def lives_until_found(name: str, live: Callable[[int, bool], object], most: int) -> int | None:
-    """In which life, counted from 1, a planted fault is found; None if in none of so many."""
+    """In which life, counted from 1, a planted fault is found; None if in none of so many. What neither a life
+    nor the product raises, such as AttributeError, is a mistake in the planting, and is raised."""
     with planted(name) as reads:
         for number in range(most):
             try:
                 live(FIRST.get(name, 0) + number, reads)
-            except Exception:
+            except (Failure, StreamvidError, OSError):
                 return number + 1
     return None

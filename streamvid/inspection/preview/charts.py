@@ -90,7 +90,7 @@ def _chart(title: str, array: pa.Array) -> Chart | None:
             return None
         none += len(values) - len(finite)
         few = np.unique(finite[:_LOOKED_AT])
-        if finite.dtype.kind == "i" and len(few) <= _BARS and finite.max() - finite.min() < _LOOKED_AT:
+        if finite.dtype.kind == "i" and len(few) <= _BARS and int(finite.max()) - int(finite.min()) < _LOOKED_AT:
             each, counts = np.unique(finite, return_counts=True)
             if len(each) <= _BARS:
                 return Chart(title, tuple(zip(map(str, each.tolist()), counts.tolist(), strict=True)), none)

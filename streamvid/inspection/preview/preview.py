@@ -225,11 +225,7 @@ def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
         for item, ready in zip(some, read, strict=True):
             row = row_of(item)
             try:
-                try:
-                    ready = ready or _read(samples, [item])[0]
-                except ValueError as error:  # of a sampler: it is about the clip, but one of the transform is not
-                    raise VideoError(str(error)) from error
-                strips = _draw(samples, renderer, ready)
+                strips = _draw(samples, renderer, ready or _read_alone(samples, item))
                 drawn += 1
             except (DatasetError, VideoError) as error:
                 unreachable += isinstance(error, StorageUnavailable)
@@ -237,6 +233,15 @@ def draw_strips(samples: SampleSet, ids: Sequence[int]) -> Iterator[Strip]:
                     raise
                 strips = [Strip(samples.dataset.key(row), bad=_cause(samples.dataset, row, error), row=row)]
             yield from strips
+
+
+def _read_alone(samples: SampleSet, item: int) -> _Read:
+    """`_read` of one sample. A ValueError of the sampler is about the clip, and becomes a VideoError; one that the
+    transform raises later is not."""
+    try:
+        return _read(samples, [item])[0]
+    except ValueError as error:
+        raise VideoError(str(error)) from error
 
 
 def _read(samples: SampleSet, ids: Sequence[int]) -> list[_Read]:

@@ -351,6 +351,15 @@ def test_histograms_are_of_all_clips() -> None:
     assert drawn.count("<rect") == 4
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_histogram_of_numbers_that_are_far_apart() -> None:
+    """Their difference, as of hashes, is no int64."""
+    (chart,) = [one for one in dataset_charts(dataset_of([{"hash": -(1 << 62)}, {"hash": 3 << 61}] * 3), None)
+                if one.title == "hash"]  # fmt: skip
+    assert len(chart.bars) == 8
+    assert [count for _, count in chart.bars if count] == [3, 3]
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_clips_in_place(tmp_path: Path) -> None:
     make_videos(tmp_path / "in", dict.fromkeys("012", CLIP))
