@@ -206,7 +206,7 @@ def test_a_transform_that_fails_makes_no_clip_bad(packed: Path, tmp_path: Path, 
 def test_a_crop_larger_than_the_frames_is_refused(
     packed: Path, tmp_path: Path, transform: Transform | sv.Views
 ) -> None:
-    with pytest.raises(InputError, match="the crop of 500x500 .* is larger than the frames of .* clips?, such as"):
+    with pytest.raises(InputError, match=r"the crop of 500x500 .* is larger than the frames of .* clips?, such as"):
         preview(packed, tmp_path / "page.html", sampling=sv.Uniform(2), transform=transform)
     assert not (tmp_path / "page.html").exists()
 
