@@ -222,6 +222,15 @@ _ELSEWHERE: Final = (
         {"pin_memory", "prefetch_factor", "persistent_workers", "worker_init_fn", "multiprocessing_context"},
         "batches are made ahead and on the device, in threads: leave it out",
     ),
+    ("seed", {"generator", "random_state"}, "all random numbers follow from seed="),
+    ("world_size", {"num_replicas"}, "the number of ranks is world_size=, and found by itself under a launcher"),
+    ("crop", {"crop_size", "center_crop"}, "the size of a crop is crop=, of one in the centre with random_crop=False"),
+    (
+        "options",
+        {"cutting", "clip", "scenes", "exact_cuts", "transcode", "codec", "short_side", "max_fps", "gop", "crf", "fps",
+         "decode", "track", "compatible_with"},
+        "how videos are cut, transcoded and checked is given as options=PackOptions(…)",
+    ),
     ("batch_fn", {"collate_fn", "batch_transform"}, "a function of the finished batch is given as batch_fn="),
     (
         "steps_per_epoch",

@@ -345,6 +345,8 @@ def _what_is_there(path: str) -> str:
         # Look a few folders deep, as videos often lie in one folder for each class.
         files = (file.lower() for _, _, files in islice(os.walk(folder), _FOLDERS_SEEN) for file in files)
         names = list(islice(files, _FILES_SEEN))
+    if any(file.endswith(".packets") for file in names):
+        return f"there are shards of a dataset without its {FILE_NAME}, as in an unfinished copy: copy that file, too"
     if any(file.endswith((".tar", ".tar.gz", ".tgz")) for file in names):
         return (
             f"there are tar files but no {FILE_NAME}, so streamvid has not packed them; index them where they lie "

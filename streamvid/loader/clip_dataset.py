@@ -373,7 +373,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         Raises:
             InputError: the value is no state of a ClipDataset.
         """
-        if not isinstance(state, Mapping) or "epoch" not in state:
+        if not isinstance(state, Mapping) or set(state) != {"epoch"}:  # states of loaders have an epoch, too
             raise InputError("this is not the state of a ClipDataset: give what its state_dict() returned")
         named = int(self._epoch[1])
         self._epoch[0] = max(integer(state["epoch"], "epoch", least=0, most=_MOST_EPOCHS), named)

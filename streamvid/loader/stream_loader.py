@@ -281,7 +281,7 @@ class StreamLoader(BatchLoader[Cursor]):
         Raises:
             InputError: the value is no state, or that of another dataset, sampling, seed or order.
         """
-        cursor = self._schedule.resume(state)
+        cursor = self._schedule.resume(state, self._log.about)
         self._log.load(state, cursor.position)
         self._position.put(cursor, restored=True)
         self._restored = dict(state)

@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.checks import did_you_mean
 from streamvid.errors import InputError
-from streamvid.packing.lists import ParsedList, raw_labels, read_list, video_column
+from streamvid.packing.lists import ParsedList, is_list, raw_labels, read_list, video_column
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.url import is_local, local_path, redact
@@ -99,6 +100,8 @@ def attach_labels(sources: Sequence[SourceVideo], path: str, lists: MetadataList
             match the same.
     """
     shown = redact(path)
+    if not is_list(path) and (meant := did_you_mean(path, (FOLDERS,))):
+        raise InputError(f"labels are a list or {FOLDERS!r}; they are {shown!r}; {meant}")
     rows = read_list(path)
     names = rows.table.schema.names
     if "label" not in names:

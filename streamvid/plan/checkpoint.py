@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from streamvid.checks import integer, is_integer
+from streamvid.checks import integer, is_integer, shown
 from streamvid.errors import InputError
 from streamvid.plan.epoch import Epoch, Topology
 from streamvid.plan.epoch_plan import Plan, Position, TopologyRun
@@ -37,6 +37,12 @@ BELONGS_TO: Final = {
     "sampling": "another sampling or padding",
     "order": "another seed, shuffle, locality, mixture or steps_per_epoch",
 }
+_ARGUMENTS: Final = {
+    "dataset": {"data": "clips"},
+    "sampling": {"sampling": "sampling"},
+    "order": {"seed": "seed", "shuffle": "shuffle", "local": "locality", "mix": "mixture", "steps": "steps_per_epoch"},
+}
+"""By member of an identity, the arguments in a state's `run` that it depends on, and their names for an error."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,9 @@ class RunSchedule:
             return Cursor(self, self.plan.after(cursor.position))
         return self.start(cursor.position.epoch + 1)
 
-    def resume(self, state: Mapping[str, Any]) -> Cursor:
-        """The cursor of a state. With `steps_per_epoch`, an epoch has that number of steps on any number of ranks.
+    def resume(self, state: Mapping[str, Any], about: Mapping[str, Any] | None = None) -> Cursor:
+        """The cursor of a state; `about` as in `position_from`. With `steps_per_epoch`, an epoch has that number of
+        steps on any number of ranks.
 
         If shards were appended since, and part of the state's epoch was consumed, the cursor is in the schedule of the
         shards before the append. An epoch that is finished or has not begun always continues in this schedule.
@@ -105,7 +112,7 @@ class RunSchedule:
         shards = state.get("shards")
         if is_integer(shards) and 0 < shards < len(self.checksums) and state.get("dataset") != self.identity.dataset:
             schedule = self.before_append(shards, state)
-        position = position_from(state, schedule.identity)
+        position = position_from(state, schedule.identity, about)
         if not _is_plausible(position, schedule.plan):
             raise InputError(DAMAGED)
         if not position.history:
@@ -192,19 +199,36 @@ def _check_parts(state: Mapping[str, Any], parts: int) -> None:
         )
 
 
-def position_from(state: Mapping[str, Any], identity: Identity) -> Position:
-    """The position in a state. Raises InputError as `RunSchedule.resume` does, and if the state has another version."""
+def position_from(state: Mapping[str, Any], identity: Identity, about: Mapping[str, Any] | None = None) -> Position:
+    """The position in a state. Raises InputError as `RunSchedule.resume` does, and if the state has another version.
+
+    Args:
+        state, identity: the state, and what it must belong to.
+        about: the arguments of this run, as in a state's `run`; an error then says which of them differ.
+    """
     if not is_integer(version := state.get("version")) or version != VERSION:
         raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
     for name, meaning in BELONGS_TO.items():
         if not isinstance(theirs := state.get(name), str) or theirs != getattr(identity, name):
-            raise InputError(f"the state belongs to a run with {meaning}: make the loader the same, or leave it out")
+            differ = _differences(name, state.get("run"), about)
+            raise InputError(
+                f"the state belongs to a run with {meaning}{differ}: make the loader the same, or leave it out"
+            )
     try:
         epoch, first, size = (_count(state[name]) for name in ("epoch", "first", "size"))
         history = topology_runs(state["segments"])
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(DAMAGED) from error
     return Position(epoch, first, size, history)
+
+
+def _differences(name: str, theirs: object, ours: Mapping[str, Any] | None) -> str:
+    """The arguments of a member of the identity that differ, for an error; "" if it is not known which."""
+    if not isinstance(theirs, Mapping) or ours is None:
+        return ""
+    pairs = [(word, theirs.get(key), ours.get(key)) for key, word in _ARGUMENTS[name].items()]
+    said = [f"{word} {shown(there)}, here {shown(here)}" for word, there, here in pairs if there != here]
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def _is_plausible(position: Position, plan: Plan) -> bool:

@@ -60,7 +60,7 @@ class RunLog:
     """
 
     def __init__(self, about: Mapping[str, Any], revisions: Sequence[int]) -> None:
-        self._about, self._revisions = about, tuple(revisions)
+        self.about, self._revisions = about, tuple(revisions)
         self.legs: tuple[Leg, ...] = ()
         self._dropped = 0  # number of steps of dropped legs, before the first leg
         self._end: Position | None = None
@@ -89,7 +89,7 @@ class RunLog:
             [position_numbers(leg.start), *astuple(leg.topology), leg.steps, [*leg.revisions], leg.shards, leg.epochs]
             for leg in self.legs
         ]
-        return {"run": dict(self._about), "revisions": [*self._revisions], "legs": legs, **before}
+        return {"run": dict(self.about), "revisions": [*self._revisions], "legs": legs, **before}
 
     def load(self, state: Mapping[str, Any], position: Position) -> None:
         """Continue from a state at a position. Of a state without legs, the steps before that position are unknown."""

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from streamvid.arrays import Int64
-from streamvid.checks import suggest_keywords
+from streamvid.checks import check, suggest_keywords
 from streamvid.checksum import file_sha256
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.forgotten import digest
@@ -119,6 +119,8 @@ def _read(table: object) -> tuple[str, pa.Table]:
         if len(set(table.column_names)) < table.num_columns:
             raise InputError("the table has two columns of one name: rename one")
     else:
+        made = "a pyarrow.Table, as pyarrow.table(…) makes of a dict, and pyarrow.Table.from_pandas(…) of a DataFrame"
+        check(isinstance(table, str | os.PathLike), table, "table", f"a path, a URL or {made}")
         path = given_path(table, "table")
         shown = redact(path)
         if path.lower().endswith(".parquet") and is_local(path):

@@ -215,7 +215,10 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
     if isinstance(exc, FileNotFoundError) or status == 404:
         return MissingFile, "it does not exist; check the path"
     if names & _NO_CREDENTIALS:
-        return DatasetError, "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile"
+        return DatasetError, (
+            "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; to read a "
+            "public bucket without any, FSSPEC_S3_ANON=true"
+        )
     if "CredentialRetrievalError" in names:
         return AccessRefused, "the credentials cannot be fetched; check the service or command that gives them"
     if code in _REFUSED_CREDENTIALS:

@@ -224,14 +224,13 @@ class Transform(Eager):
             value = getattr(self, name)
             if value is None:
                 continue
-            sides = value if isinstance(value, tuple) else (value,)
+            sides = tuple(value) if isinstance(value, tuple | list) else (value,)  # a configuration file has lists
             if len(sides) not in (1, 2) or any(not _is_side(side) for side in sides):
                 raise InputError(
                     f"Transform({name}) must be a number of pixels or (height, width), each from 1 to {_MAX_SIDE}; "
                     f"it is {shown(value)}"
                 )
-            if len(sides) == 1:
-                object.__setattr__(self, name, sides[0])  # (256,) is torchvision's 256
+            object.__setattr__(self, name, sides if len(sides) == 2 else sides[0])  # (256,) is torchvision's 256
         scales = self.random_short_side
         if scales is None:
             return

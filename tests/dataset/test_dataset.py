@@ -342,6 +342,7 @@ def test_no_dataset(tmp_path: Path) -> None:
 
 
 def test_what_is_there_instead_of_a_dataset(packed: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(packed, tmp_path / "copied", ignore=shutil.ignore_patterns("dataset.json")))
     for name in ("videos/cat/a.mp4", "tars/000.tar", "many/000.tar.gz"):
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(b"")
@@ -352,6 +353,7 @@ def test_what_is_there_instead_of_a_dataset(packed: Path, tmp_path: Path) -> Non
         tmp_path / "tars/000.tar": "tar files but no dataset.json",
         tmp_path / "train-{000..099}.tar": "tar files but no dataset.json",
         tmp_path / "many": "tar files but no dataset.json",
+        copied: "there are shards of a dataset without its dataset.json, as in an unfinished copy: copy that file, too",
         packed / "dataset.json": f"this is the file in it; give its folder, {packed}$",
         packed.parent: f"this is a folder of datasets; give one of them: .*{packed.name}",
         packed / "shards": f"this is a part of a dataset; give its folder, {packed}$",

@@ -105,3 +105,17 @@ def test_a_state_is_the_epoch(dataset: Path) -> None:
         with pytest.raises(sv.InputError, match=r"epoch|state"):
             ds.load_state_dict(state)
     assert ds.epoch == 3
+
+
+@pytest.mark.parametrize("of", ["a StreamLoader", "a GpuDataLoader", "nothing"])
+def test_a_state_of_something_else_is_refused(dataset: Path, of: str) -> None:
+    """The states of loaders have an epoch, too: the dataset took that, and the run began at its first batch."""
+    ds, _ = make(dataset, 0)
+    state: dict[str, Any] = {}
+    if of != "nothing":
+        kind: Any = sv.StreamLoader if of == "a StreamLoader" else sv.GpuDataLoader
+        with kind(ds, batch_size=2, device="cpu") as loader:
+            state = loader.state_dict()
+        assert "epoch" in state
+    with pytest.raises(sv.InputError, match="not the state of a ClipDataset"):
+        ds.load_state_dict(state)

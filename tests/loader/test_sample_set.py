@@ -115,6 +115,10 @@ def test_a_misspelt_option_is_answered_with_the_one_meant(dataset: Path, make: A
         (lambda _: sv.Window(8, frame_rate=3), r"fps="),
         (lambda _: sv.Transform(hflip=0.5), r"horizontal_flip="),
         (lambda path: sv.Subset(path, filter="label == 1"), r"where="),
+        (lambda path: sv.StreamLoader(path, batch_size=2, num_replicas=2), r"world_size="),
+        (lambda path: sv.StreamLoader(path, batch_size=2, generator=None), r"seed="),
+        (lambda _: sv.Transform(crop_size=8), r"crop="),
+        (lambda path: sv.pack([path], path, cutting=sv.FixedLength(10)), r"options=PackOptions\("),
     ],
 )
 def test_an_option_that_is_given_elsewhere(dataset: Path, make: Any, said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -381,12 +382,12 @@ def test_another_run_refuses_the_state(datasets: tuple[str, str]) -> None:
     with loader(datasets[0]) as one:
         state = one.state_dict()
     changes: list[tuple[dict[str, Any], str]] = [
-        ({"seed": 5}, "seed"),
-        ({"sampling": sv.Window(5)}, "sampling"),
-        ({"sampling": sv.Window(4, stride=2, pad="constant")}, "sampling or padding"),
-        ({"shuffle": False}, "shuffle"),
-        ({"dataset": datasets[1]}, "another dataset"),
-        ({"dataset": sv.Subset(datasets[0], where="label == 1")}, "a filter"),
+        ({"seed": 5}, r"steps_per_epoch \(seed \d+, here 5\): make"),
+        ({"sampling": sv.Window(5)}, r"sampling or padding \(sampling 'Window\(.*, here 'Window\(frames=5\)'\)"),
+        ({"sampling": sv.Window(4, stride=2, pad="constant")}, "sampling or padding .*pad='constant'"),
+        ({"shuffle": False, "steps_per_epoch": 3}, r"\(shuffle 'full', here 'none'; steps_per_epoch None, here 3\)"),
+        ({"dataset": datasets[1]}, rf"another dataset, .* \(clips \[.*{re.escape(datasets[0])}.*\], here"),
+        ({"dataset": sv.Subset(datasets[0], where="label == 1")}, "'where': 'label == 1'"),
     ]
     for change, words in changes:
         with loader(change.pop("dataset", datasets[0]), **change) as other:

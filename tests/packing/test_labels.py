@@ -85,6 +85,12 @@ def test_labels_without_labels_point_to_metadata(tmp_path: Path) -> None:
         attach_labels(SOURCES, str(tmp_path / "l.csv"), MetadataLists())
 
 
+@pytest.mark.parametrize("given", ["folder", "Folders"])
+def test_folders_misspelt(given: str) -> None:
+    with pytest.raises(InputError, match=f"labels are a list or 'folders'; they are '{given}'; did you mean 'folders'"):
+        attach_labels(SOURCES, given, MetadataLists())
+
+
 def test_names_that_could_be_more_than_one_video(tmp_path: Path) -> None:
     sources = [SourceVideo(f"/in/{n}/x.mp4", f"{n}/x.mp4", f"{n}_x") for n in ("a", "b")]
     (tmp_path / "l.csv").write_text("path,n\nx.mp4,1\n")

@@ -193,6 +193,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "no file": ("none.parquet", "cannot read the table none.parquet"),
     "no list": ("none.txt", "is not a list"),
     "none": (7, "table must be a path"),
+    "a dict": ({"key": ["clip0"], "a": [1]}, r"a pyarrow.Table, as pyarrow.table\(…\) makes of a dict"),
 }
 
 

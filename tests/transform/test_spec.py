@@ -22,6 +22,15 @@ def test_a_tuple_of_one_number_is_that_number() -> None:
     assert Transform(resize=(256,), crop=(224,)) == Transform(resize=256, crop=224)
 
 
+def test_sides_may_be_a_list() -> None:
+    """As the values of a JSON or YAML file are, and as `mean` and ranges may be."""
+    given: Any = [240, 320]
+    transform = Transform(resize=given, crop=given)
+    assert transform == Transform(resize=(240, 320), crop=(240, 320))
+    given[0] = 1
+    assert transform.resize == (240, 320)
+
+
 @pytest.mark.parametrize("zoom", [0, 0.99, (0.01, 100), (1, 1)])
 def test_zooms(zoom: float | tuple[float, float]) -> None:
     assert Transform(zoom=zoom).zoom == zoom

@@ -42,6 +42,7 @@ from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.retry import COMMAND_SECONDS
 from streamvid.storage.url import given_path, redact
 from streamvid.text import format_bytes, format_count, format_duration
+from streamvid.transform.output_size import check_output_sizes
 from streamvid.transform.spec import Transform, Views, by_view
 from streamvid.video.index_blocks import AnyIndex
 from streamvid.video.packet_selection import EncodedSlice
@@ -95,7 +96,7 @@ def preview(
         progress: whether to show a progress bar.
 
     Raises:
-        InputError: an option is invalid, no clip fits, or another file is at `out`.
+        InputError: an option is invalid, no clip fits, a crop is larger than frames, or another file is at `out`.
         DatasetError: the dataset is missing or damaged, or its storage does not answer; or the page cannot be written.
     """
     integer(clips, "clips", least=0)
@@ -106,6 +107,7 @@ def preview(
     samples = SampleSet.open(
         Subset(dataset, where=where, keys=keys), sampling=sampling, transform=transform, columns=(), seed=seed
     )
+    check_output_sizes(samples.transform, dataset.clips, samples.pools.rows(), one_size=False)
     rows = delivered(dataset, where=where, keys=keys)
     random = np.random.default_rng(seed)
     strips, full = _strips(samples, clips, random, progress=progress)

@@ -202,6 +202,15 @@ def test_a_transform_that_fails_makes_no_clip_bad(packed: Path, tmp_path: Path, 
     assert not isinstance(caught.value, VideoError)
 
 
+@pytest.mark.parametrize("transform", [sv.Transform(crop=500), sv.Views(a=sv.Transform(), b=sv.Transform(crop=500))])
+def test_a_crop_larger_than_the_frames_is_refused(
+    packed: Path, tmp_path: Path, transform: Transform | sv.Views
+) -> None:
+    with pytest.raises(InputError, match=r"the crop of 500x500 .* is larger than the frames of .* clips?, such as"):
+        preview(packed, tmp_path / "page.html", sampling=sv.Uniform(2), transform=transform)
+    assert not (tmp_path / "page.html").exists()
+
+
 @pytest.mark.usefixtures("in_this_process")
 def test_clips_that_the_dataset_does_not_deliver_are_nowhere(packed: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(packed, tmp_path / "set"))
