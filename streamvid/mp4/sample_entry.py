@@ -21,7 +21,9 @@ BIT_RATE_BOX: Final = r"(?s)\x00\x00\x00\x14btrt.{12}"
 """The box of bit rates (8.5.2.2) as a regular expression. FFmpeg writes other ones into every file, and they do not
 matter for decoding: sample descriptions are compared without it."""
 _SIZE_AT: Final = ENTRY_START + 32
-_MIN_CONFIGURATION_BYTES: Final = {b"avcC": 7, b"hvcC": 22, b"av1C": 4, b"colr": 10, b"vpcC": 10, b"esds": 4}
+_MIN_CONFIGURATION_BYTES: Final = {
+    b"avcC": 7, b"hvcC": 22, b"av1C": 4, b"colr": 10, b"vpcC": 10, b"esds": 4, b"dvcC": 5, b"dvvC": 5,
+}  # fmt: skip
 
 
 def sample_description(data: bytes | memoryview) -> bytes:

@@ -199,7 +199,8 @@ def _mux(
     pts = times.pts - times.origin
     dts = decode_times(times.pts) - times.origin
     last = int(np.argmax(np.where(times.hidden, np.iinfo(np.int64).min, pts)))
-    options = {"fflags": "+bitexact", **({"movflags": "+faststart"} if moov_first else {})}
+    # What FFmpeg calls unofficial is Dolby Vision's box, by which `streamvid.color.tags` knows its colours.
+    options = {"fflags": "+bitexact", "strict": "unofficial", **({"movflags": "+faststart"} if moov_first else {})}
     with (
         source.open(apply_edits=times.edits_applied) as (container, stream),
         closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output,
