@@ -55,9 +55,12 @@ def _scan(source: VideoFile, about: StreamInfo) -> PacketTimes:
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
     if len(found.pts) < demuxed.expected or found.hidden.any():
-        whole = _demux_all(source, codec, apply_edits=False).packets
+        unedited = _demux_all(source, codec, apply_edits=False)
+        whole = unedited.packets
         if len(whole.pts) < demuxed.expected // 2:
             raise ValueError(f"it is cut off: {len(whole.pts)} of {demuxed.expected} frames are there")
+        if len(unedited.parts) and np.array_equal(found.hidden, whole.hidden):  # by no edit list
+            return replace(whole, hidden=np.zeros_like(whole.hidden))
         restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
         if restored is not None:
             if codec not in _REORDERED:
@@ -216,7 +219,8 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
             raise ValueError(DAMAGED)
     pts, clock, parts = rows["pts"].copy(), rows["clock"].copy(), np.empty(0, dtype=np.int64)
     complete = not (pts == _NO_PTS).any()
-    if complete and not rows["discarded"].any():
+    # Without edit lists, FFmpeg discards frames of a fragment that begins before the end of the one before.
+    if complete and not (apply_edits and rows["discarded"].any()):
         pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])
     finer = ticks_needed(pts) if complete and name in _COARSE else 1
     clock[clock != _NO_PTS] *= finer
