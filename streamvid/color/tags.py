@@ -46,6 +46,9 @@ _OF_PRIMARIES: Final[Mapping[str, str]] = {
 """By FFmpeg's names."""
 _NO_MATRIX: Final = ("bt2020c", "smpte2085", "chroma-derived-c", "ictcp", "ipt-c2", "ycgco-re", "ycgco-ro")
 """Codings whose conversion to RGB is more than a matrix: constant luminance, LMS, and reversible YCgCo in integers."""
+_DOLBY_IPT: Final = (5, 10)
+"""Profiles of Dolby Vision, of HEVC and of AV1, whose pictures are coded as IPT-PQ-C2 if no other player is to show
+them, without a matrix in the bitstream."""
 _SITINGS: Final[Mapping[str, tuple[int, int]]] = {
     "left": (1, 0), "center": (0, 0), "topleft": (1, 1), "top": (0, 1), "bottomleft": (1, -1), "bottom": (0, -1),
 }  # fmt: skip
@@ -121,16 +124,20 @@ def _by_size(width: int, height: int) -> str:
 
 
 def container_tags(stsd: bytes) -> tuple[str, str, str]:
-    """Matrix, primaries and range in a sample description, by FFmpeg's names: from `colr` (ISO/IEC 14496-12, 12.1.5;
-    `nclx` has all, QuickTime's `nclc` no range), or from `vpcC` (VP Codec ISO Media File Format Binding, 2.2)."""
-    for name in (b"colr", b"vpcC"):
+    """Matrix, primaries and range in a sample description, by FFmpeg's names: from `dvcC` or `dvvC` (Dolby Vision
+    Streams Within the ISO Base Media File Format, 3.2), `colr` (ISO/IEC 14496-12, 12.1.5; `nclx` has all, QuickTime's
+    `nclc` no range), or `vpcC` (VP Codec ISO Media File Format Binding, 2.2)."""
+    for name in (b"dvcC", b"dvvC", b"colr", b"vpcC"):
         try:
             box = codec_configuration(stsd, name)
         except ValueError:
             continue
-        if name == b"vpcC":
+        if name in (b"dvcC", b"dvvC"):
+            if box[2] >> 1 in _DOLBY_IPT and not box[4] >> 4:  # dv_profile, dv_bl_signal_compatibility_id
+                return "ipt-c2", "bt2020", "pc"
+        elif name == b"vpcC":
             return tag_names(box[9], box[7], box[6] & 1)
-        if box[:4] in (b"nclx", b"nclc"):
+        elif box[:4] in (b"nclx", b"nclc"):
             primaries, _, matrix = struct.unpack_from(">3H", box, 4)
             return tag_names(matrix, primaries, box[10] >> 7 if box[:4] == b"nclx" and len(box) > 10 else None)
     return tag_names(2, 2, None)

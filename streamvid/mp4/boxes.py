@@ -99,14 +99,19 @@ def find_box(data: bytes | bytearray | memoryview, name: bytes) -> tuple[int, in
     return None
 
 
-def read_moov(source: Path) -> bytes:
-    """The payload of a file's first `moov`; empty if there is none. Raises OSError if the file cannot be opened."""
+def read_moovs(source: Path) -> Iterator[bytes]:
+    """The payloads of a file's `moov` boxes: one, unless files were joined. Raises OSError if the file cannot be
+    opened."""
     with source.open("rb") as file:
         for kind, payload, end in islice(iter_file_boxes(file, os.fstat(file.fileno()).st_size), _MAX_BOXES):
             if kind == b"moov":
                 file.seek(payload)
-                return file.read(min(max(end - payload, 0), MAX_MOOV_BYTES))
-    return b""
+                yield file.read(min(max(end - payload, 0), MAX_MOOV_BYTES))
+
+
+def read_moov(source: Path) -> bytes:
+    """The payload of a file's first `moov`; empty if there is none. Errors as of `read_moovs`."""
+    return next(read_moovs(source), b"")
 
 
 def lacks_moov(source: Path) -> bool:

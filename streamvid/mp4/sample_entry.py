@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import struct
-from pathlib import Path
 from typing import Final
 
-from streamvid.mp4.boxes import be32, box, children, find_box, find_track, full_box, iter_boxes, read_moov
+from streamvid.mp4.boxes import be32, box, children, find_box, find_track, full_box, iter_boxes
 
 ENTRY_BYTES: Final = 86
 """Box header and fixed fields of a VisualSampleEntry; its configuration boxes follow."""
@@ -21,7 +20,9 @@ BIT_RATE_BOX: Final = r"(?s)\x00\x00\x00\x14btrt.{12}"
 """The box of bit rates (8.5.2.2) as a regular expression. FFmpeg writes other ones into every file, and they do not
 matter for decoding: sample descriptions are compared without it."""
 _SIZE_AT: Final = ENTRY_START + 32
-_MIN_CONFIGURATION_BYTES: Final = {b"avcC": 7, b"hvcC": 22, b"av1C": 4, b"colr": 10, b"vpcC": 10, b"esds": 4}
+_MIN_CONFIGURATION_BYTES: Final = {
+    b"avcC": 7, b"hvcC": 22, b"av1C": 4, b"colr": 10, b"vpcC": 10, b"esds": 4, b"dvcC": 5, b"dvvC": 5,
+}  # fmt: skip
 
 
 def sample_description(data: bytes | memoryview) -> bytes:
@@ -39,19 +40,17 @@ def sample_description(data: bytes | memoryview) -> bytes:
     return bytes(data[payload - 8 : stop])
 
 
-def read_entries(source: Path, track: int) -> dict[bytes, dict[bytes, bytes]]:
-    """The sample entries of a video track by their four-letter codes, each as the payloads of its boxes.
+def read_entries(moov: bytes, track: int) -> dict[bytes, dict[bytes, bytes]]:
+    """The sample entries of a video track by their four-letter codes, each as the payloads of its boxes without that of
+    bit rates.
 
     Args:
+        moov: the payload of a `moov` box.
         track: the track's number (`track_ID`).
 
     Returns:
-        empty if the file is no MP4 or cannot be parsed.
-
-    Raises:
-        OSError: it cannot be opened.
+        empty if it cannot be parsed.
     """
-    moov = read_moov(source)
     try:
         start, end = find_track(moov, track)[b"mdia"]
         for name in (b"minf", b"stbl", b"stsd"):
@@ -59,7 +58,9 @@ def read_entries(source: Path, track: int) -> dict[bytes, dict[bytes, bytes]]:
     except (struct.error, IndexError, KeyError):
         return {}
     return {
-        kind: {name: moov[at:to] for name, at, to in iter_boxes(moov, payload - 8 + ENTRY_BYTES, stop)}
+        kind: {
+            name: moov[at:to] for name, at, to in iter_boxes(moov, payload - 8 + ENTRY_BYTES, stop) if name != b"btrt"
+        }
         for kind, payload, stop in iter_boxes(moov, start + 8, end)
     }
 

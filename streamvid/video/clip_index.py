@@ -69,8 +69,8 @@ def index_clip(
     with VideoFile(target).open(apply_edits=False) as (container, stream):
         base = stream.time_base
         assert base is not None
-        rows = [(p.pts, p.pos, p.size) for p in container.demux(stream) if p.size]
-    raw, offset, size = np.array(rows, dtype=np.int64).T
+        rows = ((p.pts, p.pos, p.size) for p in container.demux(stream) if p.size)
+        raw, offset, size = np.fromiter(rows, dtype=np.dtype((np.int64, 3))).T
     stored = raw - raw[np.flatnonzero(~hidden)[np.argmin(pts[~hidden])]] if len(raw) == len(pts) else raw
     wanted = (pts - pts[~hidden].min()) * scan.time_base[0] * base.denominator
     if len(raw) != len(pts) or np.any(
@@ -78,8 +78,12 @@ def index_clip(
     ):
         raise CannotCopyError("its timestamps cannot be kept in an MP4")
 
-    packets = [data[o : o + s] for o, s in zip(offset, size, strict=True)]
-    kinds = packet_info.classify(codec, stsd, packets)
+    of, kinds, crcs = packet_info.classifier(codec, stsd), list[PacketKind](), list[int]()
+    for at, length in zip(offset.tolist(), size.tolist(), strict=True):  # of hours there are a million
+        packet = data[at : at + length]
+        kinds.append(of(packet))
+        crcs.append(crc32c(packet))
+    kinds = packet_info.finalize_disposable(codec, kinds)
     if not (kinds[0].random_access or kinds[0].broken):
         hidden = hidden | before_first_decodable(target, raw)
     ticks = scan.last_frame_ticks() * scan.time_base[0] * base.denominator // (scan.time_base[1] * base.numerator)
@@ -94,7 +98,7 @@ def index_clip(
         times=times,
         offset=offset,
         size=size,
-        crcs=[*map(crc32c, packets)],
+        crcs=crcs,
         cut_only=cut_only,
     )
 

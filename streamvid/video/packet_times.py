@@ -29,6 +29,8 @@ class PacketTimes:
         time_base: seconds per tick, as (numerator, denominator).
         edits_applied: whether FFmpeg applied the edit lists when it demuxed these packets.
         num_skipped: number of packets that the demuxer returns before these, and that are left out.
+        lacking: bool [packets], whether pieces of the packet, or packets before it since the last key frame, are
+            missing; None: nothing is.
     """
 
     pts: Int64
@@ -39,6 +41,7 @@ class PacketTimes:
     time_base: tuple[int, int]
     edits_applied: bool = True
     num_skipped: int = 0
+    lacking: Bool | None = None
 
     def up_to_last_visible(self) -> PacketTimes:
         """A copy without the packets after the last visible one in decode order, on which no frame depends.
@@ -54,7 +57,12 @@ class PacketTimes:
     def rows(self, rows: slice) -> PacketTimes:
         """A copy with some of the packets."""
         return replace(
-            self, pts=self.pts[rows], size=self.size[rows], keyframe=self.keyframe[rows], hidden=self.hidden[rows]
+            self,
+            pts=self.pts[rows],
+            size=self.size[rows],
+            keyframe=self.keyframe[rows],
+            hidden=self.hidden[rows],
+            lacking=None if self.lacking is None else self.lacking[rows],
         )
 
     @property

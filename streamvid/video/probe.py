@@ -25,7 +25,7 @@ from streamvid.bitstream.image import MAX_SIDE
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.color.tags import MATRICES, PRIMARIES
 from streamvid.errors import VideoError
-from streamvid.mp4.boxes import NO_MOOV, box, lacks_moov, rotation_of_matrix
+from streamvid.mp4.boxes import NO_MOOV, box, children, lacks_moov, read_moovs, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import read_entries, visual_sample_description
 from streamvid.text import format_count
@@ -193,13 +193,17 @@ def read_stream_info(source: VideoFile) -> StreamInfo:
     """Read the headers of a file's video stream.
 
     Raises:
-        ValueError: the file has no video track, or is a part of a split MXF clip.
+        ValueError: the file has no video track, is a part of a split MXF clip, or was joined of fragments that differ.
         CannotCopyError: the codec is none of CODECS.
     """
     with source.open() as (container, stream):
         check_pattern(container.metadata.get("operational_pattern_ul", ""))
-        entries = read_entries(source.path, stream.id) if container.format.name.startswith("mov") else {}
+        moovs = read_moovs(source.path) if container.format.name.startswith("mov") else iter(())
+        entries = read_entries(next(moovs, b""), stream.id)
         _check_readable(stream, entries)
+        # FFmpeg reads fragments behind another `moov`, too, but by the first.
+        if any(b"mvex" in children(moov, 0, len(moov)) and read_entries(moov, stream.id) != entries for moov in moovs):
+            raise ValueError("recordings of other parameter sets were joined in it: split it at its second moov box")
         context = stream.codec_context
         codec = context.codec.canonical_name
         if codec not in CODECS:
@@ -366,8 +370,7 @@ def demux(source: VideoFile, container: InputContainer, stream: VideoStream, cod
     Pictures behind a recovery point of H.264 may show what came before it, so that then earlier packets count, too.
 
     Args:
-        source: the file.
-        container, stream: as its `open` gives them.
+        source, container, stream: the file, and as its `open` gives them.
         codec: of that track, one of CODECS.
 
     Raises:

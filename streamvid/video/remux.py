@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from fractions import Fraction
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 
 import av
 import numpy as np
 
+from streamvid.arrays import Bool
 from streamvid.bitstream import hevc, jpeg
 from streamvid.bitstream.h264_gaps import FrameNumbers
 from streamvid.bitstream.packets import START_CODE
@@ -97,7 +98,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
         about = read_stream_info(source)
         first = probe_first_frame(source)
         missing = left_out(source)
-        times = scan_packet_times(source, about)
+        times = scan_packet_times(source, about, cut_only=cut_only)
 
         if about.codec == "vp9" and "440" in first.pix_fmt:
             raise CannotCopyError("an MP4 cannot say of VP9 that it is 4:4:0")
@@ -108,13 +109,15 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
                 _write_vp8(source, target, times, first)
             else:
                 _mux(source, target, about, times, first, moov_first=not cut_only)
+            if times.lacking is not None:
+                _break_packets(target, times.lacking)
             clip = index_clip(target, about.codec, about.profile, first, times, cut_only=cut_only)
             return replace(clip, left_out=missing)
 
         clip = store(times.up_to_last_visible())
         if about.container == "avi" and clip.codec == "mjpeg" and _is_in_fields(clip):
             raise CannotCopyError("only its AVI says which field of a picture is the upper one")
-        if not clip.has_trait(UNORDERED):
+        if not clip.has_trait(UNORDERED) or times.lacking is not None:  # then each cut is looked at
             return clip
         output = None
         try:
@@ -199,7 +202,8 @@ def _mux(
     pts = times.pts - times.origin
     dts = decode_times(times.pts) - times.origin
     last = int(np.argmax(np.where(times.hidden, np.iinfo(np.int64).min, pts)))
-    options = {"fflags": "+bitexact", **({"movflags": "+faststart"} if moov_first else {})}
+    # What FFmpeg calls unofficial is Dolby Vision's box, by which `streamvid.color.tags` knows its colours.
+    options = {"fflags": "+bitexact", "strict": "unofficial", **({"movflags": "+faststart"} if moov_first else {})}
     with (
         source.open(apply_edits=times.edits_applied) as (container, stream),
         closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output,
@@ -221,6 +225,17 @@ def _mux(
         end = int(pts[last]) + times.last_frame_ticks()
         with target.open("r+b") as file:
             limit_edit(file, end * times.time_base[0] / times.time_base[1])
+
+
+def _break_packets(target: Path, lacking: Bool) -> None:
+    """Give the first NAL unit of packets a length that does not fit, by which decoders and `PacketKind.broken` know
+    them, as they may not miss what is lacking."""
+    with VideoFile(target).open(apply_edits=False) as (container, stream), target.open("r+b") as file:
+        places = [packet.pos for packet in container.demux(stream) if packet.size]
+        for place in compress(places, lacking):
+            assert place is not None
+            file.seek(place)
+            file.write(b"\xff" * 4)
 
 
 def _states_sets(hvcc: bytes) -> bool:

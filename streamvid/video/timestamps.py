@@ -20,7 +20,7 @@ from streamvid.video.output_order import OutputOrder, distinct, output_order, ti
 from streamvid.video.packet_times import PacketTimes, fit_pauses
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, is_whole
+from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, is_whole, lacking_packets
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -36,13 +36,19 @@ _ROW: Final = [
 ]  # fmt: skip
 
 
-def scan_packet_times(source: VideoFile, about: StreamInfo) -> PacketTimes:
+def scan_packet_times(source: VideoFile, about: StreamInfo, *, cut_only: bool = False) -> PacketTimes:
     """Times, sizes and visibility of every packet, without keeping their bytes.
+
+    Args:
+        cut_only: the video is only cut: less than half of it may lack pieces of a transport stream, which
+            `PacketTimes.lacking` then says.
 
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
     found = _scan(source, about)
+    if found.lacking is not None and not (cut_only and 2 * np.count_nonzero(found.lacking) < len(found.pts)):
+        raise ValueError(DAMAGED if cut_only else f"{DAMAGED}; or cut it (--clip), and the clips there alone are lost")
     pts, base = fit_pauses(found.pts, Fraction(*found.time_base))
     last = round(found.last_duration * Fraction(*found.time_base) / base)
     return replace(found, pts=pts, last_duration=last, time_base=base.as_integer_ratio())
@@ -55,9 +61,12 @@ def _scan(source: VideoFile, about: StreamInfo) -> PacketTimes:
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
     if len(found.pts) < demuxed.expected or found.hidden.any():
-        whole = _demux_all(source, codec, apply_edits=False).packets
+        unedited = _demux_all(source, codec, apply_edits=False)
+        whole = unedited.packets
         if len(whole.pts) < demuxed.expected // 2:
             raise ValueError(f"it is cut off: {len(whole.pts)} of {demuxed.expected} frames are there")
+        if len(unedited.parts) and np.array_equal(found.hidden, whole.hidden):  # by no edit list
+            return replace(whole, hidden=np.zeros_like(whole.hidden))
         restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
         if restored is not None:
             if codec not in _REORDERED:
@@ -211,12 +220,17 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
             dtype=_ROW,
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
-        name, track = container.format.name.split(",")[0], stream.id
+        name, track, lacking = container.format.name.split(",")[0], stream.id, None
         if name == "mpegts" and rows["corrupt"].any() and not is_whole(source.path, track):
-            raise ValueError(DAMAGED)
+            if codec not in ("h264", "hevc"):
+                raise ValueError(DAMAGED)
+            lacking = lacking_packets(rows["corrupt"], rows["keyframe"])
     pts, clock, parts = rows["pts"].copy(), rows["clock"].copy(), np.empty(0, dtype=np.int64)
+    for number in np.flatnonzero((pts[1:] == _NO_PTS) & lacking[1:]).tolist() if lacking is not None else ():
+        pts[number + 1] = pts[number] + 1  # the beginning of a packet, with its time, is missing
     complete = not (pts == _NO_PTS).any()
-    if complete and not rows["discarded"].any():
+    # Without edit lists, FFmpeg discards frames of a fragment that begins before the end of the one before.
+    if complete and not (apply_edits and rows["discarded"].any()):
         pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])
     finer = ticks_needed(pts) if complete and name in _COARSE else 1
     clock[clock != _NO_PTS] *= finer
@@ -229,6 +243,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         last_duration=int(durations[-1]) if len(durations) else 0,
         time_base=(base / finer).as_integer_ratio(),
         edits_applied=apply_edits,
+        lacking=lacking,
     )
     return _Demuxed(packets, clock, rows["duration"] * finer, expected, track, parts)
 

@@ -111,6 +111,31 @@ def test_what_matroska_alone_says(codec: Any, tmp_path: Path) -> None:
     assert (stored(plain).color_space, stored(tmp_path / "a.mkv").color_space) == ("smpte170m", "bt2020nc")
 
 
+@pytest.mark.parametrize(("profile", "compatible", "readable"), [(5, 0, False), (8, 1, True), (8, 4, True)])
+def test_dolby_vision_that_no_other_player_shows_is_refused(
+    profile: int, compatible: int, readable: bool, tmp_path: Path
+) -> None:
+    """Profile 5 is IPT-PQ-C2, which the bitstream does not say; what phones record (8.4) is as tagged there."""
+    recipe = Recipe(codec="hevc", width=160, height=144, frames=3, pix_fmt="yuv420p10le", colour="untagged")
+    source, mkv = write(recipe, tmp_path / "a.mp4"), tmp_path / "b.mkv"
+    data = bytearray(source.read_bytes())
+    at = data.index(b"btrt")  # in its place, as long
+    data[at : at + 9] = b"dvcC\1\0" + bytes([profile << 1, 0b101, compatible << 4])
+    source.write_bytes(data)
+    with av.open(str(source)) as container, av.open(str(mkv), "w") as output:
+        track = output.add_stream_from_template(container.streams.video[0], opaque=True)
+        for packet in container.demux(video=0):
+            if packet.size:
+                packet.stream = track
+                output.mux(packet)
+    for path in (source, mkv):
+        if readable:
+            assert stored(path).color_space == "smpte170m"
+        else:
+            with pytest.raises(VideoError, match="coded as ipt-c2"):
+                stored(path)
+
+
 def filtered(path: Path, by: str, target: Path) -> Path:
     """The same packets through a bitstream filter of FFmpeg."""
     with av.open(str(path)) as source, av.open(str(target), "w") as output:

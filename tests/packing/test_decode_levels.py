@@ -160,6 +160,41 @@ def test_zeros_in_a_video_that_is_cut(codec: Codec, container: Container, tmp_pa
     assert np.array_equal(frames, sound[:210])
 
 
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+@pytest.mark.parametrize("lost", ["a piece", "the beginning of a packet", "packets"])
+def test_a_transport_stream_of_which_pieces_are_missing_is_cut(codec: Codec, lost: str, tmp_path: Path) -> None:
+    """As where a radio link or a network loses packets. FFmpeg shows frames without a word that refer to the lost
+    ones, at least of HEVC."""
+    recipe = replace(LONG, codec=codec, container="ts", frames=150, gop=15, b_frames=3, width=160, height=144)
+    whole = write(recipe, tmp_path / "whole.ts")
+    data = whole.read_bytes()
+    pieces = [data[at : at + 188] for at in range(0, len(data), 188)]
+    video = [n for n, piece in enumerate(pieces) if int.from_bytes(piece[1:3], "big") & 0x1FFF == 0x100]
+    starts = [n for n in video if pieces[n][1] & 0x40]
+    gone = {
+        "a piece": [video[video.index(starts[70]) + 1]],
+        "the beginning of a packet": [starts[70]],
+        "packets": range(starts[68], starts[71]),
+    }[lost]
+    (tmp_path / "in").mkdir()
+    cut = b"".join(piece for n, piece in enumerate(pieces) if n not in gone)
+    (tmp_path / "in" / "a.ts").write_bytes(cut)
+    report = packed(tmp_path, "none", cutting=FixedLength(1))
+    rejected = [one.reason for one in report.rejected]
+    assert 1 <= len(rejected) <= 2
+    assert all("is damaged" in reason for reason in rejected)
+    dataset = Dataset.open(tmp_path / "ds")
+    assert len(dataset) == 5 - len(rejected)
+    (tmp_path / "whole").mkdir()
+    pack([whole], tmp_path / "whole" / "ds", progress=False)
+    sound = ClipDataset(tmp_path / "whole" / "ds", sampling=All())[0]["video"].numpy()
+    for key, sample in zip(dataset.clips.key[:], ClipDataset(dataset, sampling=All()), strict=True):
+        first = 30 * int(key.removeprefix("a_"))
+        assert np.array_equal(sample["video"].numpy(), sound[first : first + 30])
+    with pytest.raises(InputError, match=r"a packet in it is damaged .* or cut it \(--clip\)"):
+        pack([tmp_path / "in"], tmp_path / "none", progress=False)
+
+
 def test_the_option_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in").mkdir()
     write(LONG, tmp_path / "in" / "a.mp4")
