@@ -29,6 +29,7 @@ class PacketTimes:
         time_base: seconds per tick, as (numerator, denominator).
         edits_applied: whether FFmpeg applied the edit lists when it demuxed these packets.
         num_skipped: number of packets that the demuxer returns before these, and that are left out.
+        overlaps: whether some are hidden because their fragment begins before the end of the one before.
         lacking: bool [packets], whether pieces of the packet, or packets before it since the last key frame, are
             missing; None: nothing is.
     """
@@ -41,6 +42,7 @@ class PacketTimes:
     time_base: tuple[int, int]
     edits_applied: bool = True
     num_skipped: int = 0
+    overlaps: bool = False
     lacking: Bool | None = None
 
     def up_to_last_visible(self) -> PacketTimes:

@@ -20,6 +20,10 @@ from streamvid.video.read_buffer import coalesce, read_blocks, read_range
 AUDIO: Final = "audio is left out: shards hold video alone"
 OTHER_TRACKS: Final = "one of several video tracks is packed, the one that FFmpeg takes unless --track names another"
 CUT_OFF: Final = "a file is cut off, and packed as far as it is whole: copy it again"
+OVERLAPS: Final = (
+    "fragments of an MP4 begin before the end of those before, as where files were joined byte by byte: frames up to "
+    "there are left out, as players do; join files with ffmpeg -f concat"
+)
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
 

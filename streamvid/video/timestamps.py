@@ -61,12 +61,11 @@ def _scan(source: VideoFile, about: StreamInfo) -> PacketTimes:
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
     if len(found.pts) < demuxed.expected or found.hidden.any():
-        unedited = _demux_all(source, codec, apply_edits=False)
-        whole = unedited.packets
+        whole = _demux_all(source, codec, apply_edits=False).packets
+        # Without edit lists, FFmpeg hides frames of a fragment that begins before the end of the one before.
+        found, whole = (replace(one, overlaps=bool(whole.hidden.any())) for one in (found, whole))
         if len(whole.pts) < demuxed.expected // 2:
             raise ValueError(f"it is cut off: {len(whole.pts)} of {demuxed.expected} frames are there")
-        if len(unedited.parts) and np.array_equal(found.hidden, whole.hidden):  # by no edit list
-            return replace(whole, hidden=np.zeros_like(whole.hidden))
         restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
         if restored is not None:
             if codec not in _REORDERED:
@@ -229,8 +228,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
     for number in np.flatnonzero((pts[1:] == _NO_PTS) & lacking[1:]).tolist() if lacking is not None else ():
         pts[number + 1] = pts[number] + 1  # the beginning of a packet, with its time, is missing
     complete = not (pts == _NO_PTS).any()
-    # Without edit lists, FFmpeg discards frames of a fragment that begins before the end of the one before.
-    if complete and not (apply_edits and rows["discarded"].any()):
+    if complete and not rows["discarded"].any():
         pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])
     finer = ticks_needed(pts) if complete and name in _COARSE else 1
     clock[clock != _NO_PTS] *= finer

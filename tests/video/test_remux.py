@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
@@ -28,7 +27,7 @@ from streamvid.video.index_file import encode_index
 from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
-from streamvid.video.stored_clip import StoredClip
+from streamvid.video.stored_clip import OVERLAPS, StoredClip
 from tests.support.clips import one_after_the_other, write
 from tests.support.ogm import write_ogm
 from tests.support.reference import seconds, sequential, slice_of, whole
@@ -728,30 +727,6 @@ def test_fragments_that_begin_before_the_last_one_ends_are_refused(codec: Codec,
         index_by_tables(source, file, lambda spans: [source.read_bytes()[begin:end] for begin, end in spans])
 
 
-@pytest.mark.parametrize("codec", ["h264", "hevc", "vp9", "av1"])
-@pytest.mark.parametrize("how", ["restart", "wrap", "joined", "joined, with an edit list"])
-def test_fragments_whose_clock_falls_back(how: str, codec: Codec, tmp_path: Path) -> None:
-    """As where segments of a stream, or recordings, were joined, and where 32 bits run over. FFmpeg hides their frames
-    up to the end of the fragments before, and the clip lacked them."""
-    flags = "frag_keyframe+delay_moov" if "edit" in how else "frag_keyframe+empty_moov"
-    recipe = Recipe(codec=codec, frames=48, gop=12, b_frames=2, width=64, height=64, muxer=(("movflags", flags),))
-    source = write(recipe, tmp_path / "a.mp4")
-    data = bytearray(source.read_bytes())
-    times = [at.start() + 8 for at in re.finditer(b"tfdt", data)]
-    begin = int.from_bytes(data[times[2] : times[2] + 8])
-    for at in times[2:] if how == "restart" else times if how == "wrap" else []:
-        data[at : at + 8] = ((int.from_bytes(data[at : at + 8]) - begin) % (1 << 32)).to_bytes(8)
-    source.write_bytes(data * (2 if "joined" in how else 1))
-    clip = store_clip(source, tmp_path)
-    frames = decode_with_pyav(slice_of(clip, range(len(clip.index.visible))))
-    times_over = 2 if "joined" in how else 1
-    assert [read_frame_number(frame) for frame in frames] == times_over * [*range(48)]
-    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
-    np.testing.assert_allclose(seconds, np.arange(48 * times_over) / float(recipe.fps), atol=1e-4)
-    with source.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError):
-        index_by_tables(source, file, lambda spans: [source.read_bytes()[begin:end] for begin, end in spans])
-
-
 def test_fragments_of_other_parameter_sets_are_refused(tmp_path: Path) -> None:
     """FFmpeg reads them by the first `moov`, in whose colours, at best, they came out."""
     recipe = Recipe(frames=12, width=64, height=64, muxer=(("movflags", "frag_keyframe+delay_moov"),))
@@ -761,26 +736,32 @@ def test_fragments_of_other_parameter_sets_are_refused(tmp_path: Path) -> None:
         store_clip(source, tmp_path)
 
 
-def test_a_fragment_that_begins_a_frame_early(tmp_path: Path) -> None:
-    """FFmpeg hides its frames up to the end of the fragment before. So a clip has the other frames, and the tables
-    alone, which do not say so, are not enough."""
+@pytest.mark.parametrize(("begins_with", "shown"), [("the third", 36), ("the frame before", 47)])
+def test_fragments_in_another_order(begins_with: str, shown: int, tmp_path: Path) -> None:
+    """FFmpeg hides their frames up to the end of the fragments before. So a clip has the other frames, pack says so,
+    and the tables alone, which do not say so, are not enough."""
     muxer = (("movflags", "frag_keyframe+empty_moov"),)
-    source = write(Recipe(frames=48, gop=12, width=64, height=64, muxer=muxer), tmp_path / "a.mp4")
+    b_frames = 0 if begins_with == "the third" else 2
+    source = write(Recipe(frames=48, gop=12, b_frames=b_frames, width=64, height=64, muxer=muxer), tmp_path / "a.mp4")
     data = bytearray(source.read_bytes())
     third = data.rindex(b"tfdt", 0, data.rindex(b"tfdt")) + 8
     second = data.rindex(b"tfdt", 0, third - 8) + 8
-    at, trun = int.from_bytes(data[third : third + 8]), data.index(b"trun", third) + 4
-    step = (at - int.from_bytes(data[second : second + 8])) // 12
-    data[third : third + 8] = (at - step).to_bytes(8)  # the decode time of the frame before it
-    # Behind flags, count, data_offset and first_sample_flags: size and composition time offset of each sample.
-    assert int.from_bytes(data[trun + 1 : trun + 4]) == 0xA05
-    for at in range(trun + 20, trun + 16 + 12 * 8, 8):
-        data[at : at + 4] = (int.from_bytes(data[at : at + 4]) + step // 2).to_bytes(4)
+    if begins_with == "the third":
+        data[second : second + 8], data[third : third + 8] = data[third : third + 8], data[second : second + 8]
+    else:  # at the decode time of the frame before it
+        at, trun = int.from_bytes(data[third : third + 8]), data.index(b"trun", third) + 4
+        step = (at - int.from_bytes(data[second : second + 8])) // 12
+        data[third : third + 8] = (at - step).to_bytes(8)
+        # Behind flags, count, data_offset and first_sample_flags: size and composition time offset of each sample.
+        assert int.from_bytes(data[trun + 1 : trun + 4]) == 0xA05
+        for at in range(trun + 20, trun + 16 + 12 * 8, 8):
+            data[at : at + 4] = (int.from_bytes(data[at : at + 4]) + step // 2).to_bytes(4)
     source.write_bytes(data)
     frames = sequential(source)
     clip = store_clip(source, tmp_path)
-    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, range(47))), frames)
-    assert len(frames) == len(clip.index.visible) == 47
+    np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, range(shown))), frames)
+    assert len(frames) == len(clip.index.visible) == shown
+    assert clip.left_out == (OVERLAPS,)
     with source.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
         index_by_tables(source, file, lambda spans: [bytes(data[begin:end]) for begin, end in spans])
 
