@@ -20,6 +20,9 @@ from streamvid.video.read_buffer import coalesce, read_blocks, read_range
 AUDIO: Final = "audio is left out: shards hold video alone"
 OTHER_TRACKS: Final = "one of several video tracks is packed, the one that FFmpeg takes unless --track names another"
 CUT_OFF: Final = "a file is cut off, and packed as far as it is whole: copy it again"
+CHANGED: Final = (
+    "it was changed or removed while it was read: add it when it is whole (pack --append, or index --update)"
+)
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
 
@@ -124,6 +127,8 @@ class StoredClip:
                     offset, size = self.unwritten.offset, self.unwritten.size
                 for block in read_blocks(file, *coalesce(offset, size)):
                     yield from block.runs
+                if self.unwritten is not None and file_signature(file.fileno()) != self.unwritten.signature:
+                    raise EOFError
         except (EOFError, OSError) as error:
             raise self._unreadable(error) from error
 
@@ -174,7 +179,7 @@ class StoredClip:
 
     def _unreadable(self, error: EOFError | OSError) -> StreamvidError:
         if isinstance(error, EOFError | FileNotFoundError):
-            return VideoError(f"{self.mp4} was changed or removed while it was packed: pack it again")
+            return VideoError(CHANGED)
         return InputError(f"{self.mp4} can no longer be read: {error.strerror}; run the command again")
 
     def as_file(self, target: Path) -> StoredClip:
