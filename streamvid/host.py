@@ -64,7 +64,7 @@ def limit_met(error: BaseException) -> str | None:
     if no_thread or isinstance(error, BlockingIOError):  # of pthread_create, of fork
         return (
             "no further thread or process can be started: raise the limits of processes (`ulimit -u`, pids.max of the "
-            "container) and of address space (`ulimit -v`), or use fewer by num_threads and num_workers"
+            "container) and of address space (`ulimit -v`), or use fewer by num_threads and num_workers (--workers)"
         )
     return None
 

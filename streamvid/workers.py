@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Final, TypeVar, cast
 
 from streamvid.errors import StreamvidError
+from streamvid.host import limit_met, limits_named
 from streamvid.stopwatch import TICK_S, Deadline, bytes_moved
 
 T = TypeVar("T")
@@ -93,7 +94,11 @@ class WorkerProcess:
             [sys.executable, "-P", "-c", _CHILD],
             bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, pass_fds=inherit,
             # nvImageCodec starts CUDA where it sees a GPU, to decode on the CPU, too: seconds, and memory of the GPU.
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(named)},
+            # NumPy's OpenBLAS would start a thread for each core in each worker, for matrices that nobody multiplies.
+            env={
+                **os.environ, "CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(named),
+            },
         )  # fmt: skip
         self.pid = self._popen.pid
         self._to, self._from = (cast(IO[bytes], pipe).fileno() for pipe in (self._popen.stdin, self._popen.stdout))
@@ -106,12 +111,16 @@ class WorkerProcess:
 
         Raises:
             WorkerCrashError: it ended; as WorkerStuckError: it was killed because it was not ready in time.
+            StreamvidError: it met a limit of this machine.
         """
         try:
             self._send((os.getpid(), _import_path()))
-            self._receive()
+            limit = self._receive()
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise WorkerCrashError(self.end()) from error
+        if limit:
+            self.end()
+            raise StreamvidError(str(limit))
 
     def call(
         self,
@@ -246,10 +255,12 @@ class WorkerProcess:
 
 def start_worker(ready: Callable[[], WorkerProcess]) -> WorkerProcess:
     """The process that `ready` starts and waits for; another one if it ends, as the kernel kills the newest one first
-    where memory runs out. Raises StreamvidError if it is stuck, or if `_STARTS` of them end."""
+    where memory runs out. Raises StreamvidError if it is stuck, if `_STARTS` of them end, or at a limit of this
+    machine."""
     for left in reversed(range(_STARTS)):
         try:
-            return ready()
+            with limits_named():
+                return ready()
         except WorkerCrashError as error:
             if not left or isinstance(error, WorkerStuckError):
                 what = f"a worker process ({sys.executable}) could not be started ({error})"
@@ -334,7 +345,6 @@ def serve(parent: int) -> None:
     # Line by line, as a killed worker does not flush.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for the life of the process
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with contextlib.suppress(OSError):
         # Where memory runs out, the kernel kills the worker, not the run.
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -362,7 +372,12 @@ def serve(parent: int) -> None:
             if given:
                 read_on()
 
-    answer(pickle.dumps("ready"))
+    try:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    except RuntimeError as error:
+        answer(pickle.dumps(limit_met(error) or str(error)))
+        return
+    answer(pickle.dumps(""))  # ready
     while head := calls.read(_LENGTH):
         size = int.from_bytes(head, "little")
         message = calls.read(size)
