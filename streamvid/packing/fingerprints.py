@@ -31,6 +31,9 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 _LIST_FROM: Final = 100
 """Videos in one folder of a bucket from which on one listing is faster than a request for each. Most web servers list
 no folder, and none gives versions."""
+_LISTED_SECONDS: Final = 2.0
+"""For which a web server is asked again that does not answer, about a video that is indexed in place. It is rejected
+then, as in a list from the web whose servers are gone."""
 _PARTS: Final = (
     "videos",
     "options",
@@ -80,9 +83,22 @@ def _listing(folder: str) -> dict[str, Details]:
 
 def _remote(hosts: Collection[str] | None, path: str) -> Details:
     in_bucket = has_ranges(path)
+
+    def ask() -> Details | DatasetError | None:
+        try:
+            return filesystem.details(path, hosts=hosts)
+        except StorageUnavailable:
+            raise
+        except DatasetError as error:  # not asked again: many files of a list may be refused
+            return error
+
     try:
-        retry = None if in_bucket or hosts is not None else Retry(COMMAND_SECONDS)
-        details = filesystem.details(path, retry=retry, hosts=hosts)
+        if in_bucket or hosts is None:
+            details = filesystem.details(path, retry=None if in_bucket else Retry(COMMAND_SECONDS), hosts=hosts)
+        elif isinstance(found := Retry(_LISTED_SECONDS)(ask), DatasetError):
+            raise found
+        else:
+            details = found
     except (DatasetError, InputError) as error:
         # A web server that refuses a file is one of many in a list; a bucket that does is the whole input. What does
         # not answer may answer the next time, and a pack that is then resumed must be the same.
