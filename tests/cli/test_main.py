@@ -117,6 +117,7 @@ def test_errors_are_one_sentence(
         (KeyboardInterrupt(), 130, "streamvid: interrupted\n"),
         (ModuleNotFoundError(name="torch"), 2, "streamvid: the Python module torch is missing: install streamvid"),
         (ZeroDivisionError("x"), 2, "streamvid: unexpected ZeroDivisionError: x (this is a defect of streamvid"),
+        (ImportError("x.so: failed to map segment from shared object"), 2, "streamvid: there is no memory left for "),
         (RuntimeError("can't start new thread"), 2, "streamvid: no further thread or process can be started: raise "),
     ],
 )
