@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Final, TypeVar, cast
 
 from streamvid.errors import StreamvidError
-from streamvid.host import limit_met, limits_named
+from streamvid.host import limits_named
 from streamvid.stopwatch import TICK_S, Deadline, bytes_moved
 
 T = TypeVar("T")
@@ -88,39 +88,33 @@ class WorkerProcess:
 
     def __init__(self, *, inherit: Sequence[int] = ()) -> None:
         # With relative entries Python does not start if the working directory was removed; `_import_path` has them.
-        named = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        path = os.pathsep.join(filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
         # In a process group of its own, so that Ctrl-C interrupts the parent alone, which then kills its workers.
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD],
             bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, pass_fds=inherit,
-            # nvImageCodec starts CUDA where it sees a GPU, to decode on the CPU, too: seconds, and memory of the GPU.
-            # NumPy's OpenBLAS would start a thread for each core in each worker, for matrices that nobody multiplies.
-            env={
-                **os.environ, "CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1",
-                "PYTHONPATH": os.pathsep.join(named),
-            },
+            # nvImageCodec starts CUDA where it sees a GPU, to decode on the CPU, too; OpenBLAS a thread for each core.
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path},
         )  # fmt: skip
         self.pid = self._popen.pid
         self._to, self._from = (cast(IO[bytes], pipe).fileno() for pipe in (self._popen.stdin, self._popen.stdout))
         for pipe in (self._to, self._from):
             os.set_blocking(pipe, False)
-        self._limit(START_S, SILENT_S)
+        self._silent_s, self._deadline = SILENT_S, Deadline(str(self.pid), START_S, SILENT_S)
 
     def handshake(self) -> None:
         """Wait until the process is ready for calls.
 
         Raises:
             WorkerCrashError: it ended; as WorkerStuckError: it was killed because it was not ready in time.
-            StreamvidError: it met a limit of this machine.
+            RuntimeError: it can start no thread.
         """
         try:
             self._send((os.getpid(), _import_path()))
-            limit = self._receive()
+            if error := self._receive():
+                raise cast(RuntimeError, error)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise WorkerCrashError(self.end()) from error
-        if limit:
-            self.end()
-            raise StreamvidError(str(limit))
 
     def call(
         self,
@@ -161,7 +155,8 @@ class WorkerProcess:
     def _exchange(
         self, function: Callable[..., object], args: tuple[object, ...], limit_s: float | None, silent_s: float
     ) -> Generator[object, None, object]:
-        self._limit(math.inf if limit_s is None else limit_s, silent_s)
+        limit_s = math.inf if limit_s is None else limit_s
+        self._silent_s, self._deadline = silent_s, Deadline(str(self.pid), limit_s, silent_s)
         answered = False
         try:
             self._send((function, args))
@@ -221,10 +216,6 @@ class WorkerProcess:
                 self.kill()
                 raise WorkerStuckError(stuck)
 
-    def _limit(self, limit_s: float, silent_s: float) -> None:
-        """Start the time limits of the work that begins now."""
-        self._silent_s, self._deadline = silent_s, Deadline(str(self.pid), limit_s, silent_s)
-
     def is_alive(self) -> bool:
         """Whether the process still runs."""
         return self._popen.poll() is None
@@ -253,14 +244,13 @@ class WorkerProcess:
             return f"signal {-code}"
 
 
+@limits_named()
 def start_worker(ready: Callable[[], WorkerProcess]) -> WorkerProcess:
     """The process that `ready` starts and waits for; another one if it ends, as the kernel kills the newest one first
-    where memory runs out. Raises StreamvidError if it is stuck, if `_STARTS` of them end, or at a limit of this
-    machine."""
+    where memory runs out. Raises StreamvidError if it is stuck, if `_STARTS` of them end, or at a limit."""
     for left in reversed(range(_STARTS)):
         try:
-            with limits_named():
-                return ready()
+            return ready()
         except WorkerCrashError as error:
             if not left or isinstance(error, WorkerStuckError):
                 what = f"a worker process ({sys.executable}) could not be started ({error})"
@@ -346,8 +336,7 @@ def serve(parent: int) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for the life of the process
     with contextlib.suppress(OSError):
-        # Where memory runs out, the kernel kills the worker, not the run.
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills the worker, not the run
 
     def answer(data: bytes) -> None:
         try:
@@ -375,9 +364,9 @@ def serve(parent: int) -> None:
     try:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     except RuntimeError as error:
-        answer(pickle.dumps(limit_met(error) or str(error)))
+        answer(pickle.dumps(error))
         return
-    answer(pickle.dumps(""))  # ready
+    answer(pickle.dumps(None))  # ready
     while head := calls.read(_LENGTH):
         size = int.from_bytes(head, "little")
         message = calls.read(size)
