@@ -53,7 +53,8 @@ def limit_met(error: BaseException) -> str | None:
     if number == errno.EFBIG:
         return "a file would be longer than this process may write: raise the limit by `ulimit -f`"
     no_lock = isinstance(error, RuntimeError) and "can't allocate" in str(error)  # a lock of threading, of a file
-    if number == errno.ENOMEM or no_lock or isinstance(error, MemoryError):
+    no_library = isinstance(error, ImportError) and str(error).endswith("failed to map segment from shared object")
+    if number == errno.ENOMEM or no_lock or no_library or isinstance(error, MemoryError):
         return (
             f"there is no memory left for this process ({error}): raise its limits (`ulimit -v`, the container's), or "
             "use a smaller batch_size, or fewer num_threads and num_workers"
@@ -64,7 +65,7 @@ def limit_met(error: BaseException) -> str | None:
     if no_thread or isinstance(error, BlockingIOError):  # of pthread_create, of fork
         return (
             "no further thread or process can be started: raise the limits of processes (`ulimit -u`, pids.max of the "
-            "container) and of address space (`ulimit -v`), or use fewer by num_threads and num_workers"
+            "container) and of address space (`ulimit -v`), or use fewer by num_threads and num_workers (--workers)"
         )
     return None
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Final, TypeVar, cast
 
 from streamvid.errors import StreamvidError
+from streamvid.host import limits_named
 from streamvid.stopwatch import TICK_S, Deadline, bytes_moved
 
 T = TypeVar("T")
@@ -87,29 +88,31 @@ class WorkerProcess:
 
     def __init__(self, *, inherit: Sequence[int] = ()) -> None:
         # With relative entries Python does not start if the working directory was removed; `_import_path` has them.
-        named = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        path = os.pathsep.join(filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
         # In a process group of its own, so that Ctrl-C interrupts the parent alone, which then kills its workers.
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-c", _CHILD],
             bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0, pass_fds=inherit,
-            # nvImageCodec starts CUDA where it sees a GPU, to decode on the CPU, too: seconds, and memory of the GPU.
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(named)},
+            # nvImageCodec starts CUDA where it sees a GPU, to decode on the CPU, too; OpenBLAS a thread for each core.
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path},
         )  # fmt: skip
         self.pid = self._popen.pid
         self._to, self._from = (cast(IO[bytes], pipe).fileno() for pipe in (self._popen.stdin, self._popen.stdout))
         for pipe in (self._to, self._from):
             os.set_blocking(pipe, False)
-        self._limit(START_S, SILENT_S)
+        self._silent_s, self._deadline = SILENT_S, Deadline(str(self.pid), START_S, SILENT_S)
 
     def handshake(self) -> None:
         """Wait until the process is ready for calls.
 
         Raises:
             WorkerCrashError: it ended; as WorkerStuckError: it was killed because it was not ready in time.
+            RuntimeError: it can start no thread.
         """
         try:
             self._send((os.getpid(), _import_path()))
-            self._receive()
+            if error := self._receive():
+                raise cast(RuntimeError, error)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise WorkerCrashError(self.end()) from error
 
@@ -152,7 +155,8 @@ class WorkerProcess:
     def _exchange(
         self, function: Callable[..., object], args: tuple[object, ...], limit_s: float | None, silent_s: float
     ) -> Generator[object, None, object]:
-        self._limit(math.inf if limit_s is None else limit_s, silent_s)
+        limit_s = math.inf if limit_s is None else limit_s
+        self._silent_s, self._deadline = silent_s, Deadline(str(self.pid), limit_s, silent_s)
         answered = False
         try:
             self._send((function, args))
@@ -212,10 +216,6 @@ class WorkerProcess:
                 self.kill()
                 raise WorkerStuckError(stuck)
 
-    def _limit(self, limit_s: float, silent_s: float) -> None:
-        """Start the time limits of the work that begins now."""
-        self._silent_s, self._deadline = silent_s, Deadline(str(self.pid), limit_s, silent_s)
-
     def is_alive(self) -> bool:
         """Whether the process still runs."""
         return self._popen.poll() is None
@@ -244,9 +244,10 @@ class WorkerProcess:
             return f"signal {-code}"
 
 
+@limits_named()
 def start_worker(ready: Callable[[], WorkerProcess]) -> WorkerProcess:
     """The process that `ready` starts and waits for; another one if it ends, as the kernel kills the newest one first
-    where memory runs out. Raises StreamvidError if it is stuck, or if `_STARTS` of them end."""
+    where memory runs out. Raises StreamvidError if it is stuck, if `_STARTS` of them end, or at a limit."""
     for left in reversed(range(_STARTS)):
         try:
             return ready()
@@ -334,10 +335,8 @@ def serve(parent: int) -> None:
     # Line by line, as a killed worker does not flush.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for the life of the process
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with contextlib.suppress(OSError):
-        # Where memory runs out, the kernel kills the worker, not the run.
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills the worker, not the run
 
     def answer(data: bytes) -> None:
         try:
@@ -362,7 +361,12 @@ def serve(parent: int) -> None:
             if given:
                 read_on()
 
-    answer(pickle.dumps("ready"))
+    try:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    except RuntimeError as error:
+        answer(pickle.dumps(error))
+        return
+    answer(pickle.dumps(None))  # ready
     while head := calls.read(_LENGTH):
         size = int.from_bytes(head, "little")
         message = calls.read(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from streamvid.errors import StreamvidError, VideoError
@@ -117,6 +119,39 @@ def test_a_process_that_is_killed_as_it_starts_is_replaced(deaths: int, monkeypa
             with pytest.raises(StreamvidError, match=r"could not be started \(SIGKILL\).* fewer num_threads"):
                 future.result(60)
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_process_that_may_start_no_thread_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message was of memory, below a traceback for each attempt."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading\n"
+        "def start(self):\n"
+        '    raise RuntimeError("can\'t start new thread")\n'
+        "threading.Thread.start = start\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with Workers(1) as workers, pytest.raises(StreamvidError, match=r"^no further thread .*`ulimit -u`"):
+        workers.submit(hostile.double, 4).result(60)
+
+
+def test_no_further_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(subprocess, "Popen", fork)
+    with Workers(1) as workers, pytest.raises(StreamvidError, match=r"^no further thread .*`ulimit -u`"):
+        workers.submit(hostile.double, 4).result(60)
+
+
+def test_a_worker_has_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenBLAS starts one for each core: thousands, where a worker runs on each."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)  # see tests/conftest.py
+    process = WorkerProcess()
+    process.handshake()
+    process.call(np.zeros, 1)
+    assert len(os.listdir(f"/proc/{process.pid}/task")) == 2
+    process.kill()
+    process.end()
 
 
 def test_workers_see_no_gpu(process: WorkerProcess) -> None:

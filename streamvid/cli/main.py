@@ -22,6 +22,7 @@ from streamvid.checks import MAX_WORKERS, did_you_mean
 from streamvid.cli import clips, export, info, pack, reshape, revising, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, check_needs, fail
 from streamvid.errors import InputError, StreamvidError
+from streamvid.host import limit_met
 from streamvid.text import missing_module
 
 _AGAIN_SECONDS: Final = 0.05
@@ -66,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0, 1 if `verify` found problems or `diff` differences, 2 for an error, 130 for Ctrl-C, 141 for a
-        closed pipe.
+        closed pipe, 143 for SIGTERM.
 
     Raises:
-        SystemExit: wrong options (2), --help or --version (0), SIGTERM (143).
+        SystemExit: wrong options (2), --help or --version (0).
     """
     _open_streams()
     arguments = _parser().parse_args(argv)
@@ -92,6 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return fail("interrupted", INTERRUPTED)
+    except _Terminated:
+        return fail("terminated", TERMINATED)
     except BrokenPipeError:
         # The reader closed the pipe. Replace it by /dev/null, or Python would fail to flush the rest on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -107,6 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return fail(missing_module(error), UNUSABLE)
     except Exception as error:
+        if (limit := limit_met(error)) is not None:
+            return fail(limit, UNUSABLE)
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
         hint = "this is a defect of streamvid; --verbose shows where"
         return fail(f"unexpected {type(error).__name__}: {error} ({hint})", UNUSABLE)

@@ -220,10 +220,10 @@ def work_folder(destination: str) -> Iterator[Path]:
 @contextmanager
 def disk_errors_named(destination: str, *, then: str) -> Iterator[None]:
     """A context that adds the destination to an OSError without a file name, as Arrow's, and what to do if the disk is
-    full or a limit of this process is met (a StreamvidError), such as its memory."""
+    full or a limit of this process is met (a StreamvidError), such as its memory or threads."""
     try:
         yield
-    except (OSError, MemoryError) as error:
+    except (OSError, MemoryError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"{os.strerror(error.errno)}; free some, there or in {tempfile.gettempdir()}, and do the same again"
             raise OSError(error.errno, f"{what}: {then}", error.filename or redact(destination)) from error

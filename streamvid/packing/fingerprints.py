@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -18,6 +16,7 @@ import pyarrow as pa
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import Cut
+from streamvid.packing.source_file import MISSING, local_details, together
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
@@ -32,6 +31,9 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 _LIST_FROM: Final = 100
 """Videos in one folder of a bucket from which on one listing is faster than a request for each. Most web servers list
 no folder, and none gives versions."""
+_LISTED_SECONDS: Final = 2.0
+"""For which a web server is asked again that does not answer, about a video that is indexed in place. It is rejected
+then, as in a list from the web whose servers are gone."""
 _PARTS: Final = (
     "videos",
     "options",
@@ -42,7 +44,6 @@ _PARTS: Final = (
 
 
 NO_MARK: Final = "!"
-MISSING: Final = Details(0, "missing", False)
 
 
 def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -> list[Details]:
@@ -57,7 +58,7 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
         StreamvidError: a storage does not answer, or denies access.
     """
     several = dict.fromkeys(paths)  # parts of one file have its path
-    found = {path: _local(local_path(path)) for path in several if is_local(path)}
+    found = {path: local_details(local_path(path)) for path in several if is_local(path)}
     folders: dict[str, dict[str, str]] = defaultdict(dict)
     for path in (path for path in several if path not in found):
         folder, _, name = path.rstrip("/").rpartition("/")
@@ -80,25 +81,24 @@ def _listing(folder: str) -> dict[str, Details]:
         return {}
 
 
-def _local(path: str) -> Details:
-    try:
-        found = os.stat(path)
-        if stat.S_ISDIR(found.st_mode):
-            with os.scandir(path) as entries:
-                files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
-            return _together([(name, status.st_size, str(status.st_mtime_ns)) for name, status in files])
-        return Details(found.st_size, str(found.st_mtime_ns), False)
-    except OSError:
-        return MISSING  # reading the file will fail as well, with the reason
-    except ValueError as error:
-        raise InputError(f"{path!r} cannot be the path of a video: {error}") from error
-
-
 def _remote(hosts: Collection[str] | None, path: str) -> Details:
     in_bucket = has_ranges(path)
+
+    def ask() -> Details | DatasetError | None:
+        try:
+            return filesystem.details(path, hosts=hosts)
+        except StorageUnavailable:
+            raise
+        except DatasetError as error:  # not asked again: many files of a list may be refused
+            return error
+
     try:
-        retry = None if in_bucket or hosts is not None else Retry(COMMAND_SECONDS)
-        details = filesystem.details(path, retry=retry, hosts=hosts)
+        if in_bucket or hosts is None:
+            details = filesystem.details(path, retry=None if in_bucket else Retry(COMMAND_SECONDS), hosts=hosts)
+        elif isinstance(found := Retry(_LISTED_SECONDS)(ask), DatasetError):
+            raise found
+        else:
+            details = found
     except (DatasetError, InputError) as error:
         # A web server that refuses a file is one of many in a list; a bucket that does is the whole input. What does
         # not answer may answer the next time, and a pack that is then resumed must be the same.
@@ -110,15 +110,8 @@ def _remote(hosts: Collection[str] | None, path: str) -> Details:
         return MISSING
     if details.is_folder:
         files = filesystem.list_details(path)
-        return _together([(name, files[name].size, files[name].mark) for name in sorted(files)])
+        return together([(name, files[name].size, files[name].mark) for name in sorted(files)])
     return details
-
-
-def _together(files: Sequence[tuple[str, int, str]]) -> Details:
-    """The details of a folder of images: the sum of its files' sizes, and a mark of their names, sizes and marks,
-    sorted by name."""
-    content = hashlib.sha256(repr(files).encode("utf-8", "replace"))
-    return Details(sum(size for _, size, _ in files), content.hexdigest(), True)
 
 
 def versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ from streamvid.errors import InputError
 from streamvid.packing.append import BaseDataset, changed_sources, extend_classes, new_sources
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name, check_not_swapped, given_name
-from streamvid.packing.fingerprints import MISSING, NO_MARK, fingerprint, source_details, sources_digest, versions
+from streamvid.packing.fingerprints import NO_MARK, fingerprint, source_details, sources_digest, versions
 from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import find_sources
@@ -24,6 +24,7 @@ from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import Places, check_destination, root_name
+from streamvid.packing.source_file import MISSING
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.filesystem import Details
 from streamvid.storage.retry import Retry

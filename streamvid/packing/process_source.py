@@ -27,18 +27,17 @@ from streamvid.packing.images import is_sequence
 from streamvid.packing.options import DecodeLevel, PackOptions, PreparedClip, RejectedCut
 from streamvid.packing.patience import patiently
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
-from streamvid.packing.source_file import local_video, of_this_file, read_image, source_bytes
+from streamvid.packing.source_file import is_changed, local_video, of_this_file, read_image, source_bytes
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.explain import BROKEN_ERRNOS
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import is_local, local_path
 from streamvid.video.clip_index import BROKEN
 from streamvid.video.image import image_clip
 from streamvid.video.in_place import index_where_it_lies
 from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import VideoFile
 from streamvid.video.remux import as_video_error
-from streamvid.video.stored_clip import StoredClip
+from streamvid.video.stored_clip import CHANGED, StoredClip
 from streamvid.video.trim import cut_clip, non_displayed_bytes, trim_clip
 
 log = logging.getLogger(__name__)
@@ -79,35 +78,15 @@ def process_source(
 def _process(source: SourceVideo, folder: Path, options: PackOptions, retry: Retry) -> list[PreparedClip | RejectedCut]:
     """`process_source` without reading a local file again."""
     try:
-        if source.problem:
-            raise VideoError(source.problem)
-        if source.needed:  # imported here, because it takes a while
-            from streamvid.packing.stored_clips import ClipRun, prepare_clips
-
-            assert isinstance(source, ClipRun)
-            return [*prepare_clips(source, folder, retry)]
-        if options.in_place:
-            return index_source(source, folder, options, retry)
-        video = folder if is_sequence(source.path) else local_video(source, folder, retry)
-        if (image := read_image(source, video)) is not None:
-            return _image_source(source, options, video, *image)
-        cutting = options.cutting is not None or source.cuts is not None
-        whole, transcoded = remux_or_build(source.path, video, folder, options, retry, cut_only=cutting)
-        if cutting:
-            folder.mkdir(exist_ok=True)
-        if video not in (folder, whole.mp4):
-            _discard(video, folder)
-        if transcoded:
-            options = replace(options, transcode=None)
-        if cutting:
-            return _cut(source, whole, folder, options)
-        clip = _check_size(transcode_if_needed(whole, folder / "transcoded", options))
-        if clip is whole and not transcoded and (damage := _find_damage(clip, options.decode)):
-            raise VideoError(str(damage))
-        return [PreparedClip(clip, "", source.rows, {}, source.label)]
-    except VideoError as error:
+        clips = _clips_of(source, folder, options, retry)
+        if is_changed(source):
+            raise VideoError(CHANGED)
+        return clips
+    except (VideoError, FileNotFoundError) as error:
         if (fault := _fault_of_machine(error, folder)) is not None:
             raise fault from error
+        if is_changed(source):  # which explains any error
+            raise VideoError(CHANGED) from error
         raise
     except (StreamvidError, OSError, MemoryError):
         raise
@@ -119,7 +98,39 @@ def _process(source: SourceVideo, folder: Path, options: PackOptions, retry: Ret
         raise VideoError(f"unexpected {type(error).__name__} while reading it: {error}") from error
 
 
-def _fault_of_machine(error: VideoError, folder: Path) -> Exception | None:
+def _clips_of(
+    source: SourceVideo, folder: Path, options: PackOptions, retry: Retry
+) -> list[PreparedClip | RejectedCut]:
+    """The clips of a source that is not changed meanwhile."""
+    if source.problem:
+        raise VideoError(source.problem)
+    if source.needed:  # imported here, because it takes a while
+        from streamvid.packing.stored_clips import ClipRun, prepare_clips
+
+        assert isinstance(source, ClipRun)
+        return [*prepare_clips(source, folder, retry)]
+    if options.in_place:
+        return index_source(source, folder, options, retry)
+    video = folder if is_sequence(source.path) else local_video(source, folder, retry)
+    if (image := read_image(source, video)) is not None:
+        return _image_source(source, options, video, *image)
+    cutting = options.cutting is not None or source.cuts is not None
+    whole, transcoded = remux_or_build(source.path, video, folder, options, retry, cut_only=cutting)
+    if cutting:
+        folder.mkdir(exist_ok=True)
+    if video not in (folder, whole.mp4):
+        _discard(video, folder)
+    if transcoded:
+        options = replace(options, transcode=None)
+    if cutting:
+        return _cut(source, whole, folder, options)
+    clip = _check_size(transcode_if_needed(whole, folder / "transcoded", options))
+    if clip is whole and not transcoded and (damage := _find_damage(clip, options.decode)):
+        raise VideoError(str(damage))
+    return [PreparedClip(clip, "", source.rows, {}, source.label)]
+
+
+def _fault_of_machine(error: VideoError | OSError, folder: Path) -> Exception | None:
     """The error to raise if it is not the video but the machine, or the storage of `folder`, that failed."""
     cause = error.__cause__
     if memory_is_short():
@@ -246,7 +257,7 @@ def index_source(
     """Find the clips of a source in place; otherwise as `process_source`.
 
     Raises:
-        VideoError: the source cannot be read in place, or was changed meanwhile.
+        VideoError: the source cannot be read in place.
     """
     if is_sequence(source.path):
         raise VideoError("a folder of images is no video, so it cannot be indexed in place: pack it (--copy-others)")
@@ -254,7 +265,6 @@ def index_source(
         video = local_video(source, folder, retry)
         if (image := read_image(source, video)) is not None:
             found = _image_source(source, options, video, *image)
-            _check_unchanged(source)
             shutil.rmtree(folder, ignore_errors=True)
             return found
     whole = _by_tables(source, retry) if options.in_place == "tables" and not options.track else None
@@ -284,15 +294,7 @@ def _clips(
             clips.append(prepare_cut(source, whole, number, span, clip, options, readable))
         if not any(isinstance(clip, PreparedClip) for clip in clips):
             raise no_clip([clip for clip in clips if isinstance(clip, RejectedCut)])
-    _check_unchanged(source)
     return clips
-
-
-def _check_unchanged(source: SourceVideo) -> None:
-    if is_local(source.path):
-        now = os.stat(local_path(source.path))
-        if (now.st_size, str(now.st_mtime_ns)) != (source.file_bytes or source.size, source.mark):
-            raise VideoError("it was changed while it was indexed: run this again")
 
 
 @cache

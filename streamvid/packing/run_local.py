@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from streamvid.errors import DatasetError
+from streamvid.errors import DatasetError, VideoError
 from streamvid.packing.clip_rows import place_columns
 from streamvid.packing.job_spec import GroupTask, PackJob
 from streamvid.packing.journal import Journal, Notice, Record, Rejected, merged
@@ -28,6 +28,7 @@ from streamvid.packing.shard_writer import ShardWriter
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.client import in_s3
 from streamvid.storage.url import is_local
+from streamvid.video.stored_clip import CHANGED
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,17 @@ class _GroupWriter:
                     upload=partial(self._journal.upload, number_here) if in_s3(self._destination) else None,
                     in_place=bool(self._job.options.in_place),
                 )
-            self._writer.add(key, name, prepared)
+            try:
+                self._writer.add(key, name, prepared)
+            except VideoError as error:
+                if source.needed:
+                    raise _lost(source, str(error)) from error
+                log.info("rejected %s: %s", source.name, error)
+                self._rejected.append(Rejected(source.name, str(error)))
+                if not self._writer.clips:
+                    self.close()
+                    self._writer = None
+                continue
             if clip == first:
                 self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.left_out)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
@@ -155,7 +166,12 @@ def _if_unchanged(outcome: Outcome) -> Outcome:
     """The clips of a source, or a rejection if its file, which is copied now, was changed after it was read: that is no
     reason to end the pack, which could not be resumed, as its videos would be others."""
     clips = [] if isinstance(outcome, str) else [made.clip for made in outcome if isinstance(made, PreparedClip)]
-    return "it was changed or removed while it was packed" if any(clip.is_changed() for clip in clips) else outcome
+    return CHANGED if any(clip.is_changed() for clip in clips) else outcome
+
+
+def _lost(source: SourceVideo, reason: str) -> DatasetError:
+    """The error of a source without which there is no dataset."""
+    return DatasetError(f"{source.name}: {reason}; run the command again")
 
 
 @dataclass(frozen=True)
@@ -217,7 +233,7 @@ def _process(
                 continue
             for source, outcome in zip(sources, map(_if_unchanged, outcomes), strict=True):
                 if source.video.needed and isinstance(outcome, str):
-                    raise DatasetError(f"{source.video.name}: {outcome}; run the command again")
+                    raise _lost(source.video, outcome)
                 yield source, outcome
                 shutil.rmtree(source.folder, ignore_errors=True)
             pending.extend(next_ones())

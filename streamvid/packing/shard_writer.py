@@ -19,7 +19,7 @@ import pyarrow as pa
 from streamvid.checksum import file_sha256
 from streamvid.dataset.manifest import SHARD_FOLDER, ShardEntry
 from streamvid.dataset.schema import BLOCK, EXTENSIONS, MAX_FILE_BYTES, PLACE_SCHEMA, SCHEMA, idx_text
-from streamvid.errors import DatasetError
+from streamvid.errors import DatasetError, VideoError
 from streamvid.packing.clip_rows import Row, clip_columns, write_parquet
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import PreparedClip
@@ -74,6 +74,22 @@ class HashingFile:
         self.file = file
         self._sha256 = hashlib.sha256()
         self.written = 0
+        self._before = self.written, self._sha256
+
+    def mark(self) -> None:
+        """Note the end of the file, for `rewind`."""
+        self._before = self.written, self._sha256.copy()
+        if isinstance(self.file, Upload):
+            self.file.mark()
+
+    def rewind(self) -> None:
+        """Take back what was written since `mark`."""
+        self.written, self._sha256 = self._before
+        if isinstance(self.file, Upload):
+            self.file.rewind()
+        else:
+            self.file.seek(self.written)
+            self.file.truncate()
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
@@ -128,21 +144,27 @@ class NewShard:
 
         Raises:
             DatasetError: the size of the MP4 is not the row's `mp4_size`.
+            VideoError: by `mp4`; nothing was added.
         """
-        row["index_offset"] = self._packets.written
-        for block in index:
-            self._packets.write(block)
         if self._tar is not None and row["mp4_size"]:
             start = self._tar.written
+            self._tar.mark()
             self._tar.write(_header(f"{row['key']}.{EXTENSIONS[0]}", row["mp4_size"]))
-            for chunk in mp4:
-                self._tar.write(chunk)
+            try:
+                for chunk in mp4:
+                    self._tar.write(chunk)
+            except VideoError:
+                self._tar.rewind()
+                raise
             self._tar.write(bytes(-row["mp4_size"] % BLOCK))
             text = _clip_json(row["key"], row["source"], row["label"], row["meta"])
             row |= {"mp4_offset": start + BLOCK, "json_offset": self._tar.written + BLOCK, "json_size": len(text)}
             if self._tar.written != start + member_bytes(row["mp4_size"]):
                 raise DatasetError(f"clip {row['key']!r}: the size of its video is not the one in its row")
             self._tar.write(_json_member(row["key"], text))
+        row["index_offset"] = self._packets.written
+        for block in index:
+            self._packets.write(block)
         self.rows.append(row)
 
     def finish(self, fields: pa.Table, schema: pa.Schema) -> ShardEntry:
@@ -208,6 +230,11 @@ class ShardWriter:
             tar = upload("tar") if upload else (folder / f"{name}.tar").open("wb", buffering=_CHUNK)
         self._shard = NewShard(name, folder, tar)
 
+    @property
+    def clips(self) -> int:
+        """Number of clips added so far."""
+        return len(self._shard.rows)
+
     def is_full(self, key: str, source: str, prepared: PreparedClip, shard_size: int) -> bool:
         """Whether this clip belongs into the next shard: the tar would exceed `shard_size` bytes with it, or the shard
         in place has `MOST_INDEXED` clips."""
@@ -230,6 +257,7 @@ class ShardWriter:
 
         Raises:
             ValueError: the MP4 is too large for a tar; nothing was written.
+            VideoError: the file that has the MP4 was changed meanwhile; nothing was added.
         """
         clip, index = prepared.clip, encode_index(prepared.clip.index)
         meta = self._metadata.json(prepared.rows, prepared.span)

@@ -3,18 +3,22 @@ frame, are stored unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from streamvid.bitstream.image import AnimationError, is_image, read_header
-from streamvid.errors import DatasetError, VideoError
+from streamvid.errors import DatasetError, InputError, VideoError
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.client import has_ranges
 from streamvid.storage.explain import AccessRefused, DiskFull, StorageUnavailable
+from streamvid.storage.filesystem import Details
 from streamvid.storage.link import Link
 from streamvid.storage.ranged_file import RangedFile
 from streamvid.storage.retry import Retry
@@ -26,6 +30,41 @@ _MOST_UNSIZED_BYTES: Final = 8 << 30
 """Most bytes that are fetched of a file whose server gives no size, so that a live stream does not fill the disk."""
 _MAX_IMAGE: Final = 1 << 30
 """Most bytes of an image file."""
+MISSING: Final = Details(0, "missing", False)
+
+
+def local_details(path: str) -> Details:
+    """Size and version of a local file, or of all files of a folder of images; MISSING if it cannot be looked at.
+
+    Raises:
+        InputError: it is no path.
+    """
+    try:
+        found = os.stat(path)
+        if stat.S_ISDIR(found.st_mode):
+            with os.scandir(path) as entries:
+                files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
+            return together([(name, status.st_size, str(status.st_mtime_ns)) for name, status in files])
+        return Details(found.st_size, str(found.st_mtime_ns), False)
+    except OSError:
+        return MISSING  # reading the file will fail as well, with the reason
+    except ValueError as error:
+        raise InputError(f"{path!r} cannot be the path of a video: {error}") from error
+
+
+def together(files: Sequence[tuple[str, int, str]]) -> Details:
+    """The details of a folder of images: the sum of its files' sizes, and a mark of their names, sizes and marks,
+    sorted by name."""
+    content = hashlib.sha256(repr(files).encode("utf-8", "replace"))
+    return Details(sum(size for _, size, _ in files), content.hexdigest(), True)
+
+
+def is_changed(source: SourceVideo) -> bool:
+    """Whether a local source was changed or removed since it was found, as by a download that goes on."""
+    if source.problem or not source.mark or not is_local(source.path):
+        return False
+    now = local_details(local_path(source.path))
+    return (now.size, now.mark) != (source.file_bytes or source.size, source.mark)
 
 
 def local_video(source: SourceVideo, folder: Path, retry: Retry) -> Path:

@@ -30,6 +30,7 @@ from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.filesystem import Details
 from streamvid.storage.ranged_file import RangedFile
+from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import has_extension, is_local, local_path
 from streamvid.text import first_line, format_count
@@ -181,7 +182,7 @@ def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
 def _details(path: str, hosts: tuple[str, ...]) -> Details | None:
     """Size and version of a file, as in `streamvid.packing.fingerprints.source_details`."""
     if not is_local(path):
-        return filesystem.details(path, hosts=hosts)
+        return filesystem.details(path, retry=Retry(COMMAND_SECONDS), hosts=hosts)
     try:
         status = os.stat(local_path(path))
     except OSError:

@@ -12,12 +12,24 @@ from fsspec.asyn import sync
 
 from streamvid.errors import DatasetError
 from streamvid.storage.client import locate
-from streamvid.storage.explain import NO_ADDRESS, NO_RANGES, FileChangedError
-from streamvid.storage.part import HEAD_SECONDS, NO_SUCH_RANGE, Part, body_of, is_sendable, put_together, size_of
+from streamvid.storage.explain import NO_ADDRESS, NO_RANGES, FileChangedError, StorageUnavailable
+from streamvid.storage.part import (
+    HEAD_SECONDS,
+    NO_SUCH_RANGE,
+    Part,
+    body_of,
+    first_byte,
+    is_sendable,
+    put_together,
+    size_of,
+)
 from streamvid.storage.url import redact
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS: Final = 5
+_TIMES: Final = 3
+"""How often a range is requested of a server that sends the whole file, as a cache on the way does that has none of it
+yet."""
 
 
 async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: Collection[str]) -> bytes:
@@ -32,6 +44,7 @@ async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: 
 
     Raises:
         FileChangedError: the file has another mark now.
+        StorageUnavailable: the server does not say which bytes it sent; no checksum may tell.
         DatasetError: the server sends no ranges, or redirects to another host.
         Exceptions of aiohttp, as `streamvid.storage.explain` knows them.
     """
@@ -43,16 +56,24 @@ async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: 
 
     async def read(first: int) -> Part:
         headers["Range"] = f"bytes={first}-{end - 1}"
-        async with _answer(fs, url, headers, hosts) as answer:
-            answer.raise_for_status()
-            if mark_of(answer.headers) != mark:
-                raise FileChangedError(
-                    f"{redact(url)} was changed since it was indexed: its server has another version"
-                )
-            if answer.status != 206:
-                raise DatasetError(f"Cannot read {redact(url)}: {NO_RANGES}.")
-            data = await body_of(answer, url, first, end)
-            return Part(data, mark, size_of(answer.headers.get("Content-Range")))
+        for _ in range(_TIMES):
+            async with _answer(fs, url, headers, hosts) as answer:
+                answer.raise_for_status()
+                if mark_of(answer.headers) != mark:
+                    raise FileChangedError(
+                        f"{redact(url)} was changed since it was indexed: its server has another version"
+                    )
+                if answer.status != 206:
+                    continue
+                sent = answer.headers.get("Content-Range")
+                if first_byte(sent) is None:
+                    raise StorageUnavailable(
+                        f"Cannot read {redact(url)}: its server does not say which bytes it sent (Content-Range).",
+                        path=redact(url),
+                    )
+                data = await body_of(answer, url, first, end)
+                return Part(data, mark, size_of(sent))
+        raise DatasetError(f"Cannot read {redact(url)}: {NO_RANGES}.")
 
     return (await put_together(read, start, end)).data
 
@@ -67,12 +88,15 @@ def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
 
     async def ask() -> tuple[int, str]:
         headers = {"Range": "bytes=0-0", "Accept-Encoding": "identity"}
-        async with _answer(fs, name, headers, hosts) as answer:
-            if answer.status != NO_SUCH_RANGE:  # of an empty file
-                answer.raise_for_status()
-            whole = answer.status == 200
-            size = answer.content_length if whole else size_of(answer.headers.get("Content-Range"))
-            mark = mark_of(answer.headers)
+        for _ in range(_TIMES):
+            async with _answer(fs, name, headers, hosts) as answer:
+                if answer.status != NO_SUCH_RANGE:  # of an empty file
+                    answer.raise_for_status()
+                whole = answer.status == 200
+                size = answer.content_length if whole else size_of(answer.headers.get("Content-Range"))
+                mark = mark_of(answer.headers)
+            if not whole:
+                break
         if size is None or not mark:
             raise DatasetError(
                 f"Cannot notice changes of {redact(url)}: its server gives no size, ETag or Last-Modified."

@@ -101,6 +101,7 @@ class Upload:
         self._crc = 0
         self._parts: list[Future[_Part]] = []
         self._under_way: deque[Future[_Part]] = deque()
+        self._marked, self._held = (0, 0, 0), b""
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="streamvid-upload")
 
     def write(self, data: bytes | memoryview) -> int:
@@ -110,8 +111,25 @@ class Upload:
         while self._kept and len(self._buffer) >= (size := PART_BYTES << (len(self._parts) // _PARTS_OF_A_SIZE)):
             part = bytes(memoryview(self._buffer)[:size])
             del self._buffer[:size]
+            if len(self._parts) == self._marked[0]:
+                self._held = part
             self._send(part)
         return len(data)
+
+    def mark(self) -> None:
+        """Note the end of the file, for `rewind`."""
+        self._marked, self._held = (len(self._parts), len(self._buffer), self._crc), b""
+
+    def rewind(self) -> None:
+        """Take back what was written since `mark`: parts with it are sent again. Raises as `write`."""
+        parts, length, self._crc = self._marked
+        if self._held:
+            self._buffer = bytearray(self._held)
+        del self._buffer[length:]
+        for number, part in enumerate(self._parts[parts:], parts + 1):
+            part.result()  # or it might replace the one that is sent again
+            self._there.pop(number, None)
+        del self._parts[parts:]
 
     def finish(self) -> None:
         """Complete the object, and compare it with what was written.

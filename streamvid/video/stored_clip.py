@@ -24,6 +24,9 @@ OVERLAPS: Final = (
     "fragments of an MP4 begin before the end of those before, as where files were joined byte by byte: frames up to "
     "there are left out, as players do; join files with ffmpeg -f concat"
 )
+CHANGED: Final = (
+    "it was changed or removed while it was read: add it when it is whole (pack --append, or index --update)"
+)
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
 
@@ -128,6 +131,8 @@ class StoredClip:
                     offset, size = self.unwritten.offset, self.unwritten.size
                 for block in read_blocks(file, *coalesce(offset, size)):
                     yield from block.runs
+                if self.unwritten is not None and file_signature(file.fileno()) != self.unwritten.signature:
+                    raise EOFError
         except (EOFError, OSError) as error:
             raise self._unreadable(error) from error
 
@@ -178,7 +183,7 @@ class StoredClip:
 
     def _unreadable(self, error: EOFError | OSError) -> StreamvidError:
         if isinstance(error, EOFError | FileNotFoundError):
-            return VideoError(f"{self.mp4} was changed or removed while it was packed: pack it again")
+            return VideoError(CHANGED)
         return InputError(f"{self.mp4} can no longer be read: {error.strerror}; run the command again")
 
     def as_file(self, target: Path) -> StoredClip:

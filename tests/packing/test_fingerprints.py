@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from streamvid.packing.fingerprints import (
-    MISSING,
     differing_parts,
     fingerprint,
     source_details,
@@ -20,6 +19,7 @@ from streamvid.packing.fingerprints import (
     versions,
 )
 from streamvid.packing.options import Cut, FixedLength, PackOptions
+from streamvid.packing.source_file import MISSING
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from tests.support.faulty_s3 import faulty_s3

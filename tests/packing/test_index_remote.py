@@ -48,8 +48,8 @@ def upload(folder: Path, url: str) -> str:
     return url
 
 
-def frames(path: str | Path, key: str) -> np.ndarray[Any, Any]:
-    clips = ClipDataset(Dataset.open(path, retry_for=0))
+def frames(path: str | Path, key: str, retry_for: float = 0) -> np.ndarray[Any, Any]:
+    clips = ClipDataset(Dataset.open(path, retry_for=retry_for))
     count = int(clips.dataset.clips.frames[clips.dataset.row(key)])
     return np.asarray(clips.get(key, frames=range(count))["video"])
 
@@ -259,6 +259,32 @@ def test_servers_that_fail_cost_their_videos_alone(tmp_path: Path, site: Site, m
     assert "does not exist" in reasons["gone.mp4"]
     assert "cannot be reached" in reasons["silent.mp4"]
     assert "was changed" in reasons["b.mp4"]
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("tar", [False, True])
+@pytest.mark.parametrize("fault", ["503", "whole", "other"])
+def test_answers_that_fail_now_and_then_cost_no_video(
+    fault: str, tar: bool, fast: bool, tmp_path: Path, site: Site
+) -> None:
+    """One 503 rejected a video, or ended the command if it met a tar; so did the whole of a file for a range; and of
+    bytes of another place an index was made, which nothing would have shown to be wrong."""
+    data = encoded(replace(CLIP, frames=9), tmp_path)
+    path = "/a.tar" if tar else "/a.mp4"
+    site.files[path] = data
+    if tar:
+        write_tar(tmp_path / "a.tar", [("a.mp4", data)])
+        site.files[path] = (tmp_path / "a.tar").read_bytes()
+    index(f"{site.url}{path}", tmp_path / "wanted", fast=fast, progress=False, name="x")
+    wanted = frames(tmp_path / "wanted", "a")
+    site.faults[path] = ["", fault] * 100
+    for number in range(2):
+        del site.faults[path][:1]
+        report = index(f"{site.url}{path}", tmp_path / f"{number}", fast=fast, progress=False, name="x")
+        assert (report.clips, report.rejected) == (1, ())
+        found = (tmp_path / f"{number}/shards/00000000.packets").read_bytes()
+        assert found == (tmp_path / "wanted/shards/00000000.packets").read_bytes()
+        assert np.array_equal(frames(tmp_path / f"{number}", "a", retry_for=60), wanted)
 
 
 def test_a_remote_list_names_no_local_files(tmp_path: Path, site: Site) -> None:

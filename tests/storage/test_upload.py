@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,6 +128,37 @@ def test_every_request_meets_every_fault_once(site: FaultyS3, fault: str, checks
     assert site.objects[KEY] == data_of(5500)
     assert not site.uploads or fault == "lost"  # an upload whose id has never come has no parts
     assert all(not parts for _, parts in site.uploads.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("kept", [Kept, lambda: None])
+def test_what_is_taken_back_is_not_in_the_file(site: FaultyS3, seed: int, kept: Callable[[], Kept | None]) -> None:
+    random_ = random.Random(seed)
+    wanted = b""
+    with contextlib.closing(Upload(URL, retry=Clock().retry(), kept=kept())) as one:
+        for number in range(8):
+            stays, back = (data_of(random_.choice([0, 10, 300, 1000, 2700]), seed + number + n) for n in (0, 99))
+            one.write(stays)
+            one.mark()
+            one.write(back)
+            one.rewind()
+            wanted += stays
+        one.finish()
+    assert site.objects[KEY] == wanted
+
+
+def test_parts_that_were_there_and_are_taken_back_are_sent_again(site: FaultyS3) -> None:
+    kept, data = Kept(), data_of(5500)
+    with contextlib.closing(Upload(URL, retry=Clock().retry(), kept=kept)) as killed:
+        killed.write(data)
+    with contextlib.closing(Upload(URL, retry=Clock().retry(), kept=kept)) as one:
+        one.write(data[:1500])
+        one.mark()
+        one.write(data_of(2000, 9))
+        one.rewind()
+        one.write(data[1500:])
+        one.finish()
+    assert site.objects[KEY] == data
 
 
 @pytest.mark.parametrize("size", [600, 5500])

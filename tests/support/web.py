@@ -24,6 +24,8 @@ class Site:
         ranges: whether it answers requests for ranges.
         most: most bytes that it sends of a range.
         heads: whether it answers HEAD.
+        faults: by path, of its next requests: "503", "whole" for all of the file, "other" for bytes of another place
+            without a word of that, "" for none.
         sent: bytes of bodies.
         requests: method, path and headers of each.
     """
@@ -35,6 +37,7 @@ class Site:
     ranges: bool = True
     most: int = 1 << 40
     heads: bool = True
+    faults: dict[str, list[str]] = field(default_factory=dict)
     sent: int = 0
     requests: list[tuple[str, str, Message]] = field(default_factory=list)
 
@@ -51,9 +54,14 @@ class _Handler(Handler):
         elif path not in site.files or (self.command == "HEAD" and not site.heads):
             self.send(404)
         else:
-            self._file(site.files[path], wanted)
+            faults = site.faults.get(path)
+            fault = faults.pop(0) if faults else ""
+            if fault == "503":
+                self.send(503)
+                return
+            self._file(site.files[path], wanted, fault)
 
-    def _file(self, data: bytes, wanted: str) -> None:
+    def _file(self, data: bytes, wanted: str, fault: str) -> None:
         site, digest = self.site, md5(data).hexdigest()
         second = int(digest[:1], 16)
         known = {
@@ -67,10 +75,13 @@ class _Handler(Handler):
             return
         status, headers = 200, {site.marks: known} if site.marks else {}
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if found and site.ranges and self.headers.get("If-Range", known) == known:
+        if found and site.ranges and fault != "whole" and self.headers.get("If-Range", known) == known:
             start = int(found[1])
             end = min(int(found[2]) + 1, len(data), start + site.most)
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
+            if fault == "other" and start:
+                del headers["Content-Range"]
+                start, end = max(0, start - 512), end - min(start, 512)
             status, data = 206, data[start:end]
         site.sent += len(data) if self.command == "GET" else 0
         self.send(status, data, headers)
