@@ -46,18 +46,18 @@ def scan_packet_times(source: VideoFile, about: StreamInfo, *, cut_only: bool = 
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
     """
-    found = _scan(source, about)
-    if found.lacking is not None and not (cut_only and 2 * np.count_nonzero(found.lacking) < len(found.pts)):
-        raise ValueError(DAMAGED if cut_only else f"{DAMAGED}; or cut it (--clip), and the clips there alone are lost")
+    found = _scan(source, about, cut_only=cut_only)
     pts, base = fit_pauses(found.pts, Fraction(*found.time_base))
     last = round(found.last_duration * Fraction(*found.time_base) / base)
     return replace(found, pts=pts, last_duration=last, time_base=base.as_integer_ratio())
 
 
-def _scan(source: VideoFile, about: StreamInfo) -> PacketTimes:
+def _scan(source: VideoFile, about: StreamInfo, *, cut_only: bool) -> PacketTimes:
     """`scan_packet_times`, in ticks of the container."""
     codec, demuxed = about.codec, _demux_all(source, about.codec)
     found = demuxed.packets
+    if found.lacking is not None and not (cut_only and 2 * np.count_nonzero(found.lacking) < len(found.pts)):
+        raise ValueError(DAMAGED if cut_only else f"{DAMAGED}; or cut it (--clip), and the clips there alone are lost")
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
     if len(found.pts) < demuxed.expected or found.hidden.any():
@@ -101,9 +101,11 @@ def decoded_times(
         by_order: whether the times of the packets contradict the order of the pictures; the order is kept then.
 
     Raises:
-        ValueError: times are missing, or two are the same.
+        ValueError: times are missing, or two are the same, or pieces of a transport stream are missing.
     """
     demuxed = _demux_all(source, codec)
+    if demuxed.packets.lacking is not None:  # a decoder may conceal it
+        raise ValueError(DAMAGED)
     dated = _date_by_order(source, demuxed, codec, container)
     pts, base = demuxed.packets.pts, Fraction(*demuxed.packets.time_base)
     if dated is None and (by_order or len(demuxed.parts) or fit_pauses(pts, base)[1] != base):

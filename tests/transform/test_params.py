@@ -485,7 +485,8 @@ def test_constant_pictures_stay_black() -> None:
         {"std": (1, 0, 1)}, {"std": (1, float("nan"), 1)}, {"mean": (float("inf"), 0, 0)}, {"mean": "half"},
         {"std": "abc"}, {"std": 0.2, "dtype": "uint8"}, {"dtype": np.float32}, {"layout": "FWHC"}, {"layout": None},
         {"resize": 0}, {"resize": -1}, {"resize": 2.5}, {"resize": True}, {"resize": (1, 2, 3)}, {"resize": ()},
-        {"resize": (64, 0)}, {"resize": 100_000}, {"resize": "256"}, {"crop": 0}, {"crop": [22, 22]}, {"crop": (0, 5)},
+        {"resize": (64, 0)}, {"resize": 100_000}, {"resize": "256"}, {"crop": 0}, {"crop": (0, 5)},
+            {"crop": [22, 22, 3]},
     ],
 )  # fmt: skip
 def test_invalid_options_of_a_transform_are_refused(options: dict[str, Any]) -> None:

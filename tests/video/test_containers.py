@@ -20,10 +20,10 @@ from streamvid.storage.retry import Retry
 from streamvid.video import recordings
 from streamvid.video.containers import FORMATS, RAW_STREAMS
 from streamvid.video.encoders import leave_real_time
-from streamvid.video.probe import CannotCopyError, open_video
+from streamvid.video.probe import CannotCopyError, VideoFile, open_video
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import CUT_OFF, StoredClip
-from streamvid.video.timestamps import _fill_times
+from streamvid.video.timestamps import _fill_times, decoded_times
 from tests.support import images, mpeg4
 from tests.support.clips import write
 from tests.support.serving import Handler, serving
@@ -310,6 +310,8 @@ def test_transport_streams_of_which_pieces_are_missing(
     source.write_bytes(b"".join(kept + pieces))
     with pytest.raises(VideoError, match="a packet in it is damaged or cut off"):
         prepare(source, tmp_path / "clip")
+    with pytest.raises(ValueError, match="a packet in it is damaged or cut off"):  # where it is transcoded
+        decoded_times(VideoFile(source), "h264", "mpegts")
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,8 @@ def _as_file(data: bytes, name: str = "file") -> Any:
 def _mp4(data: bytes) -> None:
     with _as_file(data) as path:
         for number in (1, 2):
-            sample_entry.read_entries(path, number)
+            for moov in boxes.read_moovs(path):
+                sample_entry.read_entries(moov, number)
             edit_list.read_edit(path, number)
         boxes.find_box(data, b"stsd")
         with path.open("rb", buffering=0) as file:
