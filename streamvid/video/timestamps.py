@@ -63,7 +63,8 @@ def _scan(source: VideoFile, about: StreamInfo, *, cut_only: bool) -> PacketTime
     if len(found.pts) < demuxed.expected or found.hidden.any():
         whole = _demux_all(source, codec, apply_edits=False).packets
         # Without edit lists, FFmpeg hides frames of a fragment that begins before the end of the one before.
-        found, whole = (replace(one, overlaps=bool(whole.hidden.any())) for one in (found, whole))
+        overlaps = bool(whole.hidden.any())
+        found, whole = replace(found, overlaps=overlaps), replace(whole, overlaps=overlaps)
         if len(whole.pts) < demuxed.expected // 2:
             raise ValueError(f"it is cut off: {len(whole.pts)} of {demuxed.expected} frames are there")
         restored = _restore_lost(found, whole, read_edit(source.path, demuxed.track))
