@@ -47,8 +47,8 @@ _OF_PRIMARIES: Final[Mapping[str, str]] = {
 _NO_MATRIX: Final = ("bt2020c", "smpte2085", "chroma-derived-c", "ictcp", "ipt-c2", "ycgco-re", "ycgco-ro")
 """Codings whose conversion to RGB is more than a matrix: constant luminance, LMS, and reversible YCgCo in integers."""
 _DOLBY_IPT: Final = (5, 10)
-"""Profiles of Dolby Vision, of HEVC and of AV1, whose pictures are coded as IPT-PQ-C2 if no other player is to show
-them, without a matrix in the bitstream."""
+"""Profiles of Dolby Vision for HEVC and for AV1 whose pictures, unless other players are to show them, are coded as
+IPT-PQ-C2, which the bitstream does not say."""
 _SITINGS: Final[Mapping[str, tuple[int, int]]] = {
     "left": (1, 0), "center": (0, 0), "topleft": (1, 1), "top": (0, 1), "bottomleft": (1, -1), "bottom": (0, -1),
 }  # fmt: skip

@@ -116,8 +116,7 @@ def kept_revisions(path: str) -> dict[int, str]:
 def kept_manifests(path: str) -> list[Manifest]:
     """The earlier revisions of a dataset that can be parsed, in order. Raises DatasetError if one cannot be read: it
     may name files that no other revision does."""
-
-    retry = Retry.of(COMMAND_SECONDS)
+    retry = Retry(COMMAND_SECONDS)
 
     def read(file: str) -> Manifest | None:
         try:

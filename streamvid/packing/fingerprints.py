@@ -16,7 +16,7 @@ import pyarrow as pa
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.metadata import Metadata
 from streamvid.packing.options import Cut
-from streamvid.packing.source_file import MISSING, local_details, together
+from streamvid.packing.source_file import MISSING, folder_details, local_details
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
@@ -83,22 +83,14 @@ def _listing(folder: str) -> dict[str, Details]:
 
 def _remote(hosts: Collection[str] | None, path: str) -> Details:
     in_bucket = has_ranges(path)
-
-    def ask() -> Details | DatasetError | None:
-        try:
-            return filesystem.details(path, hosts=hosts)
-        except StorageUnavailable:
-            raise
-        except DatasetError as error:  # not asked again: many files of a list may be refused
-            return error
-
+    if in_bucket:
+        retry = None
+    elif hosts is None:
+        retry = Retry(COMMAND_SECONDS)
+    else:
+        retry = Retry(_LISTED_SECONDS, retry_refused=False)  # many files of a list may be refused
     try:
-        if in_bucket or hosts is None:
-            details = filesystem.details(path, retry=None if in_bucket else Retry(COMMAND_SECONDS), hosts=hosts)
-        elif isinstance(found := Retry(_LISTED_SECONDS)(ask), DatasetError):
-            raise found
-        else:
-            details = found
+        details = filesystem.details(path, retry=retry, hosts=hosts)
     except (DatasetError, InputError) as error:
         # A web server that refuses a file is one of many in a list; a bucket that does is the whole input. What does
         # not answer may answer the next time, and a pack that is then resumed must be the same.
@@ -110,7 +102,7 @@ def _remote(hosts: Collection[str] | None, path: str) -> Details:
         return MISSING
     if details.is_folder:
         files = filesystem.list_details(path)
-        return together([(name, files[name].size, files[name].mark) for name in sorted(files)])
+        return folder_details([(name, files[name].size, files[name].mark) for name in sorted(files)])
     return details
 
 

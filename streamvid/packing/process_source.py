@@ -101,7 +101,7 @@ def _process(source: SourceVideo, folder: Path, options: PackOptions, retry: Ret
 def _clips_of(
     source: SourceVideo, folder: Path, options: PackOptions, retry: Retry
 ) -> list[PreparedClip | RejectedCut]:
-    """The clips of a source that is not changed meanwhile."""
+    """The clips of a source, which may be changed meanwhile. Errors as of `process_source`."""
     if source.problem:
         raise VideoError(source.problem)
     if source.needed:  # imported here, because it takes a while

@@ -44,7 +44,7 @@ def local_details(path: str) -> Details:
         if stat.S_ISDIR(found.st_mode):
             with os.scandir(path) as entries:
                 files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
-            return together([(name, status.st_size, str(status.st_mtime_ns)) for name, status in files])
+            return folder_details([(name, status.st_size, str(status.st_mtime_ns)) for name, status in files])
         return Details(found.st_size, str(found.st_mtime_ns), False)
     except OSError:
         return MISSING  # reading the file will fail as well, with the reason
@@ -52,7 +52,7 @@ def local_details(path: str) -> Details:
         raise InputError(f"{path!r} cannot be the path of a video: {error}") from error
 
 
-def together(files: Sequence[tuple[str, int, str]]) -> Details:
+def folder_details(files: Sequence[tuple[str, int, str]]) -> Details:
     """The details of a folder of images: the sum of its files' sizes, and a mark of their names, sizes and marks,
     sorted by name."""
     content = hashlib.sha256(repr(files).encode("utf-8", "replace"))

@@ -52,12 +52,14 @@ class Retry:
         sleep: waits that many seconds; returns a true value to give up.
         retry_missing: whether a missing file is requested again for `REFUSED_SECONDS`, because it is known to have been
             there: a proxy that restarts, a CDN or a bucket that has not heard of it yet may answer 404.
+        retry_refused: whether a refused file is requested again for `REFUSED_SECONDS`.
     """
 
     seconds: float = 600.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], object] = time.sleep
     retry_missing: bool = False
+    retry_refused: bool = True
 
     @classmethod
     def of(cls, retry_for: float | Retry) -> Retry:
@@ -83,8 +85,8 @@ class Retry:
         return replace(self, sleep=sleep)
 
     def __call__(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt`, and again while it raises StorageUnavailable, or, for `REFUSED_SECONDS`, AccessRefused or, if
-        `retry_missing`, MissingFile. Returns its result.
+        """Call `attempt`, and again while it raises StorageUnavailable, or, for `REFUSED_SECONDS`, if `retry_refused`,
+        AccessRefused or, if `retry_missing`, MissingFile. Returns its result.
 
         Raises:
             StorageUnavailable, AccessRefused, MissingFile: raised by the last attempt. All other exceptions pass
@@ -120,6 +122,8 @@ class Retry:
             errors: dict[int, Trouble] = {}
             for place, outcome in zip(left, attempt([items[place] for place in left]), strict=True):
                 if isinstance(outcome, MissingFile) and not self.retry_missing:
+                    raise outcome
+                if isinstance(outcome, AccessRefused) and not self.retry_refused:
                     raise outcome
                 if isinstance(outcome, Trouble):
                     errors[place] = outcome

@@ -29,8 +29,8 @@ class PacketTimes:
         time_base: seconds per tick, as (numerator, denominator).
         edits_applied: whether FFmpeg applied the edit lists when it demuxed these packets.
         num_skipped: number of packets that the demuxer returns before these, and that are left out.
-        overlaps: whether some are hidden because their fragment begins before the end of the one before.
-        lacking: bool [packets], whether pieces of the packet, or packets before it since the last key frame, are
+        overlaps: whether FFmpeg hides some, because their MP4 fragment begins before the end of the one before.
+        incomplete: bool [packets], whether pieces of the packet, or packets before it since the last key frame, are
             missing; None: nothing is.
     """
 
@@ -43,7 +43,7 @@ class PacketTimes:
     edits_applied: bool = True
     num_skipped: int = 0
     overlaps: bool = False
-    lacking: Bool | None = None
+    incomplete: Bool | None = None
 
     def up_to_last_visible(self) -> PacketTimes:
         """A copy without the packets after the last visible one in decode order, on which no frame depends.
@@ -64,7 +64,7 @@ class PacketTimes:
             size=self.size[rows],
             keyframe=self.keyframe[rows],
             hidden=self.hidden[rows],
-            lacking=None if self.lacking is None else self.lacking[rows],
+            incomplete=None if self.incomplete is None else self.incomplete[rows],
         )
 
     @property

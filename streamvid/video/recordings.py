@@ -135,17 +135,19 @@ def is_whole(source: Path, pid: int) -> bool:
     return len(stream) > 0
 
 
-def lacking_packets(corrupt: Bool, keyframe: Bool) -> Bool:
+def incomplete_packets(corrupt: Bool, keyframe: Bool) -> Bool:
     """Packets of a transport stream that lack pieces, or follow such ones before the next key frame.
 
     Args:
         corrupt: bool [packets], which of them FFmpeg marks: the damaged one, or the one before it.
         keyframe: bool [packets].
     """
-    lacking, keys = np.zeros(len(corrupt), dtype=bool), np.flatnonzero(keyframe)
-    for first in np.flatnonzero(corrupt).tolist():
-        lacking[first : next(iter(keys[keys > first + 1].tolist()), len(corrupt))] = True
-    return lacking
+    incomplete, first = np.zeros(len(corrupt), dtype=bool), np.flatnonzero(corrupt)
+    ends = np.append(np.flatnonzero(keyframe), len(corrupt))
+    # The key frame right behind a marked packet may be the damaged one.
+    for begin, end in zip(first, ends[np.searchsorted(ends[:-1], first + 1, side="right")], strict=True):
+        incomplete[begin:end] = True
+    return incomplete
 
 
 def breaks_off(source: Path, pid: int) -> bool:

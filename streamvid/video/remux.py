@@ -109,15 +109,15 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
                 _write_vp8(source, target, times, first)
             else:
                 _mux(source, target, about, times, first, moov_first=not cut_only)
-            if times.lacking is not None:
-                _break_packets(target, times.lacking)
+            if times.incomplete is not None:
+                _break_packets(target, times.incomplete)
             clip = index_clip(target, about.codec, about.profile, first, times, cut_only=cut_only)
             return replace(clip, left_out=missing)
 
         clip = store(times.up_to_last_visible())
         if about.container == "avi" and clip.codec == "mjpeg" and _is_in_fields(clip):
             raise CannotCopyError("only its AVI says which field of a picture is the upper one")
-        if not clip.has_trait(UNORDERED) or times.lacking is not None:  # then each cut is looked at
+        if not clip.has_trait(UNORDERED) or times.incomplete is not None:  # then each cut is looked at
             return clip
         output = None
         try:
@@ -227,12 +227,12 @@ def _mux(
             limit_edit(file, end * times.time_base[0] / times.time_base[1])
 
 
-def _break_packets(target: Path, lacking: Bool) -> None:
-    """Give the first NAL unit of packets a length that does not fit, by which decoders and `PacketKind.broken` know
-    them, as they may not miss what is lacking."""
+def _break_packets(target: Path, incomplete: Bool) -> None:
+    """Give the first NAL unit of packets a length that does not fit: `PacketKind.broken` says so, whereas a decoder may
+    conceal what is missing."""
     with VideoFile(target).open(apply_edits=False) as (container, stream), target.open("r+b") as file:
         places = [packet.pos for packet in container.demux(stream) if packet.size]
-        for place in compress(places, lacking):
+        for place in compress(places, incomplete):
             assert place is not None
             file.seek(place)
             file.write(b"\xff" * 4)

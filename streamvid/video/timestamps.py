@@ -20,7 +20,7 @@ from streamvid.video.output_order import OutputOrder, distinct, output_order, ti
 from streamvid.video.packet_times import PacketTimes, fit_pauses
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, is_whole, lacking_packets
+from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, incomplete_packets, is_whole
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -41,7 +41,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo, *, cut_only: bool = 
 
     Args:
         cut_only: the video is only cut: less than half of it may lack pieces of a transport stream, which
-            `PacketTimes.lacking` then says.
+            `PacketTimes.incomplete` then says.
 
     Raises:
         ValueError: there are no packets, some are damaged or missing, or their times cannot be determined.
@@ -56,7 +56,7 @@ def _scan(source: VideoFile, about: StreamInfo, *, cut_only: bool) -> PacketTime
     """`scan_packet_times`, in ticks of the container."""
     codec, demuxed = about.codec, _demux_all(source, about.codec)
     found = demuxed.packets
-    if found.lacking is not None and not (cut_only and 2 * np.count_nonzero(found.lacking) < len(found.pts)):
+    if found.incomplete is not None and not (cut_only and 2 * np.count_nonzero(found.incomplete) < len(found.pts)):
         raise ValueError(DAMAGED if cut_only else f"{DAMAGED}; or cut it (--clip), and the clips there alone are lost")
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
@@ -105,7 +105,7 @@ def decoded_times(
         ValueError: times are missing, or two are the same, or pieces of a transport stream are missing.
     """
     demuxed = _demux_all(source, codec)
-    if demuxed.packets.lacking is not None:  # a decoder may conceal it
+    if demuxed.packets.incomplete is not None:  # a decoder may conceal it
         raise ValueError(DAMAGED)
     dated = _date_by_order(source, demuxed, codec, container)
     pts, base = demuxed.packets.pts, Fraction(*demuxed.packets.time_base)
@@ -222,14 +222,15 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
             dtype=_ROW,
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
-        name, track, lacking = container.format.name.split(",")[0], stream.id, None
+        name, track, incomplete = container.format.name.split(",")[0], stream.id, None
         if name == "mpegts" and rows["corrupt"].any() and not is_whole(source.path, track):
             if codec not in ("h264", "hevc"):
                 raise ValueError(DAMAGED)
-            lacking = lacking_packets(rows["corrupt"], rows["keyframe"])
+            incomplete = incomplete_packets(rows["corrupt"], rows["keyframe"])
     pts, clock, parts = rows["pts"].copy(), rows["clock"].copy(), np.empty(0, dtype=np.int64)
-    for number in np.flatnonzero((pts[1:] == _NO_PTS) & lacking[1:]).tolist() if lacking is not None else ():
-        pts[number + 1] = pts[number] + 1  # the beginning of a packet, with its time, is missing
+    if incomplete is not None:
+        for number in np.flatnonzero((pts[1:] == _NO_PTS) & incomplete[1:]).tolist():
+            pts[number + 1] = pts[number] + 1  # the beginning of a packet, with its time, is missing
     complete = not (pts == _NO_PTS).any()
     if complete and not rows["discarded"].any():
         pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])
@@ -244,7 +245,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         last_duration=int(durations[-1]) if len(durations) else 0,
         time_base=(base / finer).as_integer_ratio(),
         edits_applied=apply_edits,
-        lacking=lacking,
+        incomplete=incomplete,
     )
     return _Demuxed(packets, clock, rows["duration"] * finer, expected, track, parts)
 

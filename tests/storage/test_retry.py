@@ -6,6 +6,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -73,6 +74,14 @@ def test_a_refusal_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.getMessage() for record in caplog.records] == [
         "The key is wrong. It is tried for 30 s, with credentials looked up again."
     ]
+
+
+def test_a_refusal_may_be_final() -> None:
+    clock = Clock()
+    left, attempt = failing(StorageUnavailable("away"), *[AccessRefused("no")] * 3)
+    with pytest.raises(AccessRefused):
+        replace(clock.retry(), retry_refused=False)(attempt)
+    assert (len(clock.waits), len(left)) == (1, 2)
 
 
 def test_without_time_it_is_asked_once() -> None:

@@ -18,7 +18,7 @@ from streamvid.video.probe import VideoFile
 from streamvid.video.read_buffer import read_range
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from tests.support.clips import write
+from tests.support.clips import without_packets, write
 from tools.clips import Recipe
 from tools.damage import lie_about_order
 from tools.recipes import Codec
@@ -69,13 +69,7 @@ def test_the_index_is_that_of_packing(tmp_path: Path, name: str) -> None:
 def test_av1_with_temporal_delimiters(tmp_path: Path) -> None:
     """As browsers record it, and as IVF has it; a clip's packets are without."""
     copied = write(replace(SMALL, codec="av1"), tmp_path / "a.mp4")
-    source = tmp_path / "a.ivf"
-    with av.open(str(copied)) as file, av.open(str(source), "w") as output:
-        track = output.add_stream_from_template(file.streams.video[0], opaque=True)
-        for packet in file.demux(video=0):
-            if packet.size:
-                packet.stream = track
-                output.mux(packet)
+    source = without_packets(copied, tmp_path / "a.ivf")
     assert packets(index_where_it_lies(VideoFile(source), tmp_path / "copy")) == packets(
         packed(copied, tmp_path / "packed")
     )
