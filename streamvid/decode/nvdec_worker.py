@@ -190,7 +190,7 @@ class NvdecWorker:
                 # While waiting for the next jobs, hold no reference to the output of these.
                 del jobs
             # An abandoned worker may still have jobs, whose output memory must not be freed before they end.
-            self._fail(RuntimeError("its engine was given up"))
+            self._fail(RuntimeError("its engine was abandoned"))
             for key in list(self._sessions):
                 self._close(key)
 
@@ -276,6 +276,8 @@ class NvdecWorker:
 
     def _session(self, job: GopJob) -> DecodeSession:
         """The session for a job's configuration, opened or reopened if necessary; it becomes the current one."""
+        if self._abandoned:  # since it asked for the job: nothing would notice that it hangs again
+            raise RuntimeError("its engine was abandoned")
         key, size, first = job.key, None, job.key
         if self._in is not None and key == self._current and not job.retry_of and self._in.takes(key, job.dpb_frames):
             return self._in
@@ -289,11 +291,10 @@ class NvdecWorker:
                 self._free(other)
                 first = opened.first
         if size is None:
-            library = self._library
-            size = key if library is None else largest(key, self._queue.seen())
+            size = key if self._library is None else largest(key, self._queue.seen())
             for other in list(self._sessions):
                 memory = sum(map(self._memory, (*self._sessions, size)))
-                if memory > self._memory_limit or (library is not None and alike(other, size)):
+                if memory > self._memory_limit or (self._library is not None and alike(other, size)):
                     self._close(other)
             try:
                 session = self._open_session(size, job.dpb_frames)
@@ -316,13 +317,12 @@ class NvdecWorker:
 
     def _open_session(self, key: SessionKey, dpb_frames: int) -> DecodeSession:
         log.debug("opening a decode session for %s", key)
-        device, library = self._stream.device, self._library
-        if library is not None:
+        if self._library is not None:
             return NativeSession(
-                library, device_id=self._device_id, key=key, stream=self._stream.cuda_stream, take=self._take,
+                self._library, device_id=self._device_id, key=key, stream=self._stream.cuda_stream, take=self._take,
                 launch=self._launch,
             )  # fmt: skip
-        calls = self._surfaces.calls
+        calls, device = self._surfaces.calls, self._stream.device
         return PynvSession(
             self._open(key), key, dpb_frames, take=self._take, launch=self._launch, calls=calls, device=device
         )

@@ -27,8 +27,10 @@ from streamvid.decode import job_queue, nvdec, nvdec_worker
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import JobGroup
+from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.decode.nvdec_library import Caps, NvdecLibrary
+from streamvid.decode.nvdec_worker import NvdecWorker
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -170,7 +172,7 @@ def test_codecs_without_nal_units_are_fed_packet_by_packet(
     clip = store_clip(write(recipe, tmp_path / f"source.{recipe.container}"), tmp_path)
     references = decode_with_pyav(whole(clip), color="auto")
     retried: list[str] = []
-    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda worker, key: Dealing(key.codec))
+    monkeypatch.setattr(NvdecWorker, "_open", lambda worker, key: Dealing(key.codec))
     monkeypatch.setattr(nvdec.DecodeQueue, "retry", lambda queue, job, error: retried.append(str(error)))
     pool = NvdecSessionPool(device_id=0, engines=2, cpu_workers=1)
     rng = np.random.default_rng(1)
@@ -206,9 +208,7 @@ def test_vops_that_are_not_coded_are_no_frames(
     references = decode_with_pyav(whole(clip), color="auto")
     assert len(references) == len(vops)
     retried: list[str] = []
-    monkeypatch.setattr(
-        nvdec_worker.NvdecWorker, "_open", lambda worker, key: Repeating(key.codec, lambda frames: frames)
-    )
+    monkeypatch.setattr(NvdecWorker, "_open", lambda worker, key: Repeating(key.codec, lambda frames: frames))
     monkeypatch.setattr(nvdec.DecodeQueue, "retry", lambda queue, job, error: retried.append(str(error)))
     pool = NvdecSessionPool(device_id=0, engines=1)
     for wanted in (np.arange(24), np.array([5, 6]), np.array([18])):
@@ -335,7 +335,7 @@ def test_a_decoder_that_fails_at_times_costs_no_frame(
             raise RuntimeError("CUDA_ERROR_UNKNOWN")
         return frames[:-1] if spoiled == "lost" else [*frames, frames[-1]]
 
-    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda worker, key: Decoder(key.codec, spoil))
+    monkeypatch.setattr(NvdecWorker, "_open", lambda worker, key: Decoder(key.codec, spoil))
     agree(NvdecSessionPool(device_id=0, engines=1), clips.values(), rounds=2)
     assert next(calls) > 5
 
@@ -353,7 +353,7 @@ def test_frames_that_come_in_another_order_than_the_bitstream_says_are_matched_b
         return [*frames[:1], *frames[:0:-1]]
 
     stand_in().decode_by_ffmpeg(late)
-    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda worker, key: Decoder(key.codec, late))
+    monkeypatch.setattr(NvdecWorker, "_open", lambda worker, key: Decoder(key.codec, late))
     pool = NvdecSessionPool(device_id=0, engines=1, library=library)
     for wanted in (np.arange(24), np.array([1, 2, 19])):
         (got,) = pool.submit([slice_of(clip, wanted)]).result()
@@ -401,7 +401,7 @@ def test_an_engine_that_hangs_costs_its_batches_and_is_replaced(
     clips: Clips, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls, wakes, before = count(1), threading.Event(), threading.enumerate()
-    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls, wakes))
+    monkeypatch.setattr(NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls, wakes))
     pool = NvdecSessionPool(device_id=0, engines=1)
     clip, frames = clips["h264"]
     with pytest.raises(VideoError, match=r"engine nvdec-0 has not answered \(.* s\); the clips in it: clip"):
@@ -423,7 +423,7 @@ def test_an_engine_that_hangs_is_noticed_however_long_its_job(clips: Clips, monk
     # The whole job may take far longer than one packet of it.
     monkeypatch.setattr(nvdec, "Pace", partial(Pace, least_s=0.0))
     monkeypatch.setattr(Pace, "_each", lambda self, encoded: 2.0)
-    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls, wakes))
+    monkeypatch.setattr(NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls, wakes))
     pool = NvdecSessionPool(device_id=0, engines=1)
     with pytest.raises(VideoError, match=r"has not answered \(it did nothing for 2 s\)"):
         pool.submit([whole(clips["h264"][0])]).result()
@@ -434,7 +434,7 @@ def test_an_engine_that_hangs_is_noticed_however_long_its_job(clips: Clips, monk
 @pytest.mark.usefixtures("opened", "impatient")
 def test_a_stuck_engine_holds_up_neither_the_others_nor_closing(clips: Clips, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, wakes = {"hevc": count(3), "h264": count(4)}, threading.Event()
-    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls[key.codec], wakes))
+    monkeypatch.setattr(NvdecWorker, "_open", lambda _, key: Hanging(key.codec, calls[key.codec], wakes))
     pool = NvdecSessionPool(device_id=0, engines=2)
     bad = pool.submit([slice_of(clips["hevc"][0], [3])])
     clip, frames = clips["h264"]
@@ -447,13 +447,39 @@ def test_a_stuck_engine_holds_up_neither_the_others_nor_closing(clips: Clips, mo
     wakes.set()
 
 
+def test_an_abandoned_thread_takes_no_more_jobs(
+    clips: Clips, library: NvdecLibrary | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, session = DecodeQueue.take, NvdecWorker._session
+    abandoned: list[threading.Thread] = []
+    decoding = set()
+
+    def abandons(queue: DecodeQueue, *, opened: Any, **given: Any) -> Any:
+        job = take(queue, opened=opened, **given)
+        if job is not None and not abandoned:  # between the worker's look at it and the job's arrival
+            abandoned.append(threading.current_thread())
+            assert opened.abandon() == []
+        return job
+
+    def notes(worker: NvdecWorker, job: Any) -> Any:
+        found = session(worker, job)
+        decoding.add(threading.current_thread())
+        return found
+
+    monkeypatch.setattr(DecodeQueue, "take", abandons)
+    monkeypatch.setattr(NvdecWorker, "_session", notes)
+    agree(NvdecSessionPool(device_id=0, engines=2, library=library), clips.values(), rounds=2)
+    assert decoding
+    assert abandoned[0] not in decoding
+
+
 @pytest.mark.usefixtures("opened")
 def test_more_stuck_engines_than_sessions_can_be_blamed_for_end_the_run(
     clips: Clips, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wakes = threading.Event()
     monkeypatch.setattr(nvdec, "Pace", partial(Pace, least_s=0.2))
-    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_open", lambda _, key: Hanging(key.codec, repeat(3), wakes))
+    monkeypatch.setattr(NvdecWorker, "_open", lambda _, key: Hanging(key.codec, repeat(3), wakes))
     pool = NvdecSessionPool(device_id=0, engines=1)
     for expected in (VideoError, VideoError, VideoError, GpuLostError):
         with pytest.raises(expected, match="has not answered"):
@@ -488,8 +514,8 @@ def test_engines_begin_before_all_slices_are_split(
     clips: Clips, opened: list[Any], library: NvdecLibrary | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, parts = threading.Event(), []
-    decode, split = nvdec_worker.NvdecWorker._decode, nvdec.split_at_idr
-    monkeypatch.setattr(nvdec_worker.NvdecWorker, "_decode", lambda worker, job: (begun.set(), decode(worker, job)))
+    decode, split = NvdecWorker._decode, nvdec.split_at_idr
+    monkeypatch.setattr(NvdecWorker, "_decode", lambda worker, job: (begun.set(), decode(worker, job)))
 
     def slow(slices: Any, *given: Any, **more: Any) -> Any:
         assert not parts or begun.wait(120)
