@@ -41,6 +41,7 @@ from streamvid.host import limit_met
 from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.journal import (
     PROGRESS_FOLDER,
+    SOURCES_FILE,
     UPLOAD,
     FinishedElsewhereError,
     Journal,
@@ -74,6 +75,7 @@ _OUR_TEMPORARY: Final = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _WORK_PREFIX: Final = ".packing-"
 _OUR_SHARD_FILE: Final = re.compile(rf"[0-9]{{8}}\.({'|'.join(SHARD_EXTENSIONS)})")
 _OUR_TAR: Final = re.compile(rf"(.+)/{SHARD_FOLDER}/[0-9]{{8}}\.tar")
+_OUR_TABLE_FILE: Final = re.compile(r"[0-9a-f]{64}\.parquet")
 _FILES_SEEN: Final = 10_000
 
 
@@ -239,8 +241,7 @@ def remove_temporaries(destination: str) -> None:
     if not is_local(destination):
         return
     root = Path(local_path(destination))
-    folders = (PROGRESS_FOLDER, REVISIONS_FOLDER, SHARD_FOLDER, TABLE_FOLDER)
-    for folder in (root, *(root / name for name in folders)):
+    for folder in (root, *(root / name for name in (PROGRESS_FOLDER, REVISIONS_FOLDER, SHARD_FOLDER, TABLE_FOLDER))):
         for path in folder.iterdir() if folder.is_dir() else ():
             if folder == root and path.name.startswith(_WORK_PREFIX):
                 shutil.rmtree(path, ignore_errors=True)
@@ -375,15 +376,13 @@ def _clear(destination: str, *, everything: bool) -> None:
 def shard_files(destination: str) -> list[str]:
     """The shards' files at the destination."""
     folder = join(destination, SHARD_FOLDER)
-    names = sorted(filesystem.list_details(folder))
-    return [join(folder, name) for name in names if _OUR_SHARD_FILE.fullmatch(name)]
+    return [join(folder, file) for file in sorted(filesystem.list_details(folder)) if _OUR_SHARD_FILE.fullmatch(file)]
 
 
 def consolidated_files(destination: str) -> list[str]:
     """The files of consolidated tables at the destination."""
     folder = join(destination, TABLE_FOLDER)
-    names = sorted(filesystem.list_details(folder))
-    return [join(folder, name) for name in names if re.fullmatch(r"[0-9a-f]{64}\.parquet", name)]
+    return [join(folder, file) for file in sorted(filesystem.list_details(folder)) if _OUR_TABLE_FILE.fullmatch(file)]
 
 
 def _remove_progress_files(destination: str) -> None:
@@ -396,5 +395,6 @@ def _remove_progress_files(destination: str) -> None:
             abort_upload(join(destination, SHARD_FOLDER, name.removesuffix(UPLOAD)), found)
         filesystem.remove_file(path)
 
-    pattern = re.compile(rf"[0-9]{{8}}\.json|{_OUR_TEMPORARY.pattern}|{_OUR_SHARD_FILE.pattern}{re.escape(UPLOAD)}")
-    map_in_threads(remove, [name for name in sorted(filesystem.list_details(folder)) if pattern.fullmatch(name)])
+    upload = _OUR_SHARD_FILE.pattern + re.escape(UPLOAD)
+    ours = "|".join((r"[0-9]{8}\.json", SOURCES_FILE.format("[0-9a-f]{16}"), _OUR_TEMPORARY.pattern, upload))
+    map_in_threads(remove, [name for name in sorted(filesystem.list_details(folder)) if re.fullmatch(ours, name)])

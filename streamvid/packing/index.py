@@ -12,6 +12,7 @@ from streamvid.checks import listed, suggest_keywords
 from streamvid.dataset.roots import given_roots, grant
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
+from streamvid.packing.begun import BegunWith
 from streamvid.packing.destination import read_rejected
 from streamvid.packing.job_spec import JobSpec, plan_job
 from streamvid.packing.journal import read_claim
@@ -78,7 +79,7 @@ def index(
     paths, told = given_paths(places, "places"), given_roots(roots)
     cameras = [camera] if isinstance(camera, str) else listed(camera, "camera", "names of cameras")
 
-    def plan(options: PackOptions, *, append: bool, after: str = "") -> JobSpec:
+    def plan(options: PackOptions, *, append: bool, after: str = "", begun: BegunWith | None = None) -> JobSpec:
         return plan_job(
             paths,
             to,
@@ -92,9 +93,10 @@ def index(
             places=Places(tuple(paths), tuple(told), tuple(cameras), to),
             after=after,
             images=images,
+            begun=begun,
         )
 
-    spec = plan(options, append=update)
+    spec = run.plan(paths, state, lambda begun: plan(options, append=update, begun=begun))
     fingerprint = spec.job.fingerprint
     if not copy_others:
         report = run_job(spec, run)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from streamvid.errors import InputError
 from streamvid.packing.append import BaseDataset, changed_sources, extend_classes, new_sources
+from streamvid.packing.begun import BegunWith, inputs_digest
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name, check_not_swapped, given_name
 from streamvid.packing.fingerprints import NO_MARK, fingerprint, source_details, sources_digest, versions
@@ -90,6 +91,8 @@ class JobSpec:
         settings: the options, for pack-report.json.
         joins: how the rows of each label or metadata list matched the sources.
         forget: clips of the base whose videos have changed, as shard and row.
+        inputs: `streamvid.packing.begun.inputs_digest` of the inputs; "" if they are no videos.
+        stale: names of the sources that have changed, or are gone, since a pack that is resumed began.
     """
 
     job: PackJob
@@ -104,6 +107,8 @@ class JobSpec:
     unlabelled: int = 0
     joins: tuple[Join, ...] = ()
     forget: tuple[tuple[str, int], ...] = ()
+    inputs: str = ""
+    stale: frozenset[str] = frozenset()
 
     @property
     def videos(self) -> int:
@@ -131,6 +136,7 @@ def plan_job(
     places: Places | None = None,
     after: str = "",
     images: bool = False,
+    begun: BegunWith | None = None,
 ) -> JobSpec:
     """Find the sources, and determine everything that the dataset's bytes depend on. Reads lists, but no videos.
 
@@ -138,6 +144,7 @@ def plan_job(
         places: as in `streamvid.packing.inputs.find_sources`.
         after: fingerprint of the job that this one continues.
         images: as in `streamvid.packing.inputs.find_sources`.
+        begun: the sources of the unfinished pack that is resumed; default: those that are found now.
         inputs, destination, labels, metadata, cuts, shard_size, name, options: as in `streamvid.packing.pack.pack`.
 
     Raises:
@@ -181,6 +188,15 @@ def plan_job(
     changed = {} if base is None or not options.in_place else changed_sources(sources, base)
     if base is not None:
         sources = new_sources(sources, base, changed)
+    skipped = found - len(sources)
+    if not options.in_place:
+        sources = with_details(sources, places)
+    stale: frozenset[str] = frozenset()
+    if begun is not None:
+        sources, stale = begun.again(sources)
+        names = {source.name for source in sources}
+        skipped += len(changed.keys() - names)  # what has changed since that pack skipped it
+        changed = {name: clips for name, clips in changed.items() if name in names}
     unlabelled = sum(source.label is None and not _all_cuts_labelled(source) for source in sources)
     classes = class_names({source.label for source in sources} | {c.label for s in sources for c in s.cuts or ()})
     if base is not None:
@@ -188,8 +204,6 @@ def plan_job(
     sources = _numbered(sources, classes)
     cutting = options.cutting is not None or any(source.cuts is not None for source in sources)
     columns = lists.finish(COLUMNS if cutting else pa.schema([]))
-    if not options.in_place:
-        sources = with_details(sources, places)
     sizes = [_INDEXED if options.in_place else source.size for source in sources]
     groups = partition(sizes, shard_size, first=0 if base is None else base.next_number)
     name = given_name(name, base_name(destination) if base is None else base.manifest.name)
@@ -214,10 +228,12 @@ def plan_job(
         classes,
         settings,
         base,
-        skipped=found - len(sources),
+        skipped=skipped,
         unlabelled=unlabelled if unlabelled < len(sources) else 0,
         joins=tuple(joins),
         forget=tuple(clip for clips in changed.values() for clip in clips),
+        inputs=inputs_digest(inputs),
+        stale=stale,
     )
 
 

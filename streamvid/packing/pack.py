@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal
@@ -22,6 +22,7 @@ from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import InputError
 from streamvid.host import usable_cores
 from streamvid.packing.append import read_base
+from streamvid.packing.begun import BegunWith, check_finished, inputs_digest, read_begun, write_begun
 from streamvid.packing.destination import (
     DATASET_EXISTS,
     REJECTED_FILE,
@@ -118,6 +119,17 @@ class JobRun:
             raise InputError(DATASET_EXISTS.format(redact(self.destination)))
         return state
 
+    def plan(
+        self, inputs: Sequence[str], state: DestinationState, plan: Callable[[BegunWith | None], JobSpec]
+    ) -> JobSpec:
+        """The job as it is planned now, or the unfinished one at the destination if it is the same but for videos that
+        came, changed or went since it began."""
+        holder = None if self.overwrite or state.claimed_by == state.packed_by else state.claimed_by
+        begun = None if holder is None else read_begun(self.destination, inputs_digest(inputs))
+        if begun is not None and (spec := plan(begun)).job.fingerprint == holder:
+            return spec
+        return plan(None)
+
 
 @suggest_keywords
 def pack(
@@ -174,20 +186,23 @@ def pack(
         raise InputError(f"options must be PackOptions(…), such as PackOptions(fps=24); it is {options!r}"[:300])
     integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
     run = JobRun(to, overwrite, append, workers, engine, address, retry_for, progress)
-    run.state()
-    spec = plan_job(
-        paths,
-        to,
-        labels=labels,
-        metadata=metadata,
-        cuts=cuts,
-        shard_size=shard_size,
-        name=name,
-        options=options,
-        base=read_base(to) if append else None,
-        images=images,
-    )
-    return run_job(spec, run)
+
+    def plan(begun: BegunWith | None) -> JobSpec:
+        return plan_job(
+            paths,
+            to,
+            labels=labels,
+            metadata=metadata,
+            cuts=cuts,
+            shard_size=shard_size,
+            name=name,
+            options=options,
+            base=read_base(to) if append else None,
+            images=images,
+            begun=begun,
+        )
+
+    return run_job(run.plan(paths, run.state(), plan), run)
 
 
 def run_job(spec: JobSpec, run: JobRun) -> PackReport:
@@ -206,6 +221,9 @@ def run_job(spec: JobSpec, run: JobRun) -> PackReport:
         base = None if spec.base is None else spec.base.sha256
         try:
             resumed = claim(destination, fingerprint, overwrite=run.overwrite, base=base)
+            if spec.inputs and not resumed:
+                keep = partial(write_begun, destination, spec.inputs, spec.sources, spec.classes)
+                asked(destination, keep, spec.job.retry)
             remove_temporaries(destination)
             records, resumed_clips = _pack_groups(spec, run, resumed)
             remove_temporaries(destination)
@@ -232,6 +250,8 @@ def _pack_groups(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record
     with PackProgress(spec.videos, sum(sizes), enabled=run.progress) as bar:
         for group in spec.groups:
             finished, cursor = finished_records(group, journal)
+            if spec.stale:
+                check_finished(group, finished, cursor, spec.sources, spec.stale)
             records.update((record.number, record) for record in finished)
             if cursor is not None:
                 unfinished.append((group, cursor))

@@ -274,7 +274,7 @@ def test_what_is_there_is_not_made_again(videos: Path, tmp_path: Path, monkeypat
         with pytest.raises(OSError, match="No space"):
             pack([videos], destination, shard_size=SHARD, options=CUT)
     kept = digests(destination)
-    records = [json.loads(path.read_text()) for path in sorted((destination / "progress").iterdir())]
+    records = [json.loads(path.read_text()) for path in sorted((destination / "progress").glob("*.json"))]
     assert any(record["next"] and record["next"][1] for record in records), "none ends inside a video"
     assert not (destination / "dataset.json").exists()
     asked: list[str] = []
@@ -301,7 +301,7 @@ def test_what_is_there_is_not_made_again(videos: Path, tmp_path: Path, monkeypat
 
 def test_a_damaged_or_foreign_record_is_passed_over(videos: Path, whole: dict[str, str], tmp_path: Path) -> None:
     destination = tmp_path / "ds"
-    die_before_change(30, destination, lambda: pack([videos], destination, shard_size=SHARD, options=CUT, workers=1))
+    die_before_change(31, destination, lambda: pack([videos], destination, shard_size=SHARD, options=CUT, workers=1))
     records = sorted((destination / "progress").glob("*.json"))
     assert len(records) >= 4
     (destination / "shards" / f"{records[3].stem}.idx").unlink()  # its shard is not whole
@@ -339,9 +339,8 @@ def test_another_pack_is_told_what_is_in_its_way(videos: Path, tmp_path: Path) -
     die_before_change(12, destination, lambda: pack([tmp_path / "in"], destination, shard_size=SHARD, workers=1))
     with pytest.raises(InputError, match=r"other options is running or was broken off.*--overwrite"):
         pack([tmp_path / "in"], destination, shard_size=SHARD + 1)
-    os.utime(tmp_path / "in/1.mp4", ns=(1, 1))
     with pytest.raises(InputError, match="with other videos is running"):
-        pack([tmp_path / "in"], destination, shard_size=SHARD)
+        pack([videos / "1.mp4"], destination, shard_size=SHARD)
     pack([videos / "1.mp4"], destination, overwrite=True)
     assert len(Dataset.open(destination)) == 1
     assert verify(destination).ok
