@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -24,7 +25,7 @@ from streamvid.packing.partition import Group, GroupCursor
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
-from streamvid.storage.url import is_local, join, redact, unsigned
+from streamvid.storage.url import is_local, join, local_path, redact, unsigned
 from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
@@ -88,8 +89,9 @@ def _version(source: SourceVideo) -> tuple[object, ...]:
 
 
 def inputs_digest(inputs: Iterable[str]) -> str:
-    """SHA-256 of the inputs of a pack as they were given, without the signatures of URLs: 16 hexadecimal digits."""
-    return hashlib.sha256(json.dumps([unsigned(path) for path in inputs]).encode()).hexdigest()[:16]
+    """SHA-256 of the absolute paths of a pack's inputs, and of their URLs without signatures: 16 hexadecimal digits."""
+    paths = [os.path.abspath(local_path(path)) if is_local(path) else unsigned(path) for path in inputs]
+    return hashlib.sha256(json.dumps(paths).encode()).hexdigest()[:16]
 
 
 def write_begun(destination: str, inputs: str, sources: Sequence[SourceVideo], classes: Sequence[str] | None) -> None:

@@ -253,13 +253,19 @@ def test_a_pack_that_overwrites_and_is_killed_does_not_take_the_sources_of_the_o
         assert len(sources(tmp_path / "ds")) == 8 + ((tmp_path / "ds/shards").exists() and at > 1), at
 
 
-def test_other_inputs_are_another_pack(source: Path, videos: Path, tmp_path: Path) -> None:
+def test_other_inputs_are_another_pack(
+    source: Path, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else its videos would count as gone, and these as come."""
     killed(lambda: pack([source], tmp_path / "ds", shard_size=SHARD, workers=1), tmp_path / "ds", 1)
     with pytest.raises(InputError, match="with other videos is running or was broken off"):
         pack([videos / "a"], tmp_path / "ds", shard_size=SHARD)
     with pytest.raises(InputError, match="with other options is running or was broken off"):
         pack([source], tmp_path / "ds", shard_size=SHARD + 1)
+    monkeypatch.chdir(source)
+    video(source / "new.mp4", 75)
+    pack(["."], tmp_path / "ds", shard_size=SHARD)
+    assert len(sources(tmp_path / "ds")) == 8
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", None])
