@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StreamvidError as error:
         return fail(str(error), UNUSABLE)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{error.filename}: " if error.filename else _unwritten_output()
         remedy = "; check who owns it and its mode" if isinstance(error, PermissionError) else ""
         return fail(f"{where}{error.strerror or error}{remedy}", UNUSABLE)
     except MemoryError:
@@ -115,6 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
         hint = "this is a defect of streamvid; --verbose shows where"
         return fail(f"unexpected {type(error).__name__}: {error} ({hint})", UNUSABLE)
+
+
+def _unwritten_output() -> str:
+    """The beginning of an error that names no file: "the output (stdout): " if no further line can be written there, as
+    to a full disk; else empty."""
+    try:
+        print(flush=True)  # Python dropped what it could not write, so only another write tells
+    except OSError:
+        return "the output (stdout): "
+    return ""
 
 
 def _open_streams() -> None:

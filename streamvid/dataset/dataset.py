@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +92,13 @@ class Dataset(ClipSource):
 
         columns = Columns(clips, manifest.classes, meta=columns_of_all)
         super().__init__(path, clips, columns, manifest.classes, shards, retry, forgotten)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refused: called if this is iterated over, or given to a DataLoader, as a dataset of samples."""
+        raise TypeError(
+            "a Dataset has rows, in its clips and columns, and no samples: ClipDataset(dataset, sampling=…) has these "
+            "one by one, StreamLoader(dataset, …) in batches"
+        )
 
     @classmethod
     @suggest_keywords

@@ -270,7 +270,7 @@ def _dataset(path: str, roots: Sequence[str]) -> Iterator[Finding]:
     manifest = read_manifest(dataset_path(path), retry_for=_ONCE)
     opened = time.perf_counter() - started
     yield Finding("dataset", f"{redact(path)}: {manifest.clips:,} clips, opened in {1000 * opened:.0f} ms")
-    if manifest.roots:  # clips in place, possibly all of them
+    if manifest.roots or not manifest.clips:  # clips in place, possibly all of them; a dataset of none does not open
         source = Dataset.open(path, retry_for=_ONCE.seconds, roots=roots)
         row = int(np.argmax(source.clips.mp4_size))
         reader, what, url = source.reader, "its files", source.location(row)

@@ -109,7 +109,8 @@ class GpuDataLoader(BatchLoader[SamplerPosition]):
     ) -> None:
         if not isinstance(dataset, ClipDataset):
             raise InputError(
-                f"GpuDataLoader takes a ClipDataset, such as ClipDataset(path, sampling=…); it is {dataset!r}"[:300]
+                "GpuDataLoader takes a ClipDataset, such as ClipDataset(path, sampling=…), or for some of its clips "
+                f"ClipDataset(Subset(path, keys=…), sampling=…); it is {dataset!r}"[:300]
             )
         if batch_size is None:
             batch_size = getattr(batch_sampler, "batch_size", None)

@@ -14,6 +14,7 @@ import numpy as np
 
 from streamvid.checks import boolean, integer, one_of
 from streamvid.dataset.dataset import Dataset
+from streamvid.dataset.revisions import dataset_path
 from streamvid.errors import InputError
 from streamvid.fetch.fetch_mode import Fetch, choose_fetch
 from streamvid.loader.sample_set import SampleSet
@@ -135,6 +136,8 @@ class Opener:
                 raise InputError("a ClipDataset has its own sampling, transform, columns and seed: leave these out")
             samples = dataset.sample_set()
         elif sampling is None:
+            if not isinstance(dataset, Dataset | Subset | Mix):
+                dataset_path(dataset)  # the first error to tell
             raise InputError("give a sampling, such as sampling=Window(frames=16, fps=8)")
         else:
             samples = SampleSet.open(dataset, sampling=sampling, open_dataset=self._open_cached, **options)

@@ -187,8 +187,9 @@ class Quarantine:
             noted = {row for row, run in read_file(file, self._dataset) if run == self.policy.run}
             count = max(self.found, len(noted))
             log.warning(
-                "bad clip %d of at most %d on rank %d: %s; probably damaged: the %s (on_error=%r; noted in %s)",
-                count, most, rank, error, error.suspect, self.policy.on_error, file,
+                "bad clip %d of at most %d on rank %d: %s; probably damaged: the %s (on_error=%r; %s)",
+                count, most, rank, error, error.suspect, self.policy.on_error,
+                f"noted in {file}" if error.row in noted else "not noted",
             )  # fmt: skip
             if count > most:
                 (worst, many), *_ = self._shards.most_common(1)

@@ -47,8 +47,9 @@ class Agreement:
         self._group: weakref.ref[Any] | None = None
         self._watched = False  # whether to warn when other ranks leave the current iteration
         self._key, self._rank, self._first = "", 0, False
-        self._turn, self._last, self._record = 0, "", ""
-        self._epoch, self._made, self._begun = 0, 0, 0.0
+        self._turn, self._ranks, self._last, self._record = 0, 0, "", ""
+        self._epoch, self._made, self._steps, self._begun = 0, 0, 0, 0.0
+        self._alone = False  # whether it was said that other ranks have not begun the current turn
 
     def check(self, cursor: Cursor, world: World) -> None:
         """Compare an iteration that begins at `cursor` with that of the other ranks.
@@ -64,9 +65,9 @@ class Agreement:
         try:
             store = self._joined(world)
             if self._last != mine:
-                if self._made >= len(cursor.schedule.plan):
-                    self._warn_of_missing(store, world.size if self._mesh is None else self._mesh.mesh.numel())
-                self._begun = time.monotonic()
+                self._warn_of_missing(store)
+                self._begun, self._alone = time.monotonic(), False
+                self._ranks = world.size if self._mesh is None else self._mesh.mesh.numel()
                 self._turn, self._last = self._turn + 1, mine
                 self._record = json.dumps([self._rank, self._made, *plan.values()])
                 store.add(self._ranks_key, 1)
@@ -74,7 +75,7 @@ class Agreement:
         except _NO_STORE as error:
             log.debug("The ranks were not compared: %s", error)
             return
-        self._epoch, self._made = cursor.epoch_number, 0
+        self._epoch, self._made, self._steps = cursor.epoch_number, 0, len(cursor.schedule.plan)
         rank, _, *others = json.loads(found)
         for (what, here), there in zip(plan.items(), others, strict=False):
             if here != there:
@@ -91,14 +92,21 @@ class Agreement:
 
     def went_on(self) -> None:
         """Note that the iteration yields another batch. Warns if another rank has already left this iteration and begun
-        the next one, as by a `next(iter(loader))` of its own: that rank is an epoch ahead."""
+        the next one, as by a `next(iter(loader))` of its own: that rank is an epoch ahead. At the last batch, warns if
+        other ranks have not begun this iteration."""
         self._made += 1
-        if not self._watched or self._made == 1 or self._made & (self._made - 1):
-            return  # checked at batches 2, 4, 8, …, so that the store is asked rarely
+        # Checked at batches 2, 4, 8, …, so that the store is asked rarely.
+        ahead, last = self._watched and self._made > 1 and not self._made & (self._made - 1), self._made == self._steps
+        if not (ahead or last):
+            return
         group, following = None if self._group is None else self._group(), f"{self._key}/{self._turn + 1}"
         try:
             store = None if group is None else _store_of(group)
-            if store is None or not store.check([following]):
+            if store is None:
+                return
+            if last:
+                self._warn_of_missing(store)
+            if not ahead or not store.check([following]):
                 return
             rank, made, *_ = json.loads(store.get(following))
         except _NO_STORE as error:
@@ -117,13 +125,16 @@ class Agreement:
         """The key of the number of ranks that have begun the current turn."""
         return f"{self._key}/{self._turn}/ranks"
 
-    def _warn_of_missing(self, store: Any, ranks: int) -> None:
-        """Warn if some of the ranks have not begun the turn that ended here, as if one rank alone evaluates."""
-        if time.monotonic() - self._begun > _APART_S and (begun := store.add(self._ranks_key, 0)) < ranks:
+    def _warn_of_missing(self, store: Any) -> None:
+        """Warn, once, if some of the ranks have not begun the turn that ended here, as if one rank alone evaluates."""
+        if self._alone or not 0 < self._steps <= self._made or time.monotonic() - self._begun <= _APART_S:
+            return
+        if (begun := store.add(self._ranks_key, 0)) < self._ranks:
+            self._alone = True
             log.warning(
                 "only %d of %d ranks have begun epoch %d of this loader, so the clips of the others were left out: a "
                 "loader that not all ranks iterate over needs rank and world_size; one rank alone, as for evaluation, "
-                "world_size=1", begun, ranks, self._epoch,
+                "world_size=1", begun, self._ranks, self._epoch,
             )  # fmt: skip
 
     def _joined(self, world: World) -> Any:

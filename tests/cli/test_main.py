@@ -179,6 +179,15 @@ def test_an_error_that_cannot_be_told_has_its_code(tmp_path: Path) -> None:
         assert run_into("/dev/full", *arguments) == 2
 
 
+def test_output_that_cannot_be_written_is_named(folder: Path) -> None:
+    """The dataset of a pack is whole then, and not what lacks space."""
+    for arguments in (["info", folder / "ds"], ["ls", folder / "ds", "--json"]):
+        with open("/dev/full", "w") as stdout:
+            command = [sys.executable, "-m", "streamvid", *map(str, arguments)]
+            ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+        assert (ended.returncode, ended.stderr) == (2, "streamvid: the output (stdout): No space left on device\n")
+
+
 def run_into(place: str, *arguments: object) -> int:
     with open(place, "w") as stderr:
         command = [sys.executable, "-m", "streamvid", *map(str, arguments)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import namedtuple
 from pathlib import Path
@@ -120,6 +121,16 @@ def test_a_dataset_is_read(tmp_path: Path) -> None:
     damaged = finding("dataset", list(examine(str(dataset))))
     assert damaged.state == "problem"
     assert "dataset.json" in damaged.remedy
+
+
+def test_a_dataset_without_clips(tmp_path: Path) -> None:
+    """Written by hand: packing makes none."""
+    dataset = pack_recipes({"a": Recipe(frames=5)}, tmp_path)
+    manifest = json.loads((dataset / "dataset.json").read_text())
+    empty = {"shards": [], "clips": 0, "frames": 0, "bytes": 0, "seconds": 0.0}
+    (dataset / "dataset.json").write_text(json.dumps(manifest | empty))
+    row = finding("dataset", list(examine(str(dataset)))[-1:])
+    assert (row.state, "holds no clips: pack it again" in row.remedy) == ("problem", True)
 
 
 def test_a_dataset_in_place_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -310,6 +310,7 @@ def test_a_folder_that_cannot_be_written(damaged: Path, tmp_path: Path, caplog: 
         epochs(one, 2)
         assert one.stats().bad_clips == len(BAD)
     assert "cannot be written" in caplog.text
+    assert ("noted in" in caplog.text, "not noted)" in caplog.text) == (False, True)
 
 
 def test_a_state_stays_legal(damaged: Path, tmp_path: Path) -> None:

@@ -207,3 +207,23 @@ def test_to_arrow_and_pandas(dataset: Path) -> None:
     opened = sv.Dataset.open(dataset)
     assert opened.to_arrow()["frames"].to_pylist() == [recipe.frames for recipe in RECIPES.values()]
     assert np.array_equal(opened.to_arrow()["width"], [64] * 5)
+
+
+def test_what_only_looks_like_a_dataset_of_samples(dataset: Path) -> None:
+    """An open Dataset given to a DataLoader, and parts of datasets made by PyTorch given to a loader."""
+    opened, clips = sv.Dataset.open(dataset), sv.ClipDataset(dataset, sampling=SAMPLING)
+    uses: list[Any] = [
+        list,
+        lambda it: it[0],
+        lambda it: "0" in it,
+        lambda it: next(iter(torch.utils.data.DataLoader(it))),
+    ]
+    for use in uses:
+        with pytest.raises(TypeError, match=r"ClipDataset\(dataset, sampling=…\)"):
+            use(opened)
+    for part in (torch.utils.data.Subset(clips, [0]), torch.utils.data.ConcatDataset([clips, clips])):
+        for options in ({}, {"sampling": SAMPLING}):
+            with pytest.raises(sv.InputError, match=r"Subset\(path, keys=…\).*Mix"):
+                sv.StreamLoader(part, batch_size=1, device="cpu", **options)  # type: ignore[arg-type]
+        with pytest.raises(sv.InputError, match=r"Subset\(path, keys=…\)"):
+            sv.GpuDataLoader(part, batch_size=1, device="cpu")  # type: ignore[arg-type]

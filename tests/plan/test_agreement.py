@@ -212,3 +212,17 @@ def test_a_real_process_group_has_a_store() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1:] == ["1 b'x'"], done.stderr  # Gloo prints a line of its own before
+
+
+def test_a_rank_that_evaluates_alone_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No next epoch tells it: the last batch does, and the next epoch does not say it again."""
+    alone, steps, clock = Agreement(), len(start(0).schedule.plan), Clock()
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    check(alone, start(0))
+    clock.sleep(61)
+    for step in range(steps):
+        assert not caplog.text, step
+        alone.went_on()
+    assert "only 1 of 2 ranks" in caplog.text
+    check(alone, start(0, 1))
+    assert caplog.text.count("only 1 of 2 ranks have begun epoch 0 of this loader") == 1
