@@ -24,6 +24,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
 from tests.support.reference import sequential, slice_of
+from tests.support.remux import remuxing
 from tools.clips import Recipe
 
 SMALL = Recipe(width=96, height=64, frames=40, gop=13)
@@ -237,16 +238,13 @@ def test_av1_headers() -> None:
 def test_av1_key_frames_without_a_sequence_header(tmp_path: Path) -> None:
     """As encoders write that repeat it nowhere: decoders cannot start there."""
     source, path = write(RECIPES["av1"], tmp_path / "source.mp4"), tmp_path / "a.mp4"
-    with av.open(str(source)) as container, av.open(str(path), "w") as output:
-        track = output.add_stream_from_template(container.streams.video[0], opaque=True)
-        for number, packet in enumerate(container.demux(video=0)):
+    with remuxing(source, path) as copy:
+        for number, packet in enumerate(copy.packets):
             data = bytes(packet)
             if number and packet.is_keyframe:
                 assert data[0] == 1 << 3 | 2  # a sequence header, which becomes padding
-                packet.update(bytes([15 << 3 | 2]) + data[1:])
-            packet.stream = track
-            if packet.size:
-                output.mux(packet)
+                data = bytes([15 << 3 | 2]) + data[1:]
+            copy.mux(packet, data)
     clip = store_clip(path, tmp_path)
     right = sequential(path)
     assert clip.index.starts.tolist() == [0]

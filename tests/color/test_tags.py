@@ -22,6 +22,7 @@ from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
 from tests.support.clips import one_after_the_other, without_packets
 from tests.support.reference import whole
+from tests.support.remux import remuxing
 from tools.clips import Recipe, write
 
 SD, HD = (640, 360), (1280, 720)
@@ -101,13 +102,10 @@ def test_what_the_bitstream_says_in_any_container(name: str, by: str, expected: 
 def test_what_matroska_alone_says(codec: Any, tmp_path: Path) -> None:
     """Of AV1 it is in no sample description, and counted as a change of colours."""
     plain = write(Recipe(codec=codec, width=160, height=144, frames=3, colour="untagged"), tmp_path / "plain.mp4")
-    with av.open(str(plain)) as source, av.open(str(tmp_path / "a.mkv"), "w") as output:
-        track = output.add_stream_from_template(source.streams.video[0], opaque=True)
-        track.codec_context.colorspace = 9
-        for packet in source.demux(video=0):
-            if packet.size:
-                packet.stream = track
-                output.mux(packet)
+    with remuxing(plain, tmp_path / "a.mkv") as copy:
+        copy.track.codec_context.colorspace = 9
+        for packet in copy.packets:
+            copy.mux(packet)
     assert (stored(plain).color_space, stored(tmp_path / "a.mkv").color_space) == ("smpte170m", "bt2020nc")
 
 
@@ -132,14 +130,11 @@ def test_dolby_vision_that_no_other_player_shows_is_refused(
 
 def filtered(path: Path, by: str, target: Path) -> Path:
     """The same packets through a bitstream filter of FFmpeg."""
-    with av.open(str(path)) as source, av.open(str(target), "w") as output:
-        stream = source.streams.video[0]
-        track = output.add_stream_from_template(stream, opaque=True)
-        context = av.BitStreamFilterContext(by, stream, track)
-        for packet in source.demux(stream):
-            for one in context.filter(packet if packet.size else None):
-                one.stream = track
-                output.mux(one)
+    with remuxing(path, target) as copy:
+        context = av.BitStreamFilterContext(by, copy.stream, copy.track)
+        for packet in [*copy.packets, None]:
+            for one in context.filter(packet):
+                copy.mux(one)
     return target
 
 

@@ -26,18 +26,10 @@ from tests.support.serving import Handler, serving
 DATA = bytes(range(256)) * 40
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultyS3]:
-    with faulty_s3() as site:
-        yield site
-
-
 @pytest.fixture
-def site(server: FaultyS3) -> FaultyS3:
-    server.fault, server.answers = (lambda *_: None), {}
-    server.objects = {"bucket/key": DATA}
-    server.requests.clear()
-    return server
+def site(site: FaultyS3) -> FaultyS3:
+    site.objects = {"bucket/key": DATA}
+    return site
 
 
 @pytest.mark.parametrize("fault", [one for one in FAULTS if one != "stall"])

@@ -10,7 +10,7 @@ import random
 import re
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,28 +24,17 @@ from streamvid.storage.ranges import RemoteRanges, read_ranges
 from streamvid.storage.retry import Retry
 from streamvid.storage.s3_ranges import S3Ranges
 from tests.support.clock import Clock
-from tests.support.faulty_s3 import FAULTS, FaultyS3, faulty_s3
+from tests.support.faulty_s3 import FAULTS, FaultyS3
 from tests.support.s3_server import forget_s3_connections
 
 DATA = bytes(range(256)) * 40
 SECRET = "hunter2hunter2"
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultyS3]:
-    """One for all tests of this module, as a client of S3 takes long to make."""
-    with faulty_s3() as site:
-        yield site
-
-
 @pytest.fixture
-def s3(server: FaultyS3) -> FaultyS3:
-    server.fault = lambda *_: None
-    server.objects = {"bucket/key": DATA}
-    server.requests.clear()
-    server.matched.clear()
-    server.refused_query, server.ranges, server.most_at_once = "no such text", True, 0
-    return server
+def s3(site: FaultyS3) -> FaultyS3:
+    site.objects = {"bucket/key": DATA}
+    return site
 
 
 def first(times: int, fault: str) -> Any:

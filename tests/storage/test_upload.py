@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from streamvid.storage import filesystem, upload
 from streamvid.storage.retry import Retry
 from streamvid.storage.upload import AT_ONCE, Upload, abort_upload
 from tests.support.clock import Clock
-from tests.support.faulty_s3 import WRITE_FAULTS, FaultyS3, faulty_s3
+from tests.support.faulty_s3 import WRITE_FAULTS, FaultyS3
 from tests.support.s3_server import S3Server, forget_s3_connections
 
 URL = "s3://bucket/folder/one.tar"
@@ -34,18 +34,6 @@ class Kept:
 
     def write(self, upload_id: str) -> None:
         self.text = upload_id
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[FaultyS3]:
-    with faulty_s3() as site:
-        yield site
-
-
-@pytest.fixture
-def site(server: FaultyS3) -> FaultyS3:
-    vars(server).update(vars(FaultyS3(server.endpoint)))
-    return server
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import av
 from streamvid.mp4.boxes import box
 from streamvid.mp4.sample_entry import codec_configuration, visual_sample_description
 from tests.support.bits import escaped, to_bits, to_bytes, ue, unescaped
+from tests.support.remux import remuxing
 from tools.clips import Recipe, write
 
 WIDTH, HEIGHT = 640, 480
@@ -62,34 +63,23 @@ def lie_in_description(codec: str, stsd: bytes, width: int, height: int) -> byte
 
 def joined(codec: str, first: Path, second: Path, target: Path) -> Path:
     """The packets of one video behind those of another, by the parameter sets of the first and those in packets."""
-    packets = _packets(second)
-    _copy(first, target, lambda data: data, more=packets)
+    with av.open(str(second)) as container:
+        more = [bytes(packet) for packet in container.demux(video=0) if packet.size]
+    _copy(first, target, lambda data: data, more)
     return target
 
 
-def _packets(path: Path) -> list[bytes]:
-    with av.open(str(path)) as container:
-        return [bytes(packet) for packet in container.demux(video=0) if packet.size]
-
-
-def _copy(path: Path, target: Path, change: Callable[[bytes], bytes], more: list[bytes] | None = None) -> None:
-    with av.open(str(path)) as container, av.open(str(target), "w") as output:
-        stream = container.streams.video[0]
-        track: Any = output.add_stream_from_template(stream, opaque=True)
-        track.codec_context.extradata = change(bytes(stream.codec_context.extradata or b"")) or None
-        last: Any = None
-        for packet in container.demux(stream):
-            if packet.size:
-                copy: Any = av.Packet(change(bytes(packet)))
-                copy.pts, copy.dts, copy.duration = packet.pts, packet.dts, packet.duration
-                copy.time_base, copy.is_keyframe, copy.stream = packet.time_base, packet.is_keyframe, track
-                step, last = (packet.dts - last[0] if last else 0), (packet.dts, packet.pts, packet.time_base)
-                output.mux(copy)
-        for n, data in enumerate(more or (), 1):
-            copy = av.Packet(data)
-            copy.pts = copy.dts = max(last[:2]) + n * step
-            copy.time_base, copy.is_keyframe, copy.stream = last[2], n == 1 or len(data) > 3000, track
-            output.mux(copy)
+def _copy(path: Path, target: Path, change: Callable[[bytes], bytes], more: Sequence[bytes] = ()) -> None:
+    with remuxing(path, target) as copy:
+        copy.track.codec_context.extradata = change(bytes(copy.stream.codec_context.extradata or b"")) or None
+        *_, before, last = ((packet.dts, packet.pts, packet.time_base) for packet in copy.packets)
+        for packet in copy.packets:
+            copy.mux(packet, change(bytes(packet)))
+        for n, data in enumerate(more, 1):
+            packet = av.Packet(data)
+            packet.pts = packet.dts = max(last[:2]) + n * (last[0] - before[0])
+            packet.time_base, packet.is_keyframe = last[2], n == 1 or len(data) > 3000
+            copy.mux(packet)
 
 
 def _h264(data: bytes, width: int, height: int) -> bytes:

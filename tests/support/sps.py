@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import av
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.h264 import _bitstream_restriction, read_sps
 from tests.support.bits import escaped, to_bits, to_bytes, ue, unescaped
+from tests.support.remux import remuxing
 
 Rewrite = Callable[[str], str]
 """The bits of a sequence parameter set behind its NAL unit header, as text of 0 and 1, → other ones."""
@@ -68,15 +66,11 @@ def with_level(level: int) -> Rewrite:
 
 def rewrite(source: Path, target: Path, change: Rewrite) -> Path:
     """Copy an MP4 with another sequence parameter set in its avcC box."""
-    with av.open(str(source)) as container, av.open(str(target), "w") as output:
-        stream = container.streams.video[0]
-        track: Any = output.add_stream_from_template(stream, opaque=True)
-        record = bytes(stream.codec_context.extradata or b"")
+    with remuxing(source, target) as copy:
+        record = bytes(copy.stream.codec_context.extradata or b"")
         end = 8 + int.from_bytes(record[6:8], "big")
         unit = record[8:9] + escaped(to_bytes(change(to_bits(unescaped(record[9:end])))))
-        track.codec_context.extradata = record[:6] + len(unit).to_bytes(2, "big") + unit + record[end:]
-        for packet in container.demux(stream):
-            if packet.size:
-                packet.stream = track
-                output.mux(packet)
+        copy.track.codec_context.extradata = record[:6] + len(unit).to_bytes(2, "big") + unit + record[end:]
+        for packet in copy.packets:
+            copy.mux(packet)
     return target

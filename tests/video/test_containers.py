@@ -26,6 +26,7 @@ from streamvid.video.stored_clip import CUT_OFF, StoredClip
 from streamvid.video.timestamps import _fill_times, decoded_times
 from tests.support import images, mpeg4
 from tests.support.clips import write
+from tests.support.remux import remuxing
 from tests.support.serving import Handler, serving
 from tools.clips import Recipe, read_frame_number
 from tools.pictures import draw_frame_number
@@ -661,13 +662,11 @@ def test_pauses_where_a_container_has_decode_times_alone(
 
 def _with_decode_times(source: Path, path: Path, muxer: str) -> Path:
     """A copy of a video whose presentation times are its decode times, a second later."""
-    with open_video(source) as container, av.open(str(path), "w", format=muxer) as output:
-        track = output.add_stream_from_template(container.streams.video[0])
-        for packet in container.demux(video=0):
-            if packet.size:
-                packet.dts += round(1 / packet.time_base)  # none is negative, which an edit list would hide
-                packet.pts, packet.stream = packet.dts, track
-                output.mux(packet)
+    with remuxing(source, path, format=muxer) as copy:
+        for packet in copy.packets:
+            packet.dts += round(1 / packet.time_base)  # none is negative, which an edit list would hide
+            packet.pts = packet.dts
+            copy.mux(packet)
     return path
 
 
@@ -750,16 +749,14 @@ def test_parts_of_open_gops_of_which_a_decoder_loses_frames(codec: Codec, tmp_pa
         Recipe(codec=codec, container="mkv", frames=60, gop=12, b_frames=3, open_gop=True), tmp_path / "a.mkv"
     )
     joined, clock = tmp_path / "b.mkv", 0
-    with open_video(source) as container, av.open(str(joined), "w") as output:
-        track = output.add_stream_from_template(container.streams.video[0])
-        packets: list[Any] = [packet for packet in container.demux(video=0) if packet.size]
-        keys = [number for number, packet in enumerate(packets) if packet.is_keyframe]
+    with remuxing(source, joined) as copy:
+        keys = [number for number, packet in enumerate(copy.packets) if packet.is_keyframe]
         for begin, end in ((0, keys[2]), (keys[1], keys[4])):
-            for packet in packets[begin:end]:
-                copy: Any = av.Packet(bytes(packet))
-                copy.pts, copy.dts = 2000 * (1 + (begin > 0)) + packet.pts - packets[begin].pts, clock
-                copy.is_keyframe, copy.time_base, copy.stream = packet.is_keyframe, packet.time_base, track
-                output.mux(copy)
+            for packet in copy.packets[begin:end]:
+                again: Any = av.Packet(bytes(packet))
+                again.pts, again.dts = 2000 * (1 + (begin > 0)) + packet.pts - copy.packets[begin].pts, clock
+                again.is_keyframe, again.time_base = packet.is_keyframe, packet.time_base
+                copy.mux(again)
                 clock += 1
     with pytest.raises(VideoError, match=r"decoders do not output \d+ of its \d+ frames"):
         prepare(joined, tmp_path / "copied", compatible_with="any")

@@ -25,6 +25,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
 from tests.support.reference import whole
+from tests.support.remux import remuxing
 from tools.clips import Recipe, hard_recipes, read_frame_number
 
 pytestmark = pytest.mark.usefixtures("inline_workers")
@@ -185,18 +186,11 @@ def test_what_the_cpu_would_decode_is_transcoded(tmp_path: Path) -> None:
 def test_vp9_that_shows_a_hidden_frame_is_transcoded(tmp_path: Path) -> None:
     """A packet of one byte, 0x88, shows again what lies in the first of the decoder's eight slots."""
     recipe = Recipe(codec="vp9", container="webm", width=160, height=128, frames=12)
-    write(recipe, tmp_path / "plain.webm")
-    with av.open(str(tmp_path / "plain.webm")) as plain, av.open(str(tmp_path / "a.mkv"), "w") as output:
-        stream = plain.streams.video[0]
-        track = output.add_stream_from_template(stream)
-        for number, packet in enumerate(packet for packet in plain.demux(stream) if packet.size):
-            data = bytes(packet)
-            for more in [data, b"\x88"] if number == 5 else [data]:
-                new = av.Packet(len(more))
-                new.update(more)
-                new.pts = new.dts = 33 * (number + (number > 5 or more != data))
-                new.time_base, new.stream, new.is_keyframe = Fraction(1, 1000), track, packet.is_keyframe
-                output.mux(new)
+    with remuxing(write(recipe, tmp_path / "plain.webm"), tmp_path / "a.mkv") as copy:
+        for number, packet in enumerate([*copy.packets[:6], av.Packet(b"\x88"), *copy.packets[6:]]):
+            packet.pts = packet.dts = 33 * number
+            packet.time_base = Fraction(1, 1000)
+            copy.mux(packet)
     clip = store_clip(tmp_path / "a.mkv", tmp_path)
     assert clip.traits == "show-existing"
     before = decode_with_pyav(whole(clip))

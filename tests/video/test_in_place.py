@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from streamvid.video.read_buffer import read_range
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import without_packets, write
+from tests.support.remux import remuxing
 from tools.clips import Recipe
 from tools.damage import lie_about_order
 from tools.recipes import Codec
@@ -131,17 +131,16 @@ def test_leading_pictures_that_tables_show_behind_the_first(tmp_path: Path, code
     """A copy from a key frame on begins with B-frames that refer to what it does not have. Decoders drop them, and some
     muxers give them times behind the first, as if they were shown."""
     good = write(replace(SMALL, codec=codec, frames=24, open_gop=True), tmp_path / "good.mp4")
-    with av.open(str(good)) as source, av.open(str(tmp_path / "copy.mp4"), "w") as output:
-        track = output.add_stream_from_template(source.streams.video[0])
-        packets = [packet for packet in source.demux(video=0) if packet.size]
+    path = tmp_path / "copy.mp4"
+    with remuxing(good, path) as copy:
+        packets = copy.packets
         key = next(number for number, packet in enumerate(packets) if number and packet.is_keyframe)
         assert packets[key].pts > packets[key + 1].pts
         for number, packet in enumerate(packets[key:]):
             packet.dts = packet.dts - packets[key].pts + 1000
             packet.pts = max(packet.pts, packets[key].pts + number)
-            packet.pts, packet.stream = packet.pts - packets[key].pts + 1000, track
-            output.mux(packet)
-    path = tmp_path / "copy.mp4"
+            packet.pts = packet.pts - packets[key].pts + 1000
+            copy.mux(packet)
     with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
         index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
 

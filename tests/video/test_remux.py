@@ -28,9 +28,10 @@ from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import OVERLAPS, StoredClip
-from tests.support.clips import one_after_the_other, write
+from tests.support.clips import one_after_the_other, without_packets, write
 from tests.support.ogm import write_ogm
 from tests.support.reference import seconds, sequential, slice_of, whole
+from tests.support.remux import remuxing
 from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, paint, read_frame_number, truncate
 from tools.damage import lie_about_order
 from tools.recipes import Codec, Container
@@ -331,10 +332,8 @@ def test_hevc_of_which_a_decoder_drops_frames_at_key_frames_is_refused(way: str,
     sequence."""
     recipe = Recipe(codec="hevc", frames=24, gop=8, b_frames=3, open_gop=way == "end")
     good, path = write(recipe, tmp_path / "good.mp4"), tmp_path / "a.mp4"
-    with closing(av.open(str(good))) as container, closing(av.open(str(path), "w")) as output:
-        track = output.add_stream_from_template(container.streams.video[0], opaque=True)
-        packets = [packet for packet in container.demux(video=0) if packet.size]
-        for packet, following in zip(packets, [*packets[1:], None], strict=True):
+    with remuxing(good, path) as copy:
+        for packet, following in zip(copy.packets, [*copy.packets[1:], None], strict=True):
             data, at = bytearray(bytes(packet)), 0
             while at < len(data):
                 if way == "flag" and 16 <= data[at + 4] >> 1 <= 21:
@@ -342,10 +341,7 @@ def test_hevc_of_which_a_decoder_drops_frames_at_key_frames_is_refused(way: str,
                 at += 4 + int.from_bytes(data[at : at + 4], "big")
             if way == "end" and following is not None and following.is_keyframe:
                 data += bytes([0, 0, 0, 2, 36 << 1, 1])
-            changed = av.Packet(bytes(data))
-            changed.pts, changed.dts, changed.time_base = packet.pts, packet.dts, packet.time_base
-            changed.is_keyframe, changed.stream = packet.is_keyframe, track
-            output.mux(changed)
+            copy.mux(packet, bytes(data))
     assert len(sequential(path)) < 24
     with pytest.raises(CannotCopyError, match="loses frames"):
         store_clip(path, tmp_path)
@@ -380,19 +376,17 @@ def test_vp9_whose_hidden_pictures_are_packets(container: str, tmp_path: Path) -
     """Of their own, at the time of the next: as encoders give them, before a muxer makes superframes of two."""
     made = write(HARD["vp9_hidden_frames"], tmp_path / "made.webm")
     source = tmp_path / f"a.{container}"
-    with av.open(str(made)) as file, av.open(str(source), "w", options={"fflags": "-autobsf"}) as output:
-        stream = file.streams.video[0]
-        track = output.add_stream_from_template(stream)
-        split = av.BitStreamFilterContext("vp9_superframe_split", stream)
-        parts = [part for packet in file.demux(stream) for part in split.filter(packet if packet.size else None)]
+    with remuxing(made, source, options={"fflags": "-autobsf"}) as copy:
+        split = av.BitStreamFilterContext("vp9_superframe_split", copy.stream)
+        parts = [part for packet in [*copy.packets, None] for part in split.filter(packet)]
         # frame_marker, profile, show_existing_frame, frame_type and show_frame lead to this bit (VP9, 6.2).
         hidden = [not bytes(part)[0] & 0b1010 for part in parts]
         times = np.cumsum(~np.array(hidden)) - ~np.array(hidden)
         for part, time, is_hidden in zip(parts, times.tolist(), hidden, strict=True):
             # FFmpeg's MP4 muxer wants rising times.
             part.pts = part.dts = 40 * time - (is_hidden and container == "mp4")
-            part.time_base, part.stream = Fraction(1, 1000), track
-            output.mux(part)
+            part.time_base = Fraction(1, 1000)
+            copy.mux(part)
     clip = store_clip(source, tmp_path)
     assert len(clip.index) == len(clip.index.visible) == 96 < len(parts)
     assert clip.traits == "superframes"
@@ -407,11 +401,9 @@ def test_av1_whose_hidden_pictures_are_packets(container: str, tmp_path: Path) -
     """Of their own, in Matroska at the time of the next; the format's binding has one packet of both."""
     recipe = Recipe(codec="av1", container="mkv", width=160, height=128, frames=48, gop=24, b_frames=3)
     made, source = write(recipe, tmp_path / "made.mkv"), tmp_path / f"a.{container}"
-    with av.open(str(made)) as file, av.open(str(source), "w") as output:
-        stream = file.streams.video[0]
-        track = output.add_stream_from_template(stream, opaque=True)
-        split = av.BitStreamFilterContext("av1_frame_split", stream)
-        parts = [part for packet in file.demux(stream) for part in split.filter(packet if packet.size else None)]
+    with remuxing(made, source) as copy:
+        split = av.BitStreamFilterContext("av1_frame_split", copy.stream)
+        parts = [part for packet in [*copy.packets, None] for part in split.filter(packet)]
         classify, shown, before = classifier("av1", bytes(8)), 0, 0
         hidden = [classify(memoryview(bytes(part))).hidden for part in parts]
         for part, is_hidden in zip(parts, hidden, strict=True):
@@ -420,8 +412,8 @@ def test_av1_whose_hidden_pictures_are_packets(container: str, tmp_path: Path) -
                 40 * shown - 30 * (container == "mp4" and is_hidden) + (before if container == "mp4" else 0)
             )
             shown += not is_hidden
-            part.time_base, part.stream = Fraction(1, 1000), track
-            output.mux(part)
+            part.time_base = Fraction(1, 1000)
+            copy.mux(part)
     frames = sequential(source, full_range=False)
     assert np.array_equal(frames, sequential(made, full_range=False))
     clip = store_clip(source, tmp_path)
@@ -438,10 +430,8 @@ def test_packets_of_several_pictures_are_not_copied(codec: Codec, tmp_path: Path
     """One picture of each would be lost, and the other shown in its place."""
     source = write(Recipe(codec=codec, container="mkv", width=64, height=64, frames=8, gop=8), tmp_path / "a.mkv")
     joined = tmp_path / "joined.mkv"
-    with av.open(str(source)) as container, av.open(str(joined), "w") as output:
-        stream = container.streams.video[0]
-        track = output.add_stream_from_template(stream, opaque=True)
-        *rest, before, last = [(bytes(one), one.pts) for one in container.demux(stream) if one.size]
+    with remuxing(source, joined) as copy:
+        *rest, before, last = [(bytes(one), one.pts) for one in copy.packets]
         both = [before[0], last[0]]
         # A superframe (annex B of VP9): a marker, which says two sizes of four bytes, around these.
         sizes = b"".join(len(one).to_bytes(4, "little") for one in both)
@@ -449,8 +439,8 @@ def test_packets_of_several_pictures_are_not_copied(codec: Codec, tmp_path: Path
         for data, pts in [*rest, (b"".join(both) + (marker + sizes + marker) * bool(marker), before[1])]:
             packet = av.Packet(data)
             packet.pts = packet.dts = pts
-            packet.time_base, packet.stream = stream.time_base, track
-            output.mux(packet)
+            packet.time_base = copy.stream.time_base
+            copy.mux(packet)
     assert len(sequential(joined)) == 8, "FFmpeg shows both"
     with pytest.raises(CannotCopyError, match="its packet 6 holds several pictures"):
         store_clip(joined, tmp_path)
@@ -497,16 +487,12 @@ def test_parameter_sets_among_which_pictures_choose(changes: dict[str, Any], say
     recipe = Recipe(frames=8, gop=4, b_frames=0, width=128, height=96)
     parts = [recipe, replace(recipe, params=(("sps-id", "1"),), **changes)]
     files = [write(part, tmp_path / f"{number}.mp4") for number, part in enumerate(parts)]
-    path = one_after_the_other(files, tmp_path / "joined.mp4")
+    path, made = one_after_the_other(files, tmp_path / "joined.mp4"), tmp_path / "a.mp4"
     head, sequences, pictures = zip(*map(_avcc, files), strict=True)
-    with av.open(str(path)) as source, av.open(str(tmp_path / "a.mp4"), "w") as output:
-        track = output.add_stream_from_template(source.streams.video[0], opaque=True)
-        track.codec_context.extradata = head[0] + b"".join([b"\xe2", *sequences, b"\2", *pictures])
-        for packet in source.demux(video=0):
-            if packet.size:
-                packet.stream = track
-                output.mux(packet)
-    made = tmp_path / "a.mp4"
+    with remuxing(path, made) as copy:
+        copy.track.codec_context.extradata = head[0] + b"".join([b"\xe2", *sequences, b"\2", *pictures])
+        for packet in copy.packets:
+            copy.mux(packet)
     with pytest.raises(CannotCopyError, match=f"{says} change.* in packet 8") if says else nullcontext():
         assert len(store_clip(made, tmp_path).index) == 16
     with pytest.raises((CannotCopyError, NeedsDemuxerError)) if says else nullcontext():
@@ -533,14 +519,11 @@ def test_hevc_whose_parameter_sets_are_in_band_alone(container: str, tmp_path: P
     recipe = Recipe(codec="hevc", tag="hev1", frames=8, gop=4, width=128, height=96, params=(("repeat-headers", "1"),))
     source, bare = write(recipe, tmp_path / "a.mp4"), tmp_path / f"bare.{container}"
     options = {"movflags": "frag_keyframe+empty_moov"} if container == "mp4" else {}
-    with av.open(str(source)) as file, av.open(str(bare), "w", options=options) as output:
-        stream = file.streams.video[0]
-        track = output.add_stream_from_template(stream, opaque=True)
-        track.codec_context.extradata = (stream.codec_context.extradata or b"")[:22] + b"\0"  # numOfArrays
-        for packet in file.demux(stream):
-            if packet.size:
-                packet.stream = track
-                output.mux(packet)
+    with remuxing(source, bare, options=options) as copy:
+        extradata = copy.stream.codec_context.extradata or b""
+        copy.track.codec_context.extradata = extradata[:22] + b"\0"  # numOfArrays
+        for packet in copy.packets:
+            copy.mux(packet)
     clip = store_clip(bare, tmp_path)
     np.testing.assert_array_equal(decode_with_pyav(whole(clip)), sequential(source))
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, np.array([6]))), sequential(source)[6:7])
@@ -606,14 +589,12 @@ def test_reordered_frames_at_the_same_time_are_a_tick_apart(codec: Codec, tmp_pa
     recipe = Recipe(codec=codec, frames=24, gop=12, b_frames=2, width=160, height=144)
     source, tied = write(recipe, tmp_path / "a.mp4"), tmp_path / "tied.mkv"
     shown = [40 * (number - (number in (3, 15))) for number in range(24)]  # P-frames, and the B-frames before them
-    with av.open(str(source)) as container, av.open(str(tied), "w") as output:
-        track = output.add_stream_from_template(container.streams.video[0], opaque=True)
-        packets = [packet for packet in container.demux(video=0) if packet.size]
-        ranks = np.argsort(np.argsort([packet.pts for packet in packets]))
-        for number, packet in enumerate(packets):
-            packet.time_base, packet.stream = Fraction(1, 1000), track
+    with remuxing(source, tied) as copy:
+        ranks = np.argsort(np.argsort([packet.pts for packet in copy.packets]))
+        for number, packet in enumerate(copy.packets):
+            packet.time_base = Fraction(1, 1000)
             packet.pts, packet.dts = shown[ranks[number]], 40 * number - 120
-            output.mux(packet)
+            copy.mux(packet)
     assert [read_frame_number(frame) for frame in sequential(tied)] == [*range(24)]
     clip = store_clip(tied, tmp_path)
     frames = decode_with_pyav(slice_of(clip, range(24)))
@@ -659,12 +640,7 @@ def test_an_mp4_without_times_is_refused_with_a_way_on(tmp_path: Path) -> None:
     source.write_bytes(data)
     with pytest.raises(VideoError, match=r"at the same time: copy it to a raw stream .*--fps"):
         remux_or_build(str(source), source, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
-    with av.open(str(source)) as container, av.open(str(way), "w", format="h264") as output:
-        track = output.add_stream_from_template(container.streams.video[0])
-        for packet in container.demux(video=0):
-            if packet.size:
-                packet.stream = track
-                output.mux(packet)
+    without_packets(source, way)
     options = PackOptions(fps=Fraction(30))
     clip, _ = remux_or_build(str(way), way, tmp_path / "clip", options, Retry(), cut_only=False)
     assert [read_frame_number(frame) for frame in decode_with_pyav(slice_of(clip, range(24)))] == [*range(24)]
@@ -794,11 +770,10 @@ def test_mpeg4_whose_container_has_decode_times_alone(tmp_path: Path) -> None:
     """Its B-frames then have later times than the frame that they come before."""
     recipe = Recipe(codec="mpeg4", frames=24, gop=12, b_frames=3)
     source = write(recipe, tmp_path / "a.mp4")
-    with av.open(str(source)) as container, av.open(str(tmp_path / "b.mp4"), "w") as output:
-        track = output.add_stream_from_template(container.streams.video[0])
-        for number, packet in enumerate(p for p in container.demux(video=0) if p.size):
-            packet.pts, packet.dts, packet.stream = number * packet.duration, number * packet.duration, track
-            output.mux(packet)
+    with remuxing(source, tmp_path / "b.mp4") as copy:
+        for number, packet in enumerate(copy.packets):
+            packet.pts = packet.dts = number * packet.duration
+            copy.mux(packet)
     clip = store_clip(tmp_path / "b.mp4", tmp_path)
     assert [read_frame_number(frame) for frame in decode_with_pyav(whole(clip))] == list(range(24))
 

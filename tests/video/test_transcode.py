@@ -36,6 +36,7 @@ from tests.support.clips import without_packets, write
 from tests.support.field_pictures import Picture, write_fields
 from tests.support.ogm import write_ogm
 from tests.support.reference import slice_of, to_rgb, whole
+from tests.support.remux import remuxing
 from tools.clips import Recipe, flip_bytes, hard_recipes, paint, read_frame_number
 
 HARD = hard_recipes()
@@ -452,12 +453,11 @@ def test_alpha_is_dropped_and_rgb_becomes_bt601(tmp_path: Path) -> None:
 def test_frames_at_the_same_time_are_a_tick_apart(tmp_path: Path) -> None:
     """As a recorder writes them that rounds to its clock. A copy has them as they are."""
     made, source = write(Recipe(frames=12, b_frames=0, gop=6), tmp_path / "made.mkv"), tmp_path / "a.mkv"
-    with av.open(str(made)) as file, av.open(str(source), "w") as output:
-        track = output.add_stream_from_template(file.streams.video[0], opaque=True)
-        for number, packet in enumerate(one for one in file.demux(video=0) if one.size):
+    with remuxing(made, source) as copy:
+        for number, packet in enumerate(copy.packets):
             packet.pts = packet.dts = 100 * (number // 2)
-            packet.time_base, packet.stream = Fraction(1, 1000), track
-            output.mux(packet)
+            packet.time_base = Fraction(1, 1000)
+            copy.mux(packet)
     clip = store_clip(source, tmp_path)
     assert times(clip) == [Fraction(number // 2, 10) for number in range(12)]
     encoded = converted(clip, tmp_path / "out", TranscodeOptions())
@@ -523,12 +523,7 @@ def test_fields_of_which_the_second_has_no_time(container: str, cut_off: bool, t
     expected = decode_with_pyav(whole(store_clip(together, tmp_path)))[: 11 if cut_off else 12]
     source = tmp_path / f"a.{container}"
     if container == "ts":
-        with av.open(str(together)) as file, av.open(str(source), "w", format="mpegts") as output:
-            track = output.add_stream_from_template(file.streams.video[0])
-            for packet in file.demux(video=0):
-                if packet.size:
-                    packet.stream = track
-                    output.mux(packet)
+        without_packets(together, source)
     source.write_bytes(source.read_bytes()[: -5000 if cut_off else None])
     options = PackOptions(transcode=TranscodeOptions("h264", crf=1), fps=Fraction(25))
     clip, transcoded = remux_or_build(str(source), source, tmp_path / "clip", options, Retry(), cut_only=False)
@@ -551,18 +546,15 @@ def test_packets_of_h264_without_a_picture_are_no_frames(unit: bytes, at: int, t
     """Some recorders make packets of delimiters, filler, messages or parameter sets alone, in the midst or at the end.
     FFmpeg's decoder calls them invalid, and players go on."""
     source, target = write(Recipe(frames=20, gop=10, b_frames=2), tmp_path / "a.mp4"), tmp_path / "b.mp4"
-    with av.open(str(source)) as file, av.open(str(target), "w") as output:
-        track = output.add_stream_from_template(file.streams.video[0])
-        avcc = file.streams.video[0].codec_context.extradata or b""
+    with remuxing(source, target) as copy:
+        avcc, packets = copy.stream.codec_context.extradata or b"", copy.packets
         unit = unit or avcc[8 : 8 + int.from_bytes(avcc[6:8], "big")]  # its SPS (ISO/IEC 14496-15, 5.3.3.1.2)
-        packets = [packet for packet in file.demux(video=0) if packet.size]
         base, ticks = packets[0].time_base, packets[0].duration or 1
         more = av.Packet(len(unit).to_bytes(4, "big") + unit)
         more.dts = (packets[at].dts or 0) - 1 if at < 20 else (packets[-1].dts or 0) + ticks
         more.pts, more.time_base = more.dts + 8 * ticks, base
         for packet in [*packets[:at], more, *packets[at:]]:
-            packet.stream = track
-            output.mux(packet)
+            copy.mux(packet)
     clip, transcoded = remux_or_build(str(target), target, tmp_path / "clip", PackOptions(), Retry(), cut_only=False)
     assert transcoded
     frames = decode_with_pyav(whole(clip))

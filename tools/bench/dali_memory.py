@@ -3,7 +3,7 @@
     python -m tools.bench.dali_memory
 
 Each runs in a process of its own, over the same dataset: what the device has in use beside what it had before, sampled
-every 2 ms while batches are taken.
+every 5 ms while batches are taken.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import streamvid as sv
+from tools.bench.decode_rows import MemoryWatch
 from tools.clips import Recipe, write
 
 _FILMS = 4
@@ -34,16 +34,7 @@ def measure(dataset: str, *, dynamic: bool, batch_size: int, steps: int) -> tupl
     import torch
 
     torch.zeros(1, device="cuda")
-    free, _ = torch.cuda.mem_get_info()
-    least, done = [free], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.002):
-            least[0] = min(least[0], torch.cuda.mem_get_info()[0])
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with MemoryWatch() as memory:
         pipe = sv.dali.pipeline(
             dataset, batch_size=batch_size, sampling=sv.Window(16, stride=2), transform=TRANSFORM, device="cuda",
             exec_dynamic=dynamic,
@@ -59,10 +50,7 @@ def measure(dataset: str, *, dynamic: bool, batch_size: int, steps: int) -> tupl
                     started = time.perf_counter()
         torch.cuda.synchronize()
         seconds = time.perf_counter() - started
-    finally:
-        done.set()
-        watcher.join()
-    return free - least[0], 16 * batch_size * (taken - steps // 4) / seconds
+    return memory.taken, 16 * batch_size * (taken - steps // 4) / seconds
 
 
 def main() -> None:
@@ -90,14 +78,7 @@ def main() -> None:
                 shutil.copy(path / "videos" / f"{n % _FILMS}.mp4", path / "videos" / f"{n}.mp4")
         sv.pack([path / "videos"], path / "set", progress=False)
         for dynamic in ("yes", "no") * given.repeat:
-            options = [
-                "--dataset",
-                str(path / "set"),
-                "--batch-size",
-                str(given.batch_size),
-                "--steps",
-                str(given.steps),
-            ]
+            options = ["--dataset", path / "set", "--batch-size", str(given.batch_size), "--steps", str(given.steps)]
             command = [sys.executable, "-m", "tools.bench.dali_memory", "--dynamic", dynamic, *options]
             subprocess.run(command, check=True)
 

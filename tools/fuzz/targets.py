@@ -273,8 +273,7 @@ def _lists(extension: str, data: bytes) -> None:
 
 def _parquet_lists(_: Path) -> list[bytes]:
     made = []
-    for line in (CSV[0], LINES[0]):
-        table = pa.csv.read_csv(io.BytesIO(line)) if line is CSV[0] else pa.json.read_json(io.BytesIO(line))
+    for table in (pa.csv.read_csv(io.BytesIO(CSV[0])), pa.json.read_json(io.BytesIO(LINES[0]))):
         for options in ({}, {"compression": "zstd", "data_page_version": "2.0"}, {"use_dictionary": False}):
             stream = io.BytesIO()
             pq.write_table(table, stream, **options)
@@ -325,7 +324,7 @@ def _images(_: Path) -> list[bytes]:
     from PIL import Image
 
     noise = np.random.default_rng(0).integers(0, 255, (6, 9, 4), dtype=np.uint8)
-    whole, found = Image.fromarray(noise), []
+    whole, found = Image.fromarray(noise).convert("RGB"), []
     forms = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "JPEG2000")
     others: list[tuple[str, dict[str, Any]]] = [("TIFF", {"compression": "tiff_lzw"}), ("PNG", {"bits": 2})]
     for form, options in [*((form, dict[str, Any]()) for form in forms), *others]:
@@ -333,9 +332,7 @@ def _images(_: Path) -> list[bytes]:
         exif = Image.Exif()
         exif[0x112] = 6
         kept = {"exif": exif} if form in ("JPEG", "PNG", "WEBP", "TIFF") else {}
-        (whole.convert("RGB").quantize(4) if "bits" in options else whole.convert("RGB")).save(
-            file, form, **kept, **options
-        )
+        (whole.quantize(4) if "bits" in options else whole).save(file, form, **kept, **options)
         found.append(file.getvalue())
     return found
 

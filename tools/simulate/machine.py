@@ -122,15 +122,13 @@ class Queue:
     def put(self, item: object, timeout: float | None = None) -> None:
         if self._depth and len(self._items) >= self._depth:
             self._wait()
-            if len(self._items) >= self._depth:
-                raise queue.Full
-        self._items.append(item)
-        _kernel().wake(self)
+        self.put_nowait(item)
 
     def put_nowait(self, item: object) -> None:
         if self._depth and len(self._items) >= self._depth:
             raise queue.Full
-        self.put(item)
+        self._items.append(item)
+        _kernel().wake(self)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         if not self._items and block:
@@ -397,8 +395,5 @@ def installed(disks: Disks) -> Iterator[None]:
 
 def _is(value: object, name: str) -> bool:
     """Whether a module's global is the library's own of that name, not something else that is called so."""
-    if value is None:
-        return False
-    if isinstance(value, ModuleType):
-        return value is sys.modules.get(name)
-    return value is getattr(concurrent.futures, name, None)
+    own = sys.modules.get(name) if isinstance(value, ModuleType) else getattr(concurrent.futures, name, None)
+    return value is not None and value is own
