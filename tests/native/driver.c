@@ -136,13 +136,16 @@ static int fails(const char *name) {
 
 /* ---- for tests ---- */
 
-/* The nth call from now on of a function fails with an error; 0: none does. */
-void standin_fail(const char *name, int nth, int result) {
+/* The nth call from now on of a function fails with an error; 0: none does. Returns how many calls the last failure that
+ * was asked for is still away, 0 if it has come. */
+int standin_fail(const char *name, int nth, int result) {
     pthread_mutex_lock(&lock);
+    int away = failing.nth;
     strncpy(failing.name, name, sizeof failing.name - 1);
     failing.nth = nth;
     failing.result = result;
     pthread_mutex_unlock(&lock);
+    return away;
 }
 
 /* Packets go to this, with their flags and times; first, when a parser is made, none with its codec as the time. */
