@@ -163,7 +163,7 @@ def test_a_limit_of_file_sizes_is_named(dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(sv.StreamvidError, match="raise the limit by `ulimit -f`"), limited(resource.RLIMIT_FSIZE, 0):
         sv.Dataset.open(dataset)
     said = f"{tmp_path}/set: .*`ulimit -f`, and do the same again: it goes on"
-    with pytest.raises(sv.StreamvidError, match=said), limited(resource.RLIMIT_FSIZE, 1024):
+    with pytest.raises(sv.StreamvidError, match=said), limited(resource.RLIMIT_FSIZE, 2048):
         pack([dataset.parent / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
     pack([dataset.parent / "videos"], tmp_path / "set", options=PackOptions("any"), progress=False)
     assert len(sv.Dataset.open(tmp_path / "set")) == len(sv.Dataset.open(dataset))
