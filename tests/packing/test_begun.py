@@ -76,7 +76,7 @@ def killed(again: Callable[[], object], destination: Path, shards: int) -> list[
     return sorted(name for table in tables for name in table["source"].to_pylist())
 
 
-def sources(destination: Path) -> list[str]:
+def sources(destination: Path | str) -> list[str]:
     assert verify(destination).ok
     return sorted(Dataset.open(destination).clips.source)
 
@@ -189,6 +189,36 @@ def test_a_list_that_grew(source: Path, tmp_path: Path) -> None:
         again([new, *rows[:-1], {**rows[-1], "text": "another"}])
     again([new, *rows])
     assert digests(tmp_path / "ds") == expected
+
+
+def test_a_bucket_that_grew(videos: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    store, root = s3fs.S3FileSystem(), f"{s3_bucket}/begun"
+    for path in videos.rglob("*.mp4"):
+        store.put(str(path), f"{root}/in/{path.name}")
+
+    def again(**options: bool) -> None:
+        pack([f"s3://{root}/in"], f"s3://{root}/ds", shard_size=SHARD, workers=1, **options)
+
+    write_record = Journal.write
+
+    def fails(journal: Journal, record: Record) -> None:
+        write_record(journal, record)
+        if record.number % 100 == 1:
+            raise OSError(5, "gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "write", fails)
+        with pytest.raises(OSError, match="gone"):
+            again()
+    store.put(str(videos / "a/0.mp4"), f"{root}/in/00.mp4")
+    store.put(str(videos / "a/2.mp4"), f"{root}/in/7.mp4")  # another version
+    again()
+    assert sources(f"s3://{root}/ds") == [f"{n}.mp4" for n in range(7)]
+    assert not store.exists(f"{root}/ds/progress")
+    again(append=True)
+    assert sources(f"s3://{root}/ds") == sorted(["00.mp4", *(f"{n}.mp4" for n in range(8))])
 
 
 @pytest.mark.parametrize("command", ["append", "index", "update"])
