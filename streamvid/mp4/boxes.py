@@ -145,13 +145,14 @@ def find_track(moov: bytes, number: int) -> dict[bytes, tuple[int, int]]:
 
 
 def read_timescale(data: bytes | bytearray | memoryview, start: int) -> int:
-    """Ticks per second from an `mvhd` or `mdhd` box (8.2.2, 8.4.2), whose payload begins at `start`.
+    """Ticks per second from an `mvhd` or `mdhd` box (8.2.2, 8.4.2), whose payload begins at `start`; 0 if the number is
+    0, or has more than the 31 bits that FFmpeg takes.
 
     Raises:
         IndexError, struct.error: the box is too short.
     """
     (ticks,) = struct.unpack_from(">I", data, start + (20 if data[start] == 1 else 12))
-    return int(ticks)
+    return int(ticks) if ticks < 1 << 31 else 0
 
 
 def box(kind: bytes, *parts: bytes) -> bytes:

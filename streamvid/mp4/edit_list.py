@@ -98,11 +98,12 @@ def limit_edit(file: BinaryIO, seconds: float) -> bool:
 
 def _edit_of_track(moov: bytes, track: int) -> Edit | None:
     top = children(moov, 0, len(moov))
-    movie_scale = read_timescale(moov, top[b"mvhd"][0])
+    # Where there is none, FFmpeg counts seconds (mov_read_mvhd and mov_read_mdhd in libavformat/mov.c).
+    movie_scale = read_timescale(moov, top[b"mvhd"][0]) or 1
     trak = find_track(moov, track)
     elst = children(moov, *trak[b"edts"])[b"elst"]
     mdhd, _ = children(moov, *trak[b"mdia"])[b"mdhd"]
-    edit = parse_edit_list(moov, *elst, movie_scale=movie_scale, scale=read_timescale(moov, mdhd))
+    edit = parse_edit_list(moov, *elst, movie_scale=movie_scale, scale=read_timescale(moov, mdhd) or 1)
     is_open = edit is not None and edit.end == edit.begin
     if edit is None or is_open != (b"mvex" in top):
         # In a fragmented file, an edit of length 0 reaches to the end, and other lengths may not include the fragments.

@@ -144,7 +144,7 @@ class _Movie:
         start, _ = self._only(mdia, b"mdhd")
         self._version(start)
         timescale = read_timescale(self._data, start)
-        require(0 < timescale < 1 << 31 and movie_scale > 0, "a timescale of none")
+        require(timescale > 0 and movie_scale > 0, "a timescale of none")
 
         size = self._sizes(*self._only(stbl, b"stsz"), least=0 if mvex else 1)
         parts = [self._samples(stbl, size)] if len(size) else []

@@ -164,6 +164,16 @@ def test_times_beyond_all_bounds(scale: int, tmp_path: Path) -> None:
     assert 0 < len(clip.index.visible) <= recipe.frames
 
 
+@pytest.mark.parametrize("ticks", [0, 2**31, 2**32 - 1])
+def test_a_timescale_that_is_none_counts_seconds(ticks: int, tmp_path: Path) -> None:
+    """As FFmpeg does: a track's ticks of 31 bits at most, so that most pictures are before the edit or after it."""
+    source = write(Recipe(frames=50, gop=10, b_frames=2), tmp_path / "a.mp4")
+    data = bytearray(source.read_bytes())
+    struct.pack_into(">I", data, data.index(b"mdhd") + 4 + 12, ticks)
+    source.write_bytes(data)
+    assert 0 < len(remux_with_ffmpeg(source, tmp_path).index.visible) == len(sequential(source)) < 50
+
+
 def test_damage_is_no_error(tmp_path: Path) -> None:
     """Bytes of a real header, changed one by one."""
     source = write(Recipe(frames=4, trim=1), tmp_path / "a.mp4")
