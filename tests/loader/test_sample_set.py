@@ -110,6 +110,7 @@ def test_a_misspelt_option_is_answered_with_the_one_meant(dataset: Path, make: A
         (lambda path: sv.GpuDataLoader(path, batch_size=2, sampling=SAMPLING), r"an argument of ClipDataset"),
         (lambda path: sv.StreamLoader(path, batch_size=2, pin_memory=True), r"leave it out"),
         (lambda path: sv.StreamLoader(path, batch_size=2, collate_fn=list), r"batch_fn="),
+        (lambda path: sv.StreamLoader(path, batch_size=2, timeout=60), r"retry_for="),
         (lambda path: sv.StreamLoader(path, batch_size=2, sampler=None), r"shuffle="),
         (lambda _: sv.Window(clip_len=8), r"frames="),
         (lambda _: sv.Window(8, frame_rate=3), r"fps="),
