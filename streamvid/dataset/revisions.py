@@ -53,13 +53,12 @@ def dataset_path(path: object) -> str:
         InputError: the value is no path; for several paths, the message says what to write.
     """
     if not isinstance(path, str | os.PathLike):
-        several = "; for several datasets write Mix([(first, 1), (second, 1)])"
-        if not isinstance(path, list | tuple):
-            # As PyTorch's Subset and ConcatDataset, which are of samples.
-            several = (
-                f"; for some of its clips write Subset(path, keys=…){several}" if hasattr(path, "__getitem__") else ""
-            )
-        raise InputError(f"dataset must be a path, a URL or a Dataset, it is {path!r}"[:300] + several)
+        hint, several = "", "; for several datasets write Mix([(first, 1), (second, 1)])"
+        if isinstance(path, list | tuple):
+            hint = several
+        elif hasattr(path, "__getitem__"):  # as PyTorch's Subset and ConcatDataset, which are of samples
+            hint = f"; for some of its clips write Subset(path, keys=…){several}"
+        raise InputError(f"dataset must be a path, a URL or a Dataset, it is {path!r}"[:300] + hint)
     return given_path(path, "dataset")
 
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from streamvid.checks import listed, suggest_keywords
 from streamvid.dataset.roots import given_roots, grant
 from streamvid.errors import InputError
 from streamvid.packing.append import read_base
-from streamvid.packing.begun import BegunWith
 from streamvid.packing.destination import read_rejected
 from streamvid.packing.job_spec import JobSpec, plan_job
 from streamvid.packing.journal import read_claim
+from streamvid.packing.kept_sources import KeptSources
 from streamvid.packing.options import DecodeLevel, FixedLength, PackOptions, Scenes
 from streamvid.packing.pack import SHARD_SIZE, Engine, JobRun, run_job, was_there
 from streamvid.packing.places import Places
@@ -79,7 +80,7 @@ def index(
     paths, told = given_paths(places, "places"), given_roots(roots)
     cameras = [camera] if isinstance(camera, str) else listed(camera, "camera", "names of cameras")
 
-    def plan(options: PackOptions, *, append: bool, after: str = "", begun: BegunWith | None = None) -> JobSpec:
+    def plan(options: PackOptions, *, append: bool, after: str = "", kept: KeptSources | None = None) -> JobSpec:
         return plan_job(
             paths,
             to,
@@ -93,10 +94,10 @@ def index(
             places=Places(tuple(paths), tuple(told), tuple(cameras), to),
             after=after,
             images=images,
-            begun=begun,
+            kept=kept,
         )
 
-    spec = run.plan(paths, state, lambda begun: plan(options, append=update, begun=begun))
+    spec = run.plan(paths, state, partial(plan, options, append=update))
     fingerprint = spec.job.fingerprint
     if not copy_others:
         report = run_job(spec, run)

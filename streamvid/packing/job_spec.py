@@ -12,13 +12,13 @@ import pyarrow as pa
 
 from streamvid.errors import InputError
 from streamvid.packing.append import BaseDataset, changed_sources, extend_classes, new_sources
-from streamvid.packing.begun import BegunWith, inputs_digest
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.destination import base_name, check_not_swapped, given_name
 from streamvid.packing.fingerprints import NO_MARK, fingerprint, source_details, sources_digest, versions
 from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import find_sources
+from streamvid.packing.kept_sources import KeptSources, inputs_digest
 from streamvid.packing.keys import uncut_key
 from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names
 from streamvid.packing.metadata import Metadata, MetadataLists
@@ -91,7 +91,7 @@ class JobSpec:
         settings: the options, for pack-report.json.
         joins: how the rows of each label or metadata list matched the sources.
         forget: clips of the base whose videos have changed, as shard and row.
-        inputs: `streamvid.packing.begun.inputs_digest` of the inputs; "" if they are no videos.
+        inputs: `streamvid.packing.kept_sources.inputs_digest` of the inputs; "" if they are no videos.
         stale: names of the sources that have changed, or are gone, since a pack that is resumed began.
     """
 
@@ -136,7 +136,7 @@ def plan_job(
     places: Places | None = None,
     after: str = "",
     images: bool = False,
-    begun: BegunWith | None = None,
+    kept: KeptSources | None = None,
 ) -> JobSpec:
     """Find the sources, and determine everything that the dataset's bytes depend on. Reads lists, but no videos.
 
@@ -144,7 +144,7 @@ def plan_job(
         places: as in `streamvid.packing.inputs.find_sources`.
         after: fingerprint of the job that this one continues.
         images: as in `streamvid.packing.inputs.find_sources`.
-        begun: the sources of the unfinished pack that is resumed; default: those that are found now.
+        kept: the sources of the unfinished pack that is resumed; default: those that are found now.
         inputs, destination, labels, metadata, cuts, shard_size, name, options: as in `streamvid.packing.pack.pack`.
 
     Raises:
@@ -192,8 +192,8 @@ def plan_job(
     if not options.in_place:
         sources = with_details(sources, places)
     stale: frozenset[str] = frozenset()
-    if begun is not None:
-        sources, stale = begun.again(sources)
+    if kept is not None:
+        sources, stale = kept.resumed(sources)
         names = {source.name for source in sources}
         skipped += len(changed.keys() - names)  # what has changed since that pack skipped it
         changed = {name: clips for name, clips in changed.items() if name in names}

@@ -29,7 +29,7 @@ from streamvid.storage.url import join, redact
 
 PROGRESS_FOLDER: Final = "progress"
 SOURCES_FILE: Final = "sources-{}.parquet"
-"""In the same folder, with 16 hexadecimal digits: see `streamvid.packing.begun`."""
+"""In the same folder, with 16 hexadecimal digits: see `streamvid.packing.kept_sources`."""
 UPLOAD: Final = ".upload"
 """Ends the names of files with the id of an upload, behind the name of the shard's file."""
 _RECORD_FILE: Final = re.compile(r"[0-9]{8}\.json")

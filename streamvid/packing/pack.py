@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import pyarrow as pa
 
@@ -22,7 +22,6 @@ from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import InputError
 from streamvid.host import usable_cores
 from streamvid.packing.append import read_base
-from streamvid.packing.begun import BegunWith, check_finished, inputs_digest, read_begun, write_begun
 from streamvid.packing.destination import (
     DATASET_EXISTS,
     REJECTED_FILE,
@@ -48,6 +47,7 @@ from streamvid.packing.journal import (
     read_claim,
     totals,
 )
+from streamvid.packing.kept_sources import KeptSources, check_packed, inputs_digest, keep_sources, read_kept_sources
 from streamvid.packing.options import PackOptions
 from streamvid.packing.partition import Group, GroupCursor
 from streamvid.packing.report import PackReport, report_document
@@ -69,6 +69,12 @@ MAX_SHARD_SIZE: Final = 1 << 50
 
 Engine = Literal["local", "ray"]
 ENGINES: Final[tuple[Engine, ...]] = ("local", "ray")
+
+
+class Planner(Protocol):
+    """Plans a job, as `streamvid.packing.job_spec.plan_job` with all arguments but one."""
+
+    def __call__(self, *, kept: KeptSources | None) -> JobSpec: ...
 
 
 @dataclass(frozen=True)
@@ -119,16 +125,14 @@ class JobRun:
             raise InputError(DATASET_EXISTS.format(redact(self.destination)))
         return state
 
-    def plan(
-        self, inputs: Sequence[str], state: DestinationState, plan: Callable[[BegunWith | None], JobSpec]
-    ) -> JobSpec:
+    def plan(self, inputs: Sequence[str], state: DestinationState, plan: Planner) -> JobSpec:
         """The job as it is planned now, or the unfinished one at the destination if it is the same but for videos that
         came, changed or went since it began."""
         holder = None if self.overwrite or state.claimed_by == state.packed_by else state.claimed_by
-        begun = None if holder is None else read_begun(self.destination, inputs_digest(inputs))
-        if begun is not None and (spec := plan(begun)).job.fingerprint == holder:
+        kept = None if holder is None else read_kept_sources(self.destination, inputs_digest(inputs))
+        if kept is not None and (spec := plan(kept=kept)).job.fingerprint == holder:
             return spec
-        return plan(None)
+        return plan(kept=None)
 
 
 @suggest_keywords
@@ -186,23 +190,21 @@ def pack(
         raise InputError(f"options must be PackOptions(…), such as PackOptions(fps=24); it is {options!r}"[:300])
     integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
     run = JobRun(to, overwrite, append, workers, engine, address, retry_for, progress)
-
-    def plan(begun: BegunWith | None) -> JobSpec:
-        return plan_job(
-            paths,
-            to,
-            labels=labels,
-            metadata=metadata,
-            cuts=cuts,
-            shard_size=shard_size,
-            name=name,
-            options=options,
-            base=read_base(to) if append else None,
-            images=images,
-            begun=begun,
-        )
-
-    return run_job(run.plan(paths, run.state(), plan), run)
+    state = run.state()
+    plan = partial(
+        plan_job,
+        paths,
+        to,
+        labels=labels,
+        metadata=metadata,
+        cuts=cuts,
+        shard_size=shard_size,
+        name=name,
+        options=options,
+        base=read_base(to) if append else None,
+        images=images,
+    )
+    return run_job(run.plan(paths, state, plan), run)
 
 
 def run_job(spec: JobSpec, run: JobRun) -> PackReport:
@@ -222,8 +224,8 @@ def run_job(spec: JobSpec, run: JobRun) -> PackReport:
         try:
             resumed = claim(destination, fingerprint, overwrite=run.overwrite, base=base)
             if spec.inputs and not resumed:
-                keep = partial(write_begun, destination, spec.inputs, spec.sources, spec.classes)
-                asked(destination, keep, spec.job.retry)
+                write = partial(keep_sources, destination, spec.inputs, spec.sources, spec.classes)
+                asked(destination, write, spec.job.retry)
             remove_temporaries(destination)
             records, resumed_clips = _pack_groups(spec, run, resumed)
             remove_temporaries(destination)
@@ -251,7 +253,7 @@ def _pack_groups(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record
         for group in spec.groups:
             finished, cursor = finished_records(group, journal)
             if spec.stale:
-                check_finished(group, finished, cursor, spec.sources, spec.stale)
+                check_packed(group, finished, cursor, spec.sources, spec.stale)
             records.update((record.number, record) for record in finished)
             if cursor is not None:
                 unfinished.append((group, cursor))

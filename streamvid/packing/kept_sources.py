@@ -2,7 +2,7 @@
 
 Videos may come into a folder, change or go while it is packed. A pack that was killed goes on with the sources with
 which it began, so that its finished shards count: new videos can be added when it has ended, and one that has changed
-is rejected like one that changes while a pack runs.
+is rejected like one that changes while a pack runs. The file is Parquet, as the reading of that is bounded.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _MOST_BYTES: Final = 8 << 30
 
 
 @dataclass(frozen=True)
-class BegunWith:
+class KeptSources:
     """The sources of an unfinished pack, in order, without their rows and cuts; labels are names of classes, or
     numbers."""
 
     sources: tuple[SourceVideo, ...]
 
-    def again(self, found: Sequence[SourceVideo]) -> tuple[list[SourceVideo], frozenset[str]]:
+    def resumed(self, found: Sequence[SourceVideo]) -> tuple[list[SourceVideo], frozenset[str]]:
         """These sources, with the places, rows and cuts that they have now.
 
         Args:
@@ -63,21 +63,21 @@ class BegunWith:
         Returns:
             The sources in order, and the names of those that have changed since, or are gone.
         """
-        now, again, stale = {source.name: source for source in found}, [], []
+        now, resumed, stale = {source.name: source for source in found}, [], []
         for source in self.sources:
             same = now.pop(source.name, None)
             if same is None or _version(same) != _version(source):
                 stale.append(source.name)
-            again.append(source if same is None else replace(same, **_kept(source)))
+            resumed.append(source if same is None else replace(same, **_kept(source)))
         if now or stale:
             log.warning(
                 "the pack goes on with the %s with which it began: %d that came since are left out, and %d have "
                 "changed or are gone; when it has ended, add what it lacks (pack --append, index --update)",
-                format_count(len(again), "video"),
+                format_count(len(resumed), "video"),
                 len(now),
                 len(stale),
             )
-        return again, frozenset(stale)
+        return resumed, frozenset(stale)
 
 
 def _kept(source: SourceVideo) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def inputs_digest(inputs: Iterable[str]) -> str:
     return hashlib.sha256(json.dumps(paths).encode()).hexdigest()[:16]
 
 
-def write_begun(destination: str, inputs: str, sources: Sequence[SourceVideo], classes: Sequence[str] | None) -> None:
+def keep_sources(destination: str, inputs: str, sources: Sequence[SourceVideo], classes: Sequence[str] | None) -> None:
     """Write the sources of a pack that begins.
 
     Args:
@@ -123,12 +123,12 @@ def _text(source: SourceVideo, classes: Sequence[str] | None) -> str:
     return json.dumps({**_kept(source), "label": label, "path": path})
 
 
-def read_begun(destination: str, inputs: str) -> BegunWith | None:
+def read_kept_sources(destination: str, inputs: str) -> KeptSources | None:
     """The sources with which the unfinished pack at a destination began; None if it had other inputs, or if there is no
     such file, or it is damaged."""
     data = read_if_there(_path(destination, inputs))
     try:
-        return BegunWith(tuple(map(_parse, read_parquet(data or b"", least=_MOST_BYTES)["source"].to_pylist())))
+        return KeptSources(tuple(map(_parse, read_parquet(data or b"", least=_MOST_BYTES)["source"].to_pylist())))
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -144,7 +144,7 @@ def _parse(text: str) -> SourceVideo:
     return SourceVideo(str(fields["path"]), **{name: fields[name] for name in _FIELDS})
 
 
-def check_finished(
+def check_packed(
     group: Group,
     records: Sequence[Record],
     cursor: GroupCursor | None,

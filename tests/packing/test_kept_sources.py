@@ -16,9 +16,9 @@ import pytest
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
 from streamvid.inspection.verify import verify
-from streamvid.packing.begun import read_begun, write_begun
 from streamvid.packing.index import index
 from streamvid.packing.journal import Journal, Record
+from streamvid.packing.kept_sources import keep_sources, read_kept_sources
 from streamvid.packing.pack import pack
 from streamvid.packing.source_video import SourceVideo
 from streamvid.video.stored_clip import CHANGED
@@ -194,7 +194,7 @@ def test_a_list_that_grew(source: Path, tmp_path: Path) -> None:
 def test_a_bucket_that_grew(videos: Path, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import s3fs
 
-    store, root = s3fs.S3FileSystem(), f"{s3_bucket}/begun"
+    store, root = s3fs.S3FileSystem(), f"{s3_bucket}/kept"
     for path in videos.rglob("*.mp4"):
         store.put(str(path), f"{root}/in/{path.name}")
 
@@ -319,9 +319,9 @@ def test_secrets_and_names_that_are_not_utf8(tmp_path: Path) -> None:
         "https://host/a.mp4?X-Amz-Signature=secret", "a\udce4.mp4", "a", 1, size=7, mark="m", part=(3, 4)
     )
     (tmp_path / "progress").mkdir()
-    write_begun(str(tmp_path), "digest", [signed], ["x", "y"])
+    keep_sources(str(tmp_path), "digest", [signed], ["x", "y"])
     assert "secret" not in str(pq.read_table(tmp_path / "progress/sources-digest.parquet").to_pylist())
-    begun = read_begun(str(tmp_path), "digest")
-    assert begun is not None
-    assert begun.sources == (SourceVideo("", "a\udce4.mp4", "a", "y", size=7, mark="m", part=(3, 4)),)
-    assert read_begun(str(tmp_path), "another") is None
+    kept = read_kept_sources(str(tmp_path), "digest")
+    assert kept is not None
+    assert kept.sources == (SourceVideo("", "a\udce4.mp4", "a", "y", size=7, mark="m", part=(3, 4)),)
+    assert read_kept_sources(str(tmp_path), "another") is None
