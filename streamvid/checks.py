@@ -226,7 +226,7 @@ _ELSEWHERE: Final = (
     (
         "retry_for",
         {"timeout", "retries", "max_retries", "download_retry", "download_timeout"},
-        "retry_for= is for how many seconds a storage that does not answer is asked again",
+        "retry_for= says for how many seconds a storage that does not answer is asked again",
     ),
     ("world_size", {"num_replicas"}, "the number of ranks is world_size=, and found by itself under a launcher"),
     ("crop", {"crop_size", "center_crop"}, "the size of a crop is crop=, of one in the centre with random_crop=False"),

@@ -276,7 +276,7 @@ class NvdecWorker:
 
     def _session(self, job: GopJob) -> DecodeSession:
         """The session for a job's configuration, opened or reopened if necessary; it becomes the current one."""
-        if self._abandoned:  # since it asked for the job: nothing would notice that it hangs again
+        if self._abandoned:  # while it waited for the job: nothing watches this thread any more
             raise RuntimeError("its engine was abandoned")
         key, size, first = job.key, None, job.key
         if self._in is not None and key == self._current and not job.retry_of and self._in.takes(key, job.dpb_frames):
