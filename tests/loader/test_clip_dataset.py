@@ -228,6 +228,9 @@ def test_items(dataset: Path) -> None:
         assert_same(ds[key], ds[row])
         assert_same(ds[row - len(ds)], ds[row])
         assert_same(ds[sv.At(key, frames=[0])], ds[torch.tensor(row)])  # type: ignore[index]
+        assert all(item in ds for item in (key, row, sv.At(key, frames=[0])))
+    for missing in (len(ds), -len(ds) - 1, "none", None, 1.5, sv.At("none", frames=[0])):
+        assert missing not in ds
     for wrong in (len(ds), -len(ds) - 1):
         with pytest.raises(IndexError):
             ds[wrong]
