@@ -22,7 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 from streamvid.checks import listed
 from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage import filesystem
-from streamvid.storage.url import given_path, is_local, join, local_path, redact
+from streamvid.storage.url import DOT_SEGMENTS, given_path, is_local, join, local_path, redact
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _resolved(dataset: str, root: str, granted: tuple[str, ...]) -> str:
         raise DatasetError(
             f"the dataset {redact(dataset)} names local files, which only a local one may: {root[:100]!r}"
         )
-    if ".." in whole.split("/") or not whole.startswith(tuple(root.rstrip("/") + "/" for root in granted)):
+    if re.search(DOT_SEGMENTS, whole) or not whole.startswith(tuple(root.rstrip("/") + "/" for root in granted)):
         shown = redact(root)[:200]
         raise InputError(
             f"the dataset {redact(dataset)} reads files of {shown}: if you trust whoever indexed it, open it with "
