@@ -173,7 +173,7 @@ XML = "<Error><Code>{}</Code><Message>{}</Message></Error>"
             AccessRefused,
             "(AuthenticationFailed)",
         ),
-        (403, XML.format("AccessDenied", "no"), {}, AccessRefused, "access is refused"),
+        (403, XML.format("AccessDenied", "no"), {}, AccessRefused, "or there is no such file"),
         (401, "", {}, AccessRefused, "access is refused"),
         (403, '{"error": {"errors": [{"reason": "rateLimitExceeded"}], "code": 403}}', {}, StorageUnavailable, "403"),
         (400, XML.format("SlowDown", ""), {}, StorageUnavailable, "SlowDown"),
