@@ -13,7 +13,6 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -110,13 +109,20 @@ def _whole(root: str) -> str:
 
 def grant(dataset: str, roots: Iterable[str]) -> None:
     """Note that this user's dataset may read these roots, paths or URLs. If the note cannot be stored, they must be
-    named when the dataset is opened."""
-    with suppress(OSError, RuntimeError, ValueError, StreamvidError):
+    named when the dataset is opened, as a warning says."""
+    every = {_without_secrets(root) for root in (*granted(dataset), *roots) if root and not _BELOW.fullmatch(root)}
+    if not every:  # folders of the dataset
+        return
+    try:
         path = _grants_file(dataset)
-        every = {_without_secrets(root) for root in (*granted(dataset), *roots)}
         document = {"dataset": redact(_place(dataset)), "roots": sorted(every)}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         filesystem.write_bytes(path, json.dumps(document, indent=1).encode())
+    except (OSError, RuntimeError, ValueError, StreamvidError) as error:
+        log.warning(
+            "your data folder (XDG_DATA_HOME) has no note of the files that %s may read, so name them with --roots "
+            "(roots=) wherever it is opened: %s", redact(dataset), redact(str(error)).rstrip("."),
+        )  # fmt: skip
 
 
 def _without_secrets(root: str) -> str:
