@@ -30,6 +30,7 @@ from streamvid.loader.reopened import Reopened, seen_by_forks
 from streamvid.loader.rescue import BAD_CLIP, Member, Rescuer
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
+from streamvid.loader.shm_transfer import check_sockets
 from streamvid.plan.checkpoint import clips_digest, digest
 from streamvid.plan.inputs import DatasetLike, Pools, Subset, open_source
 from streamvid.plan.permutation import Pool
@@ -171,9 +172,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
             KeyError, IndexError: there is no such clip, sample or frame.
             DatasetError, VideoError: the clip is damaged; the message names it.
         """
-        if isinstance(item, At):
-            return self._make(self._resolve([item]))[0]
-        return self.__getitems__([item])[0]
+        return self._make(self._resolve([item]))[0] if isinstance(item, At) else self.__getitems__([item])[0]
 
     @limits_named()
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -287,6 +286,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
 
     def _resolve(self, items: Sequence[Item | ResolvedItem]) -> list[ResolvedItem]:
         """The clips and samples of items; errors as from `ds[…]`."""
+        check_sockets()
         return [
             item
             if isinstance(item, ResolvedItem)
