@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import posixpath
 import re
 from collections import defaultdict
@@ -44,7 +45,9 @@ _FIELD: Final = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?([0-9]{1,
 def is_lerobot(place: str) -> bool:
     """Whether a folder or URL is a LeRobot dataset. The name of a folder may have a dot, as `pusht_v3.0` has."""
     named = (*VIDEO_EXTENSIONS, *IMAGE_EXTENSIONS, *TAR_EXTENSIONS, *LIST_EXTENSIONS)
-    if "*" in place or has_extension(place, named) or (posixpath.splitext(place)[1] and not has_ranges(place)):
+    if "*" in place or (is_local(place) and not os.path.isdir(local_path(place))):
+        return False
+    if has_extension(place, named) or (posixpath.splitext(place)[1] and not has_ranges(place)):
         return False  # a web server may send some page for any path below a file
     return filesystem.exists(join(place, _INFO))
 

@@ -14,6 +14,7 @@ from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.places import Places
 from streamvid.storage.parquet import MAX_LISTS
+from tests.support.clips import write
 from tests.support.foreign import CAMERA, write_lerobot
 from tools.clips import Recipe
 
@@ -38,6 +39,14 @@ def test_a_folder_with_a_dot_in_its_name(tmp_path: Path) -> None:
     for given in (str(place), f"{place}/"):
         sources = find_sources([given], MetadataLists(), places=Places(()))
         assert [len(source.cuts or ()) for source in sources] == [2]
+
+
+def test_a_file_of_any_name_is_no_folder_of_a_dataset(tmp_path: Path) -> None:
+    for name in ("noext", "clip.xyz"):
+        write(SMALL, tmp_path / name)
+        assert [source.name for source in find_sources([str(tmp_path / name)], MetadataLists(), places=Places(()))] == [
+            name
+        ]
 
 
 def test_a_camera_that_is_not_there(tmp_path: Path) -> None:
