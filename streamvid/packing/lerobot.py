@@ -29,6 +29,7 @@ from streamvid.packing.places import Found, path_parts
 from streamvid.packing.tar_members import TAR_EXTENSIONS
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
+from streamvid.storage.explain import AccessRefused
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import has_extension, is_local, join, local_path, redact
@@ -49,7 +50,12 @@ def is_lerobot(place: str) -> bool:
         return False
     if has_extension(place, named) or (posixpath.splitext(place)[1] and not has_ranges(place)):
         return False  # a web server may send some page for any path below a file
-    return filesystem.exists(join(place, _INFO))
+    try:
+        return filesystem.exists(join(place, _INFO))
+    except AccessRefused:
+        if has_ranges(place):
+            raise
+        return False  # some web servers answer so for what they do not have
 
 
 def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> list[Found]:
