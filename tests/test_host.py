@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 from pathlib import Path
 
 import pyarrow as pa
@@ -83,3 +84,9 @@ def test_a_lack_of_memory_is_named(error: Exception) -> None:
 )
 def test_a_lack_of_threads_is_named(error: Exception) -> None:
     assert "no further thread or process can be started" in str(host.limit_met(error))
+
+
+def test_a_folder_too_long_for_sockets_is_named() -> None:
+    with socket.socket(socket.AF_UNIX) as bound, pytest.raises(OSError, match="too long") as error:
+        bound.bind("/tmp/" + "x" * 108)
+    assert "set TMPDIR" in str(host.limit_met(error.value))

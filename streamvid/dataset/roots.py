@@ -13,7 +13,6 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 from streamvid.checks import listed
 from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage import filesystem
-from streamvid.storage.url import given_path, is_local, join, local_path, redact
+from streamvid.storage.url import DOT_SEGMENTS, given_path, is_local, join, local_path, redact
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ def _resolved(dataset: str, root: str, granted: tuple[str, ...]) -> str:
         raise DatasetError(
             f"the dataset {redact(dataset)} names local files, which only a local one may: {root[:100]!r}"
         )
-    if ".." in whole.split("/") or not whole.startswith(tuple(root.rstrip("/") + "/" for root in granted)):
+    if re.search(DOT_SEGMENTS, whole) or not whole.startswith(tuple(root.rstrip("/") + "/" for root in granted)):
         shown = redact(root)[:200]
         raise InputError(
             f"the dataset {redact(dataset)} reads files of {shown}: if you trust whoever indexed it, open it with "
@@ -110,13 +109,20 @@ def _whole(root: str) -> str:
 
 def grant(dataset: str, roots: Iterable[str]) -> None:
     """Note that this user's dataset may read these roots, paths or URLs. If the note cannot be stored, they must be
-    named when the dataset is opened."""
-    with suppress(OSError, RuntimeError, ValueError, StreamvidError):
+    named when the dataset is opened, as a warning says."""
+    every = {_without_secrets(root) for root in (*granted(dataset), *roots) if root and not _BELOW.fullmatch(root)}
+    if not every:  # folders of the dataset
+        return
+    try:
         path = _grants_file(dataset)
-        every = {_without_secrets(root) for root in (*granted(dataset), *roots)}
         document = {"dataset": redact(_place(dataset)), "roots": sorted(every)}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         filesystem.write_bytes(path, json.dumps(document, indent=1).encode())
+    except (OSError, RuntimeError, ValueError, StreamvidError) as error:
+        log.warning(
+            "your data folder (XDG_DATA_HOME) has no note of the files that %s may read, so name them with --roots "
+            "(roots=) wherever it is opened: %s", redact(dataset), redact(str(error)).rstrip("."),
+        )  # fmt: skip
 
 
 def _without_secrets(root: str) -> str:

@@ -35,6 +35,7 @@ from streamvid.mp4.boxes import ROTATIONS
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.regular_file import NotAFileError
 from streamvid.storage.table_bounds import TooLargeError
+from streamvid.storage.url import DOT_SEGMENTS
 from streamvid.video.index_file import ENTRY_BYTES, PACKET_BYTES
 
 MAX_SIDE: Final = 32768
@@ -44,7 +45,6 @@ _TYPE_SHOWN: Final = 100
 REMEDY: Final = "copy the shard again or run streamvid verify"
 _KEY_PATTERN: Final = r"\A[A-Za-z0-9_-]{1,80}\z"
 _FILE_PATTERN: Final = r"\A[^/\x00-\x1f]+(/[^/\x00-\x1f]+)*\z"
-_DOTS_PATTERN: Final = r"(\A|/)\.\.?(/|\z)"
 _MAX_FILE_NAME: Final = 4096
 _SAMPLE: Final = 1024
 
@@ -224,7 +224,7 @@ def text_block(table: pa.Table, entries: Sequence[ShardEntry]) -> TextBlock:
         file = texts["file"]
         rules["its file is not a relative path without '.' and '..'"] = (
             _matches(file, _FILE_PATTERN)
-            & ~_matches(file, _DOTS_PATTERN)
+            & ~_matches(file, DOT_SEGMENTS)
             & (pc.binary_length(file).to_numpy() <= _MAX_FILE_NAME)
         )
     _hold(rules, entries, lambda row: str(key[row].as_py()))

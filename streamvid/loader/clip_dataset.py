@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,10 +26,11 @@ from streamvid.loader.batch import column_values, mask_absent
 from streamvid.loader.clip_items import At, Item, ResolvedItem, choose, resolve
 from streamvid.loader.item_errors import ItemErrors
 from streamvid.loader.quarantine import ErrorPolicy, OnError, Quarantine
-from streamvid.loader.reopened import Reopened
+from streamvid.loader.reopened import Reopened, seen_by_forks
 from streamvid.loader.rescue import BAD_CLIP, Member, Rescuer
 from streamvid.loader.sample_renderer import SampleRenderer
 from streamvid.loader.sample_set import SampleSet
+from streamvid.loader.shm_transfer import check_sockets
 from streamvid.plan.checkpoint import clips_digest, digest
 from streamvid.plan.inputs import DatasetLike, Pools, Subset, open_source
 from streamvid.plan.permutation import Pool
@@ -128,7 +128,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         whole = np.array_equal(ids, np.arange(len(samples.dataset)))
         self._sample_ids = None if whole else torch.from_numpy(np.ascontiguousarray(ids))
         # The epoch, and the argument of the last `set_epoch`.
-        self._epoch = _seen_by_forks([0, -1])
+        self._epoch = seen_by_forks([0, -1])
         self._clip_transform = samples.clip_transform()
         self._renderer = SampleRenderer(self._clip_transform, isolate=isolate)
 
@@ -136,7 +136,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         self.__dict__.update(state)
         epoch: Any = self._epoch  # PyTorch has no types for this
         if not epoch.is_shared():  # it was copied, not sent to a worker
-            self._epoch = _seen_by_forks(self._epoch.tolist())
+            self._epoch = seen_by_forks(self._epoch.tolist())
 
     def __copy__(self) -> ClipDataset:
         """A copy that shares the open dataset and the epoch."""
@@ -152,6 +152,14 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         sampling = repr(self._spec.sampling) if self._can_sample else None
         return f"ClipDataset({self.dataset!r}, samples={len(self)}, sampling={sampling}, transform={self._transform!r})"
 
+    def __contains__(self, item: object) -> bool:
+        """Whether `ds[item]` is a sample."""
+        try:
+            resolve(self.dataset, self._sample_ids, item, can_sample=True)
+        except (LookupError, InputError):
+            return False
+        return True
+
     @limits_named()
     def __getitem__(self, item: Item) -> dict[str, Any]:
         """A sample.
@@ -164,9 +172,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
             KeyError, IndexError: there is no such clip, sample or frame.
             DatasetError, VideoError: the clip is damaged; the message names it.
         """
-        if isinstance(item, At):
-            return self._make(self._resolve([item]))[0]
-        return self.__getitems__([item])[0]
+        return self._make(self._resolve([item]))[0] if isinstance(item, At) else self.__getitems__([item])[0]
 
     @limits_named()
     def __getitems__(self, items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -280,6 +286,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
 
     def _resolve(self, items: Sequence[Item | ResolvedItem]) -> list[ResolvedItem]:
         """The clips and samples of items; errors as from `ds[…]`."""
+        check_sockets()
         return [
             item
             if isinstance(item, ResolvedItem)
@@ -390,11 +397,3 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
             array = isinstance(values, np.ndarray) or isinstance(values[0], np.ndarray)
             sample[name] = torch.as_tensor(values[0], device="cpu") if array else values[0]
         return sample
-
-
-def _seen_by_forks(values: Sequence[int]) -> torch.Tensor:
-    """int64 [values], whose changes persistent workers see: forked ones by an anonymous mapping, which needs no
-    /dev/shm; spawned ones by shared memory, to which PyTorch moves the tensors that it sends to them."""
-    tensor = torch.frombuffer(mmap.mmap(-1, 8 * len(values)), dtype=torch.int64)
-    tensor[:] = torch.tensor(values, device="cpu")
-    return tensor

@@ -1,9 +1,13 @@
-"""An object with a dataset that is small when it is pickled, and opens the dataset again where it arrives."""
+"""What travels to workers: an object that opens its dataset again where it arrives, and numbers that forks share."""
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
+
+import torch
 
 from streamvid.dataset import tables
 from streamvid.dataset.dataset import Dataset
@@ -39,3 +43,11 @@ class Reopened:
             how = {"retry_for": dataset.reader.retry, "roots": dataset.roots, "revision": dataset.manifest.revision}
             state["_elsewhere"] = dataset.path, how, tables.digest(dataset.shards)
         return state
+
+
+def seen_by_forks(values: Sequence[int]) -> torch.Tensor:
+    """int64 [values], whose changes persistent workers see: forked ones by an anonymous mapping, which needs no
+    /dev/shm; spawned ones by shared memory, to which PyTorch moves the tensors that it sends to them."""
+    tensor = torch.frombuffer(mmap.mmap(-1, 8 * len(values)), dtype=torch.int64)
+    tensor[:] = torch.tensor(values, device="cpu")
+    return tensor

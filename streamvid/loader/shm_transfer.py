@@ -5,12 +5,15 @@ If a batch was pickled as a whole, its video data would be copied through a pipe
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from streamvid.errors import StreamvidError
+from streamvid.host import LONG_FOLDER
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +22,8 @@ T = TypeVar("T")
 
 _ALIGNMENT: Final = 64
 """Bytes to which every array is aligned."""
+_LONGEST_SOCKET: Final = 107
+"""Bytes of the path of a socket (unix(7))."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,23 @@ class SharedBatch(Generic[T]):
     head: bytes
     data: torch.Tensor
     extents: Sequence[tuple[int, int]]
+
+
+def check_sockets() -> None:
+    """Check that this process, if it is a worker of a DataLoader, can have a socket in the temporary folder. PyTorch
+    sends tensors by sockets there, from a thread: without one, batches would be lost, and the loop would wait forever.
+
+    Raises:
+        StreamvidError: the folder's path is too long.
+    """
+    import torch.multiprocessing
+    import torch.utils.data
+
+    sharing: Any = torch.multiprocessing
+    if torch.utils.data.get_worker_info() is None or sharing.get_sharing_strategy() == "file_system":
+        return
+    if len(os.fsencode(os.path.join(util.get_temp_dir(), "listener-12345678"))) > _LONGEST_SOCKET:
+        raise StreamvidError(LONG_FOLDER)
 
 
 def pack(value: T) -> SharedBatch[T]:

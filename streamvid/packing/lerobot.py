@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import posixpath
 import re
 from collections import defaultdict
@@ -28,6 +29,7 @@ from streamvid.packing.places import Found, path_parts
 from streamvid.packing.tar_members import TAR_EXTENSIONS
 from streamvid.storage import filesystem
 from streamvid.storage.client import has_ranges
+from streamvid.storage.explain import AccessRefused
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import has_extension, is_local, join, local_path, redact
@@ -44,9 +46,16 @@ _FIELD: Final = re.compile(r"\{(video_key|chunk_index|file_index)(?::0?([0-9]{1,
 def is_lerobot(place: str) -> bool:
     """Whether a folder or URL is a LeRobot dataset. The name of a folder may have a dot, as `pusht_v3.0` has."""
     named = (*VIDEO_EXTENSIONS, *IMAGE_EXTENSIONS, *TAR_EXTENSIONS, *LIST_EXTENSIONS)
-    if "*" in place or has_extension(place, named) or (posixpath.splitext(place)[1] and not has_ranges(place)):
+    if "*" in place or (is_local(place) and not os.path.isdir(local_path(place))):
+        return False
+    if has_extension(place, named) or (posixpath.splitext(place)[1] and not has_ranges(place)):
         return False  # a web server may send some page for any path below a file
-    return filesystem.exists(join(place, _INFO))
+    try:
+        return filesystem.exists(join(place, _INFO))
+    except AccessRefused:
+        if has_ranges(place):
+            raise
+        return False  # some web servers answer so for what they do not have
 
 
 def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> list[Found]:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from streamvid.dataset.manifest import SHARD_FOLDER
 from streamvid.errors import InputError
 from streamvid.packing.options import Cut
-from streamvid.storage.url import is_local, is_within, local_path, redact, unsigned
+from streamvid.storage.url import DOT_SEGMENTS, is_local, is_within, local_path, redact, unsigned
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ def path_parts(path: str) -> tuple[str, ...]:
 
 _PLAIN: Final = re.compile(r"[^/\x00-\x1f:]+(/[^/\x00-\x1f:]+)*")
 _NAMES: Final = re.compile(r"[^/\x00-\x1f]+(/[^/\x00-\x1f]+)*/?")
-_DOTS: Final = re.compile(r"(\A|/)\.\.?(/|\Z)")
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Places:
         root, file = place_of(video)
         path = f"{root}/{file}"
         lost = path != path.encode("utf-8", "replace").decode() or root.endswith("/")  # of two slashes, one
-        if lost or not _NAMES.fullmatch(file) or _DOTS.search(file):
+        if lost or not _NAMES.fullmatch(file) or re.search(DOT_SEGMENTS, file):
             return "its name cannot be stored: rename it"
         if is_local(path):
             real = os.path.realpath(path)

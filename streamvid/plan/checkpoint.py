@@ -206,8 +206,10 @@ def position_from(state: Mapping[str, Any], identity: Identity, about: Mapping[s
         state, identity: the state, and what it must belong to.
         about: the arguments of this run, as in a state's `run`; an error then says which of them differ.
     """
-    if not is_integer(version := state.get("version")) or version != VERSION:
-        raise InputError(f"the state is of version {state.get('version')!r}, this library knows {VERSION}")
+    if not is_integer(version := state.get("version")):
+        raise InputError(DAMAGED)
+    if version != VERSION:
+        raise InputError(f"the state is of version {version}, this library knows {VERSION}")
     for name, meaning in BELONGS_TO.items():
         if not isinstance(theirs := state.get(name), str) or theirs != getattr(identity, name):
             differ = _differences(name, state.get("run"), about)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlsplit
 
 import fsspec
 from fsspec.core import url_to_fs
@@ -34,6 +36,7 @@ _NO_STORAGE: Final = {"data", "tar", "zip", "libarchive", "blockcache", "cached"
 """Protocols of fsspec for files within others, or in front of another protocol (`simplecache::s3://…`)."""
 _TWO_COLONS: Final = "\ue000"
 """Stands for the `::` of a URL that fsspec would take for a chain there; a character that no standard has a use for."""
+_UNSENDABLE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|[^!-~]|[\"<>\\^`{|}]")
 T = TypeVar("T")
 
 # References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
@@ -71,11 +74,25 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
             f"{redact(text)}: fsspec opens no {protocol}:// by its URL alone; use a local path or another protocol"
         ) from error
     keep(fs)
+    if protocol in _HTTP:
+        fs.encode_url = as_given
     for logger in _TELL_SECRETS:
         logging.getLogger(logger).addFilter(_no_details)  # once, because it is the same filter each time
     if is_s3(fs) and patient:
         fs.retries = 1  # other options give another instance
     return fs, name
+
+
+def as_given(address: str) -> Any:
+    """The `yarl.URL` of a web address, whose path and query are sent as they are written: a signature may cover each
+    character, and yarl would write ``/`` for ``%2F``. Only what no request can hold is escaped."""
+    from yarl import URL
+
+    url, parts = URL(address), urlsplit(address)
+    if re.search("/[.]{1,2}(/|$)", parts.path):  # as of a list beside the folder of its videos
+        return url
+    path, query = (_UNSENDABLE.sub(lambda found: quote(found[0], safe=""), text) for text in parts[2:4])
+    return URL.build(scheme=url.scheme, authority=url.raw_authority, path=path or "/", query_string=query, encoded=True)
 
 
 def _no_details(record: logging.LogRecord) -> bool:
@@ -100,7 +117,8 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
         }  # fmt: skip
         return {**_S3_OPTIONS, "config_kwargs": {**once, **configured.get("config_kwargs", {})}}
     if protocol in _HTTP:
-        client: dict[str, Any] = {"trust_env": True}  # HTTP_PROXY, HTTPS_PROXY, NO_PROXY, as botocore uses them
+        # HTTP_PROXY, HTTPS_PROXY, NO_PROXY, as botocore uses them; and redirects to signed URLs as they are.
+        client: dict[str, Any] = {"trust_env": True, "requote_redirect_url": False}
         if patient:
             from aiohttp import ClientTimeout
 

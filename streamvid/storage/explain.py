@@ -230,8 +230,12 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
     if not busy and (isinstance(exc, PermissionError) or status in (401, 403)):
         if is_local(path):
             return DatasetError, "permission denied; check who owns it and its mode"
-        check = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy" if s3 else "them"
-        return AccessRefused, f"access is refused: the credentials are wrong or lack this permission; check {check}"
+        # Who may not list a bucket is not told what does not exist there; web servers in front of one answer the same.
+        aws = "the path, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy"
+        return AccessRefused, (
+            "access is refused: the credentials are wrong or lack this permission, or there is no such file, which not "
+            f"every storage says; check {aws if s3 else 'the path and credentials'}"
+        )
     if isinstance(exc, NotAFileError):
         return DatasetError, f"it is {exc.strerror}; check the path"
     if isinstance(exc, IsADirectoryError):

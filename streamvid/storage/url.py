@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
+from typing import Final
 
 from fsspec.implementations.local import make_path_posix
 from fsspec.utils import get_protocol
@@ -12,6 +13,10 @@ from fsspec.utils import get_protocol
 from streamvid.errors import InputError
 
 AnyPath = str | os.PathLike[str]
+
+DOT_SEGMENTS: Final = "(?i)(^|/|%2f)([.]|%2e){1,2}(/|%2f|$)"
+"""Matches a path with the segments ``.`` or ``..``, also as web servers read them (RFC 3986, 6.2.2.2). A pattern for
+`re` and for Arrow."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+._\-]*:(//|:)")
 _LOCAL = re.compile(r"^(file|local):(//)?")

@@ -111,6 +111,10 @@ def is_motion_jpeg(source: Path) -> bool:
         return begins and file.read(_PICTURES_BYTES).count(b"\xff\xd9\xff\xd8\xff") > 1  # EOI, SOI
 
 
+_TEXT: Final = bytes({*b"\t\n\f\r", *range(0x20, 0x7F), *range(0x80, 0x100)})
+"""Bytes of text in ASCII's supersets."""
+
+
 def kind_of_refused(source: Path) -> str:
     """What a file is that no demuxer in `FORMATS` reads, with what to do; "" if unknown."""
     with source.open("rb") as file:
@@ -122,7 +126,11 @@ def kind_of_refused(source: Path) -> str:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(b"<?xml"):
         text = text[max(0, *(text.find(tag) for tag in _KINDS if tag.startswith(b"<"))) :]
-    return next((refused(kind) for start, kind in _KINDS.items() if text.startswith(start)), "")
+    if kind := next((kind for start, kind in _KINDS.items() if text.startswith(start)), ""):
+        return refused(kind)
+    if head.translate(None, _TEXT):
+        return ""
+    return "it is text and no video; a list of videos is a .csv, .jsonl or .parquet with a column path"
 
 
 def refused(kind: str) -> str:

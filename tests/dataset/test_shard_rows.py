@@ -34,6 +34,8 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "above": ({"file": "../a.mp4"}, "relative path"),
     "above, inside": ({"file": "b/../../a.mp4"}, "relative path"),
+    "above, as web servers read it": ({"file": "b/%2E./%2e%2e/a.mp4"}, "relative path"),
+    "above, by escaped slashes": ({"file": "b%2f..%2F..%2fa.mp4"}, "relative path"),
     "absolute": ({"file": "/etc/passwd"}, "relative path"),
     "here": ({"file": "./a.mp4"}, "relative path"),
     "two slashes": ({"file": "b//c.mp4"}, "relative path"),

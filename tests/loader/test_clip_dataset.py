@@ -10,6 +10,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,9 @@ def test_items(dataset: Path) -> None:
         assert_same(ds[key], ds[row])
         assert_same(ds[row - len(ds)], ds[row])
         assert_same(ds[sv.At(key, frames=[0])], ds[torch.tensor(row)])  # type: ignore[index]
+        assert all(item in ds for item in (key, row, sv.At(key, frames=[0])))
+    for missing in (len(ds), -len(ds) - 1, "none", None, 1.5, sv.At("none", frames=[0])):
+        assert missing not in ds
     for wrong in (len(ds), -len(ds) - 1):
         with pytest.raises(IndexError):
             ds[wrong]
@@ -310,6 +314,21 @@ def test_workers_of_any_kind(dataset: Path, start: str, workers: int) -> None:
         ds.set_epoch(epoch)  # reaches workers that are running
         for got, wanted in zip(batches, expected[epoch], strict=True):
             assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("gpu_loader", [False, True])
+def test_a_temporary_folder_too_long_for_sockets_is_named(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, start: str, gpu_loader: bool
+) -> None:
+    """PyTorch loses such batches in a thread of the worker, and waits forever."""
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    monkeypatch.setitem(config, "tempdir", f"/tmp/{'x' * 86}")
+    ds = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=AUGMENTED)
+    made: Any = partial(sv.GpuDataLoader, device="cpu") if gpu_loader else DataLoader
+    loader = made(ds, batch_size=2, num_workers=1, multiprocessing_context=start, timeout=20)
+    with pytest.raises(sv.StreamvidError, match="set TMPDIR to a folder with a path of 75 bytes"):
+        next(iter(loader))
 
 
 def test_samplers_that_name_frames(dataset: Path) -> None:

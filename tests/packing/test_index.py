@@ -588,6 +588,19 @@ def test_other_roots_must_be_named_by_the_user(tmp_path: Path, videos: Path, mon
     assert frames(tmp_path / "indexed", roots=[str(videos)])
 
 
+def test_roots_that_cannot_be_noted_are_told(
+    tmp_path: Path, videos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the dataset, which was made without a word, is refused when it is opened."""
+    monkeypatch.setenv("XDG_DATA_HOME", "/proc/none")
+    index(videos, tmp_path / "indexed", progress=False)
+    assert "name them with --roots" in caplog.text
+    caplog.clear()
+    index(shutil.copytree(videos, tmp_path / "own"), tmp_path / "own", progress=False)
+    assert frames(tmp_path / "own")
+    assert not caplog.records
+
+
 def test_a_root_that_is_not_there_is_told(tmp_path: Path, videos: Path, caplog: pytest.LogCaptureFixture) -> None:
     index(videos, tmp_path / "indexed", roots=tmp_path / "no", progress=False)
     assert Dataset.open(tmp_path / "indexed", roots=[tmp_path / "nor", videos, "memory://no"])

@@ -11,9 +11,12 @@ import pytest
 
 from streamvid.errors import InputError
 from streamvid.packing.inputs import find_sources
+from streamvid.packing.lerobot import is_lerobot
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.places import Places
 from streamvid.storage.parquet import MAX_LISTS
+from tests.support.clips import write
+from tests.support.faulty_s3 import faulty_s3
 from tests.support.foreign import CAMERA, write_lerobot
 from tools.clips import Recipe
 
@@ -38,6 +41,20 @@ def test_a_folder_with_a_dot_in_its_name(tmp_path: Path) -> None:
     for given in (str(place), f"{place}/"):
         sources = find_sources([given], MetadataLists(), places=Places(()))
         assert [len(source.cuts or ()) for source in sources] == [2]
+
+
+def test_a_file_of_any_name_is_no_folder_of_a_dataset(tmp_path: Path) -> None:
+    for name in ("noext", "clip.xyz"):
+        write(SMALL, tmp_path / name)
+        assert [source.name for source in find_sources([str(tmp_path / name)], MetadataLists(), places=Places(()))] == [
+            name
+        ]
+
+
+def test_a_web_server_that_refuses_what_it_does_not_have() -> None:
+    with faulty_s3() as server:
+        server.answers["bucket/noext/meta/info.json"] = (403, b"", {})
+        assert not is_lerobot(f"{server.endpoint}/bucket/noext")
 
 
 def test_a_camera_that_is_not_there(tmp_path: Path) -> None:

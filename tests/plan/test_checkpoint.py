@@ -247,6 +247,13 @@ def test_what_was_not_appended_to_is_refused() -> None:
             schedule([4, 3, 5]).resume({**state, "shards": damaged})
 
 
+@pytest.mark.parametrize("version", [None, "1", np.array(1), 1.0])
+def test_a_version_that_is_no_number_is_said_to_be_damaged(version: object) -> None:
+    """As where a framework made tensors of the numbers: "version tensor(1), this library knows 1" helps nobody."""
+    with pytest.raises(InputError, match="give what state_dict"):
+        schedule([4, 3]).resume({**schedule([4, 3]).start(1).advanced().state(), "version": version})
+
+
 def test_one_dataset_and_a_mix_are_told_apart() -> None:
     """Whatever the numbers of shards: nothing was appended."""
     alone, longer = schedule([4, 3]), schedule([4, 3, 5])

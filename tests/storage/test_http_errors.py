@@ -22,6 +22,7 @@ from streamvid.storage.shard_cache import ShardCache
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FAULTS, FaultyS3, faulty_s3
 from tests.support.serving import Handler, serving
+from tests.support.web import website
 
 DATA = bytes(range(256)) * 40
 
@@ -172,7 +173,7 @@ XML = "<Error><Code>{}</Code><Message>{}</Message></Error>"
             AccessRefused,
             "(AuthenticationFailed)",
         ),
-        (403, XML.format("AccessDenied", "no"), {}, AccessRefused, "access is refused"),
+        (403, XML.format("AccessDenied", "no"), {}, AccessRefused, "or there is no such file"),
         (401, "", {}, AccessRefused, "access is refused"),
         (403, '{"error": {"errors": [{"reason": "rateLimitExceeded"}], "code": 403}}', {}, StorageUnavailable, "403"),
         (400, XML.format("SlowDown", ""), {}, StorageUnavailable, "SlowDown"),
@@ -260,3 +261,20 @@ def test_a_proxy_of_the_environment_is_used_for_all(tmp_path: Path, monkeypatch:
         with faulty_s3() as site:
             site.objects = {"bucket/key": DATA}
             assert filesystem.read_bytes(f"{site.endpoint}/bucket/key") == DATA
+
+
+ESCAPED = "/a%20b/c+d%2Fe.mp4?k=a%2Fb%3a~%7E&sig=%E4+b%2B"
+
+
+def test_an_escaped_address_is_requested_as_it_is() -> None:
+    """Signatures cover each character of it, also where a server redirects to it."""
+    with website() as site:
+        site.files = {ESCAPED: DATA, "/%C3%BC%20%25.mp4?a=%22": DATA}
+        site.redirects = {"/moved": f"{site.url}{ESCAPED}"}
+        for path in (ESCAPED, "/moved", '/ü %.mp4?a="', '/x/../ü %25.mp4?a="'):
+            url = site.url + path
+            assert filesystem.read_bytes(url) == filesystem.read_bytes(url, retry=Clock().retry()) == DATA
+            assert filesystem.size(url) == filesystem.size(url, retry=Clock().retry()) == len(DATA)
+            assert filesystem.details(url, hosts=()) is not None
+            assert read_ranges([(url, 5, 9)], retry=Clock().retry()) == [DATA[5:9]]
+            assert fetched(url, Clock().retry()) == DATA

@@ -127,7 +127,7 @@ def add_unreadable(folder: Path) -> dict[str, str]:
     whole = (folder / "a/one.mp4").read_bytes()
     (folder / "cut.mp4").write_bytes(whole[: len(whole) // 2])
     _write_sound(folder / "sound.mp4")
-    return {"text.mp4": "read", "empty.mp4": "empty", "cut.mp4": "read", "sound.mp4": "no video"}
+    return {"text.mp4": "it is text", "empty.mp4": "empty", "cut.mp4": "read", "sound.mp4": "no video"}
 
 
 def _write_sound(path: Path) -> None:

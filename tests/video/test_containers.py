@@ -530,6 +530,14 @@ def test_playlists_are_refused(kind: str, tmp_path: Path, requests: tuple[str, l
     assert not seen
 
 
+@pytest.mark.parametrize("name", ["list.txt", "list.tsv", "list.json"])
+def test_a_list_in_another_format_is_told_so(name: str, tmp_path: Path) -> None:
+    source = tmp_path / name
+    source.write_text({"list.json": '[{"path": "ä.mp4"}]'}.get(name, "path\tlabel\nä.mp4\t1\n"))
+    with pytest.raises(VideoError, match=r"it is text and no video; a list of videos is a .csv, .jsonl or .parquet"):
+        prepare(source, tmp_path / "refused")
+
+
 @pytest.mark.parametrize("kind", ["ffconcat", "dash", "imf", "sdp", "vobsub", "hls"])
 def test_the_reason_says_what_it_is(kind: str, tmp_path: Path) -> None:
     source = tmp_path / "a.mp4"
