@@ -157,27 +157,12 @@ def plan_job(
     lists = MetadataLists(() if options.cutting is None and cut_list is None else COLUMNS.names)
     present = () if base is None else base.sources
     sources = find_sources(inputs, lists, places=places, images=images, folders=label_list == FOLDERS, present=present)
-    check_not_swapped((source.path for source in sources), destination)
-    if options.in_place:
-        check_destination((source.path for source in sources), destination)
-    else:
-        check_rate((source.path for source in sources), options.fps)
+    _check_sources(sources, destination, options)
     if options.cutting is not None:
-        if any(source.cuts is not None for source in sources):
-            raise InputError("the clips of a LeRobot dataset are its episodes: index it by itself, without --clip")
         taken = {source.key.casefold() for source in sources}
         sources = [replace(s, key=uncut_key(s.name, s.key, taken)) if s.is_named_as_image else s for s in sources]
     found = len(sources)
-    joins: list[Join] = []
-    if label_list not in (None, FOLDERS):
-        sources, join = attach_labels(sources, label_list, lists)
-        joins.append(join)
-    for path in tables:
-        sources, join = attach_metadata(sources, path, lists)
-        joins.append(join)
-    for join in joins:
-        for sentence in join.sentences():
-            log.warning("%s", sentence)
+    sources, joins = _joined(sources, None if label_list == FOLDERS else label_list, tables, lists)
     if cut_list is not None:
         sources, uncut = attach_cuts(sources, cut_list, lists)
         if uncut:
@@ -197,11 +182,7 @@ def plan_job(
         names = {source.name for source in sources}
         skipped += len(changed.keys() - names)  # what has changed since that pack skipped it
         changed = {name: clips for name, clips in changed.items() if name in names}
-    unlabelled = sum(source.label is None and not _all_cuts_labelled(source) for source in sources)
-    classes = class_names({source.label for source in sources} | {c.label for s in sources for c in s.cuts or ()})
-    if base is not None:
-        classes = extend_classes(classes, base, labelled=unlabelled < len(sources))
-    sources = _numbered(sources, classes)
+    sources, classes, unlabelled = _classified(sources, base)
     cutting = options.cutting is not None or any(source.cuts is not None for source in sources)
     columns = lists.finish(COLUMNS if cutting else pa.schema([]))
     sizes = [_INDEXED if options.in_place else source.size for source in sources]
@@ -229,12 +210,44 @@ def plan_job(
         settings,
         base,
         skipped=skipped,
-        unlabelled=unlabelled if unlabelled < len(sources) else 0,
+        unlabelled=unlabelled,
         joins=tuple(joins),
         forget=tuple(clip for clips in changed.values() for clip in clips),
         inputs=inputs_digest(inputs),
         stale=stale,
     )
+
+
+def _check_sources(sources: list[SourceVideo], destination: str, options: PackOptions) -> None:
+    """Check that these sources can be packed, or indexed, to this destination with these options.
+
+    Raises:
+        InputError: they cannot.
+    """
+    paths = [source.path for source in sources]
+    check_not_swapped(paths, destination)
+    if options.in_place:
+        check_destination(paths, destination)
+    else:
+        check_rate(paths, options.fps)
+    if options.cutting is not None and any(source.cuts is not None for source in sources):
+        raise InputError("the clips of a LeRobot dataset are its episodes: index it by itself, without --clip")
+
+
+def _joined(
+    sources: list[SourceVideo], labels: str | None, tables: Sequence[str], lists: MetadataLists
+) -> tuple[list[SourceVideo], list[Join]]:
+    """The sources with the labels and columns of these lists, and how each list matched them, which is logged."""
+    joins: list[Join] = []
+    if labels is not None:
+        sources, join = attach_labels(sources, labels, lists)
+        joins.append(join)
+    for path in tables:
+        sources, join = attach_metadata(sources, path, lists)
+        joins.append(join)
+    for sentence in (sentence for join in joins for sentence in join.sentences()):
+        log.warning("%s", sentence)
+    return sources, joins
 
 
 def with_details(sources: list[SourceVideo], places: Places | None) -> list[SourceVideo]:
@@ -258,11 +271,16 @@ def _detailed(source: SourceVideo, found: Details) -> SourceVideo:
     return replace(source, size=source.part[1], file_bytes=found.size, mark=found.mark, problem=changed)
 
 
-def _numbered(sources: list[SourceVideo], classes: tuple[str, ...] | None) -> list[SourceVideo]:
-    """The sources with class numbers in place of labels, their cuts included."""
-    if classes is None:
-        return sources
-    numbers = {label: number for number, label in enumerate(classes)}
+def _classified(
+    sources: list[SourceVideo], base: BaseDataset | None
+) -> tuple[list[SourceVideo], tuple[str, ...] | None, int]:
+    """The sources with class numbers in place of labels, their cuts included; the names of the classes, None if labels
+    are no names; and the number of sources without a label, 0 if no source has one."""
+    unlabelled = sum(source.label is None and not _all_cuts_labelled(source) for source in sources)
+    classes = class_names({source.label for source in sources} | {c.label for s in sources for c in s.cuts or ()})
+    if base is not None:
+        classes = extend_classes(classes, base, labelled=unlabelled < len(sources))
+    numbers = {label: number for number, label in enumerate(classes or ())}
 
     def number(label: int | str | None) -> int | None:
         return numbers[label] if isinstance(label, str) else label
@@ -270,7 +288,9 @@ def _numbered(sources: list[SourceVideo], classes: tuple[str, ...] | None) -> li
     def cut_numbers(cuts: tuple[Cut, ...] | None) -> tuple[Cut, ...] | None:
         return None if cuts is None else tuple(replace(cut, label=number(cut.label)) for cut in cuts)
 
-    return [replace(source, label=number(source.label), cuts=cut_numbers(source.cuts)) for source in sources]
+    if classes is not None:
+        sources = [replace(source, label=number(source.label), cuts=cut_numbers(source.cuts)) for source in sources]
+    return sources, classes, unlabelled if unlabelled < len(sources) else 0
 
 
 def _all_cuts_labelled(source: SourceVideo) -> bool:
