@@ -28,7 +28,7 @@ from streamvid.packing.keys import duplicates, make_keys
 from streamvid.packing.lerobot import find_episodes, is_lerobot
 from streamvid.packing.lists import is_list, raw_labels, read_list, video_column
 from streamvid.packing.metadata import MetadataLists
-from streamvid.packing.places import Found, Places, path_parts, place_of
+from streamvid.packing.places import Found, Places, path_parts, source_of
 from streamvid.packing.source_video import SourceVideo
 from streamvid.packing.tar_members import TAR_EXTENSIONS, find_in_tars
 from streamvid.storage import filesystem
@@ -73,6 +73,30 @@ def find_sources(
     """
     if not inputs:
         raise InputError("nothing to pack: name files, folders, globs or lists of videos")
+    chosen = _merged(inputs, lists, places, images)
+    if folders:
+        chosen = [*map(_with_folder, chosen)]
+        if not any(len(video.parts) > video.depth + 1 for video in chosen):
+            raise InputError(
+                "no video lies in a folder below the input: labels by folder are of cats/1.mp4, dogs/2.mp4, …"
+            )
+    names = _names(chosen)
+    _check_present(chosen, names, present)
+    natural = natsort_keygen()
+    # "a1" and "a01" are equal in natural order; the name breaks the tie, so that the order of inputs does not matter.
+    order = sorted(range(len(chosen)), key=lambda i: (natural(names[i]), names[i]))
+    short = [chosen[i].name or names[i] for i in order]
+    again = set(duplicates([posixpath.splitext(name)[0].casefold() for name in short]))
+    keys = make_keys([names[i] if at in again else short[at] for at, i in enumerate(order)])
+    return [source_of(chosen[i], names[i], key, places) for i, key in zip(order, keys, strict=True)]
+
+
+def _merged(inputs: Sequence[str], lists: MetadataLists, places: Places | None, images: bool) -> list[Found]:
+    """All videos of the inputs, each once.
+
+    Raises:
+        InputError: an input cannot be used, or two of them disagree about a video.
+    """
     found: dict[tuple[str, ...], Found] = {}
     for given in inputs:
         try:
@@ -88,10 +112,16 @@ def find_sources(
                 raise InputError(f"{redact(video.path)} is given more than once, with other secrets: leave one out")
             if is_list(given) and _columns(known, lists) != _columns(video, lists):
                 raise InputError(f"{redact(video.path)} is listed more than once with different columns: keep one row")
-    chosen = [*map(_with_folder, found.values())] if folders else [*found.values()]
-    if folders and not any(len(video.parts) > video.depth + 1 for video in chosen):
-        raise InputError("no video lies in a folder below the input: labels by folder are of cats/1.mp4, dogs/2.mp4, …")
-    names = _names(chosen)
+    return [*found.values()]
+
+
+def _check_present(chosen: Sequence[Found], names: Sequence[str], present: Collection[str]) -> None:
+    """Check that no video, named after its root because several inputs have one of its name, may be that of the
+    dataset.
+
+    Raises:
+        InputError: one may be.
+    """
     for video, name in zip(chosen, names, strict=True):
         below = "/".join(video.parts[video.depth :])
         if below != name and below in present and name not in present:
@@ -100,31 +130,6 @@ def find_sources(
                 f"{redact(video.path)}, so which of them it has is not known; pack the new ones into a dataset of "
                 "their own, and join both (streamvid merge --prefix)"
             )
-    natural = natsort_keygen()
-    # "a1" and "a01" are equal in natural order; the name breaks the tie, so that the order of inputs does not matter.
-    order = sorted(range(len(chosen)), key=lambda i: (natural(names[i]), names[i]))
-    short = [chosen[i].name or names[i] for i in order]
-    again = set(duplicates([posixpath.splitext(name)[0].casefold() for name in short]))
-    keys = make_keys([names[i] if at in again else short[at] for at, i in enumerate(order)])
-    sources = []
-    for i, key in zip(order, keys, strict=True):
-        listed = chosen[i]
-        source = SourceVideo(
-            listed.path,
-            names[i],
-            key,
-            listed.label,
-            listed.rows,
-            listed.cuts,
-            mark=listed.mark,
-            part=listed.part,
-            problem=listed.problem,
-        )
-        if places is not None:
-            root, file = place_of(listed)
-            source = replace(source, root=root, file=file, hosts=places.hosts)
-        sources.append(source)
-    return sources
 
 
 def _find_all(given: str, lists: MetadataLists, places: Places | None, images: bool) -> list[Found]:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from streamvid.dataset.manifest import SHARD_FOLDER
 from streamvid.errors import InputError
 from streamvid.packing.options import Cut
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.url import DOT_SEGMENTS, is_local, is_within, local_path, redact, unsigned
 
 
@@ -129,6 +130,25 @@ def place_of(video: Found) -> tuple[str, str]:
     below = max(1, len(path_parts(video.path)) - max(video.depth, least))
     root, *names = path.rsplit("/", below)
     return root, "/".join(names)
+
+
+def source_of(video: Found, name: str, key: str, places: Places | None) -> SourceVideo:
+    """A video as a source of this name and key; for `index` with its root, file and hosts."""
+    root, file = ("", "") if places is None else place_of(video)
+    return SourceVideo(
+        video.path,
+        name,
+        key,
+        video.label,
+        video.rows,
+        video.cuts,
+        mark=video.mark,
+        part=video.part,
+        root=root,
+        file=file,
+        hosts=() if places is None else places.hosts,
+        problem=video.problem,
+    )
 
 
 def check_destination(paths: Iterable[str], destination: str) -> None:
