@@ -126,16 +126,7 @@ def split(
     integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
     run = JobRun(given_path(destination, "destination"), overwrite, workers=workers, progress=progress)
     integer(seed, "seed", least=0, most=None)
-    if sum(rule is not None for rule in (shares, keys, column)) != 1:
-        raise InputError("a split is by shares, by keys or by a column: give one of the three")
-    for option, given in {"shares": shares, "keys": keys}.items():
-        if given is not None and not isinstance(given, Mapping):
-            raise InputError(
-                f"{option} must be a dict with the name of each part, such as 'train'; it is {given!r}"[:300]
-            )
-    for option, text in {"column": "" if column is None else column, "group": group}.items():
-        if not isinstance(text, str):
-            raise InputError(f"{option} must be the name of a column; it is {text!r}"[:300])
+    _check_rule(shares, keys, column, group)
     opened = _opened(dataset)
     rows = _delivered(opened)
     settings: dict[str, object] = {"command": "split", "column": column}
@@ -148,12 +139,9 @@ def split(
         assert column is not None
         parts = parts_by_column(opened, rows, column)
     specs: dict[str, RewriteSpec] = {}
-    places: dict[str, str] = {}
     for name, chosen in parts.items():
-        rewrite = Rewrite(opened, chosen, None, copy=copy)
-        place = places[name] = join(run.destination, name)
-        more = {**settings, "part": name}
-        specs[name] = plan_rewrite(rewrite, place, shard_size, name, more)
+        place, rewrite = join(run.destination, name), Rewrite(opened, chosen, None, copy=copy)
+        specs[name] = plan_rewrite(rewrite, place, shard_size, name, {**settings, "part": name})
         state, mine = read_state(place), specs[name].job.fingerprint
         if not overwrite and state.manifest is not None and mine not in (state.packed_by, state.claimed_by):
             raise InputError(DATASET_EXISTS.format(redact(place)))
@@ -163,9 +151,27 @@ def split(
             redact(run.destination), ", ".join(others),
         )  # fmt: skip
     return {
-        name: run_rewrite(spec, replace(run, destination=places[name], started=time.monotonic()))
+        name: run_rewrite(spec, replace(run, destination=join(run.destination, name), started=time.monotonic()))
         for name, spec in specs.items()
     }
+
+
+def _check_rule(shares: object, keys: object, column: object, group: object) -> None:
+    """Check that a split is by one rule, as in `split`.
+
+    Raises:
+        InputError: by none, by several, or by one of another type.
+    """
+    if sum(rule is not None for rule in (shares, keys, column)) != 1:
+        raise InputError("a split is by shares, by keys or by a column: give one of the three")
+    for option, given in {"shares": shares, "keys": keys}.items():
+        if given is not None and not isinstance(given, Mapping):
+            raise InputError(
+                f"{option} must be a dict with the name of each part, such as 'train'; it is {given!r}"[:300]
+            )
+    for option, text in {"column": "" if column is None else column, "group": group}.items():
+        if not isinstance(text, str):
+            raise InputError(f"{option} must be the name of a column; it is {text!r}"[:300])
 
 
 def _other_parts(destination: str, parts: Container[str]) -> list[str]:
