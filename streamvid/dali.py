@@ -123,15 +123,10 @@ def pipeline(
     places = _places(outputs, names, on_gpu=device_id is not None)
     if not exec_dynamic and device_id is not None and any(places[view] == "cpu" for view in views):
         raise InputError("outputs of the GPU come back to the CPU by the dynamic executor alone: exec_dynamic=True")
-    plans: list[SamplePlan] = []
-    for number in range(left.done, left.steps):
-        step = left.step(number)
-        planned = plan_samples(samples.dataset, step, samples.spec)
-        plans += [sample for sample in planned if sample.valid]
+    steps = map(left.step, range(left.done, left.steps))
+    plans = [plan for step in steps for plan in plan_samples(samples.dataset, step, samples.spec) if plan.valid]
     if not plans:
         raise InputError("this rank has no samples in the rest of the epoch")
-    # Not a TemporaryDirectory, which every forked child removes when it ends.
-    folder = mkdtemp(prefix="streamvid-dali-")
     made = Pipeline(
         batch_size=batch_size,
         num_threads=num_threads,
@@ -139,6 +134,8 @@ def pipeline(
         prefetch_queue_depth=prefetch_queue_depth,
         exec_dynamic=exec_dynamic,
     )
+    # Not a TemporaryDirectory, which every forked child removes when it ends.
+    folder = mkdtemp(prefix="streamvid-dali-")
     weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
     sources = [source_in_shard(samples.dataset, plan, samples.dataset.shard_path) for plan in plans]
     files = write_indexes(sources, Path(folder), spare=0)
@@ -149,14 +146,7 @@ def pipeline(
     kinds = ClipKinds.of(images.tolist(), colors, samples.transform, on_gpu=device_id is not None)
     feed = _feed(samples, plans, graph_inputs(spec, on_gpu=device_id is not None), order, kinds)
     with made:
-        shown, columns = clip_nodes(
-            files,
-            feed,
-            spec,
-            kinds,
-            reader_name=reader_name,
-            pad_last_batch=pad_last_batch,
-        )
+        shown, columns = clip_nodes(files, feed, spec, kinds, reader_name=reader_name, pad_last_batch=pad_last_batch)
         made.nodes = dict(zip(names, [*shown, *columns], strict=True))
         made.set_outputs(
             *(node.cpu() if places[name] == "cpu" else node.gpu() for name, node in made.nodes.items())
