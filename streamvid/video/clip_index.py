@@ -130,20 +130,7 @@ def build_clip(
             the pictures change.
         ValueError: no frame of it can be decoded, or a packet is broken.
     """
-    several = next((number for number, kind in enumerate(kinds) if kind.several), None)
-    if several is not None:
-        packed = " (a packed bitstream)" if codec == "mpeg4" else ""
-        raise CannotCopyError(f"its packet {several} holds several pictures{packed}, and a packet is a frame")
-    broken = [number for number, kind in enumerate(kinds) if kind.broken]
-    if broken and codec == "mjpeg":
-        raise ValueError(f"its packet {broken[0]} cannot be decoded: it has no scan; re-encode it")
-    if broken and not (cut_only and 2 * len(broken) < len(kinds)):  # of so many, their writer is the cause
-        raise CannotCopyError(f"the NAL units of its packet {broken[0]} do not fit, as with start codes in an MP4")
-    if any(kind.drops_prior for kind in kinds):
-        raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
-    if any(kind.lone_field for kind in kinds):
-        raise CannotCopyError("its packets hold single fields, and a frame is a packet")
-    _check_format_stays(kinds)
+    _check_packets(kinds, codec, cut_only=cut_only)
     found = traits(codec, kinds, times.pts)
     if codec == "mpeg4" and frame_format.interlaced:
         # Direct mode takes the distance of fields from the first B-VOP (T_FRAME, 7.7.2.2 of ISO/IEC 14496-2).
@@ -172,6 +159,25 @@ def build_clip(
         duration=int(shown[-1] - shown[0]) + times.last_frame,
         stsd=stsd,
     )
+
+
+def _check_packets(kinds: list[PacketKind], codec: str, *, cut_only: bool) -> None:
+    """Check that each packet is a frame, that the packets are framed as the container says, and that a decoder of the
+    whole clip loses none. Raises as `build_clip`."""
+    several = next((number for number, kind in enumerate(kinds) if kind.several), None)
+    if several is not None:
+        packed = " (a packed bitstream)" if codec == "mpeg4" else ""
+        raise CannotCopyError(f"its packet {several} holds several pictures{packed}, and a packet is a frame")
+    broken = [number for number, kind in enumerate(kinds) if kind.broken]
+    if broken and codec == "mjpeg":
+        raise ValueError(f"its packet {broken[0]} cannot be decoded: it has no scan; re-encode it")
+    if broken and not (cut_only and 2 * len(broken) < len(kinds)):  # of so many, their writer is the cause
+        raise CannotCopyError(f"the NAL units of its packet {broken[0]} do not fit, as with start codes in an MP4")
+    if any(kind.drops_prior for kind in kinds):
+        raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
+    if any(kind.lone_field for kind in kinds):
+        raise CannotCopyError("its packets hold single fields, and a frame is a packet")
+    _check_format_stays(kinds)
 
 
 def _check_format_stays(kinds: list[PacketKind]) -> None:
