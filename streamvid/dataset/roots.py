@@ -83,7 +83,7 @@ def _resolved(dataset: str, root: str, granted: tuple[str, ...]) -> str:
     if not root:
         return dataset
     if _BELOW.fullmatch(root):
-        if {".", ".."} & set(root.split("/")):
+        if re.search(DOT_SEGMENTS, root):
             raise DatasetError(
                 f"the dataset {redact(dataset)} names the root {root[:100]!r}: it must not leave its folder"
             )
