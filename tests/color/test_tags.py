@@ -167,6 +167,23 @@ def test_colours_that_change_midway_are_not_copied(change: str, codec: Any, tmp_
     assert far.max() < 2, far  # not converted it would be 6 and more
 
 
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_frames_do_not_take_tags_of_what_follows(codec: Any, tmp_path: Path) -> None:
+    """FFmpeg outputs the last frames of a sequence without tags when the next one has begun, and then by its tags."""
+    recipe = Recipe(codec=codec, width=160, height=144, frames=9, gop=9, b_frames=2, container="ts", colour="untagged")
+    parts = [write(one, tmp_path / f"{n}.ts") for n, one in enumerate((recipe, replace(recipe, colour="bt2020")))]
+    joined = one_after_the_other(parts, tmp_path / f"a.{codec}")
+    with av.open(str(joined)) as container:
+        assert [int(frame.colorspace) for frame in container.decode(video=0)] != [2] * 9 + [9] * 9, "FFmpeg is right"
+    with pytest.raises(CannotCopyError, match="change"):
+        remux_with_ffmpeg(video := VideoFile(joined, fps=Fraction(25)), tmp_path)
+    transcode(video, tmp_path / "encoded.mp4", TranscodeOptions("h264", crf=5))
+    made = decode_with_pyav(whole(stored(tmp_path / "encoded.mp4")), color="auto").astype(float)
+    expected = np.concatenate([decode_with_pyav(whole(stored(part)), color="auto") for part in parts])
+    far = np.abs(made - expected).mean(axis=(1, 2, 3))
+    assert far[:9].max() < 1, far  # of the others' tags it would be 3
+
+
 def test_the_range_is_that_of_tags_or_codec() -> None:
     assert settled(color_range="pc") == ("smpte170m", "pc")
     assert settled(pix_fmt="yuvj420p") == ("smpte170m", "pc")
