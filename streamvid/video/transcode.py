@@ -29,7 +29,7 @@ from streamvid.mp4.edit_list import read_edit
 from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options, leave_real_time
 from streamvid.video.frame_index import HIDDEN, LEADING
-from streamvid.video.own_tags import OwnTags
+from streamvid.video.frame_tags import TagKeepingDecoder
 from streamvid.video.packet_times import last_frame_duration
 from streamvid.video.pixel_format import EncoderFormat
 from streamvid.video.probe import VideoFile, frame_rotation
@@ -347,7 +347,7 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
 def _decoded(source: VideoFile, container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
     """The frames of a track, without a last one that is cut off, and without those before the first key frame that
     cannot be decoded. Packets without data, which in Ogg stand for a frame that is shown on, give none."""
-    started, decoder = False, OwnTags(stream.codec_context)
+    started, decoder = False, TagKeepingDecoder(stream.codec_context)
     for packet in whole_packets(container, stream, cut_off=source.cut_off):
         started = started or packet.is_keyframe
         with nullcontext() if started else suppress(av.error.InvalidDataError):

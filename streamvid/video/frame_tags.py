@@ -20,7 +20,7 @@ _CODECS: Final = ("h264", "hevc", "vvc", "mpeg2video")
 """Those that output frames later, and read tags before the picture: dav1d (AV1) reads them with the frame."""
 
 
-class OwnTags:
+class TagKeepingDecoder:
     """A decoder whose frames have the tags of their own sequence. FFmpeg completes missing tags when a frame is output:
     by those of the next sequence, if that has begun meanwhile.
 

@@ -1,0 +1,25 @@
+"""Which files may be indexed in place."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamvid.packing.places import Found, Places, path_parts
+
+SITE = "https://example.com/public"
+
+
+@pytest.mark.parametrize("file", ["a.mp4", "b/..a.mp4", "b/%2E%2E%2E/a%20b.mp4"])
+def test_names_that_can_be_stored(file: str) -> None:
+    assert not checked(file).problem
+
+
+@pytest.mark.parametrize("file", ["../a.mp4", "b/./a.mp4", "%2e%2E/a.mp4", "b%2f..%2f..%2fa.mp4", "b/.%2e"])
+def test_no_name_leaves_its_root(file: str) -> None:
+    """Nor by what a web server takes for ``..``: every clip of it would be refused when it is opened."""
+    assert checked(file).problem == "its name cannot be stored: rename it"
+
+
+def checked(file: str) -> Found:
+    path = f"{SITE}/{file}"
+    return Places((SITE,)).check(Found(path, path_parts(path), depth=len(path_parts(SITE))))
