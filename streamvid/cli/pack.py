@@ -224,4 +224,6 @@ def _warn_of_incompatible(destination: str) -> None:
     for kind, why, rows in cpu_decoded_clips(Dataset.open(destination)):
         kept = kind.startswith("mjpeg") or why.startswith("decode sessions")
         remedy = "; --codec h264 transcodes them" if kept else "; --for gpu transcodes them"
-        console().print(f"warning: in a GPU run CPU cores decode {len(rows):,} clips of {kind}: {why}{remedy}")
+        console().print(
+            f"warning: in a GPU run CPU cores decode {format_count(len(rows), 'clip')} of {kind}: {why}{remedy}"
+        )

@@ -11,6 +11,7 @@ import numpy as np
 
 from streamvid.arrays import Int64, unique_rows
 from streamvid.dataset.clip_source import ClipSource
+from streamvid.text import format_count
 from streamvid.video.gpu_support import Support, support
 
 _NAMED: Final = 3
@@ -34,7 +35,7 @@ class ClipGroup:
     def describe(self, dataset: ClipSource, rows: Int64, reason: str) -> str:
         """The clips `rows` of this group in words, for messages: their number, the keys of some, and `reason`."""
         keys = ", ".join(dataset.key(row) for row in rows[:_NAMED].tolist())
-        return f"{len(rows)} clips of {self} such as {keys} ({reason})"
+        return f"{format_count(len(rows), 'clip')} of {self} such as {keys} ({reason})"
 
 
 def group_clips(dataset: ClipSource, rows: Int64 | None = None) -> dict[ClipGroup, Int64]:

@@ -31,7 +31,7 @@ from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import given_local_path, is_local, join, redact
-from streamvid.text import format_bytes
+from streamvid.text import format_bytes, format_count
 from streamvid.video import native_decoder
 
 State = Literal["ok", "note", "problem"]
@@ -269,7 +269,9 @@ def _dataset(path: str, roots: Sequence[str]) -> Iterator[Finding]:
     started = time.perf_counter()
     manifest = read_manifest(dataset_path(path), retry_for=_ONCE)
     opened = time.perf_counter() - started
-    yield Finding("dataset", f"{redact(path)}: {manifest.clips:,} clips, opened in {1000 * opened:.0f} ms")
+    yield Finding(
+        "dataset", f"{redact(path)}: {format_count(manifest.clips, 'clip')}, opened in {1000 * opened:.0f} ms"
+    )
     if manifest.roots or not manifest.clips:  # clips in place, possibly all of them; a dataset of none does not open
         source = Dataset.open(path, retry_for=_ONCE.seconds, roots=roots)
         row = int(np.argmax(source.clips.mp4_size))

@@ -19,6 +19,7 @@ from streamvid.packing.revise import RewrittenShards, remove_leftovers
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
 from streamvid.storage.url import join
+from streamvid.text import format_count
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.index_file import encode_index
 
@@ -75,5 +76,5 @@ def publish_shards(path: str, manifest: Manifest, work: Path, clips: int) -> str
                     new.put(entry.name, made)
             new.publish(replace(manifest, change=change("verify", clips)))
     except (InputError, DatasetError, OSError) as error:
-        return f"the checksums of {clips:,} clips could not be added to the dataset: {error}"
-    return f"checksums of {clips:,} clips are stored from now on"
+        return f"the checksums of {format_count(clips, 'clip')} could not be added to the dataset: {error}"
+    return f"checksums of {format_count(clips, 'clip')} are stored from now on"

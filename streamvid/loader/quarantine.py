@@ -33,6 +33,7 @@ from streamvid.errors import ClipError, DatasetError, InputError
 from streamvid.plan.absent import AbsentRows
 from streamvid.plan.world import World
 from streamvid.storage.url import given_local_path, is_local, local_path, redact
+from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +195,7 @@ class Quarantine:
             if count > most:
                 (worst, many), *_ = self._shards.most_common(1)
                 raise DatasetError(
-                    f"{count} clips are bad on rank {rank}, more than max_errors={most}; {many} of them are in shard "
+                    f"{format_count(count, 'bad clip')} on rank {rank}, more than max_errors={most}; {many} in shard "
                     f"{worst}: check them with `streamvid verify --quarantine {file} {redact(self._dataset.path)}` and "
                     "restore or pack again what is damaged, or give a larger max_errors; a state saved now goes on "
                     "behind them"

@@ -294,7 +294,7 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
         if base is None:
             why = rejected[0].reason.rstrip(".")
             raise InputError(
-                f"none of the {len(spec.sources)} videos can be packed; {rejected[0].source}: {why}; "
+                f"of {format_count(len(spec.sources), 'video')} none can be packed; {rejected[0].source}: {why}; "
                 f"all are listed in {redact(join(destination, REJECTED_FILE))}"
             )
         return _report(spec, run, base.manifest, rejected)

@@ -10,6 +10,7 @@ from streamvid.arrays import Float64, Int64, unique_rows
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.errors import InputError
 from streamvid.host import usable_memory
+from streamvid.text import format_count
 from streamvid.transform.sharing import largest, pair
 from streamvid.transform.spec import Transform, Views, by_view
 
@@ -70,8 +71,8 @@ def output_size(transform: Transform, heights: Int64, widths: Int64, key: Callab
         if len(small):
             first = int(small[0])
             raise InputError(
-                f"the crop of {crop[0]}x{crop[1]} (height x width) is larger than the frames of {len(small)} clips, "
-                f"such as {key(first)} with "
+                f"the crop of {crop[0]}x{crop[1]} (height x width) is larger than the frames of "
+                f"{format_count(len(small), 'clip')}, such as {key(first)} with "
                 f"{sizes[first, 0]}x{sizes[first, 1]}: give Transform a larger resize or a smaller crop"
             )
         return int(crop[0]), int(crop[1])

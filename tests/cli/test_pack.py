@@ -74,7 +74,7 @@ def test_for_any_copies_and_warns(videos: Path, tmp_path: Path, capsys: pytest.C
     assert "warning" not in capsys.readouterr().out
     assert [row["random_access"] for row in rows(tmp_path / "gpu")] == [2, 1]
     assert main(["pack", str(videos), str(tmp_path / "any"), "--workers", "1", "--for", "any"]) == 0
-    assert "CPU cores decode 1 clips of h264" in capsys.readouterr().out
+    assert "CPU cores decode 1 clip of h264" in capsys.readouterr().out
     assert [row["random_access"] for row in rows(tmp_path / "any")] == [2, 6]
 
 

@@ -393,9 +393,9 @@ def test_clips_that_dali_cannot_decode_are_named_at_the_start(tmp_path: Path) ->
         loader(made, "dali")
     message = str(error.value)
     for words in (
-        "1 clips of h264 ",
+        "1 clip of h264 ",
         "such as h264 (",
-        "1 clips of vp8 ",
+        "1 clip of vp8 ",
         "such as hidden (",
         'engine="default"',
         "--codec vp9",

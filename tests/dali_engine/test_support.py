@@ -62,7 +62,7 @@ def test_clips_that_dali_does_not_decode_are_refused_by_name(
         with pytest.raises(InputError) as error:
             check_decodable(dataset, together, device_id=device_id)
         message = str(error.value)
-        assert f"1 clips of {RECIPES[name].codec} " in message
+        assert f"1 clip of {RECIPES[name].codec} " in message
         assert f"such as {dataset.key(rows[name])} (" in message
         assert 'engine="default"' in message
         assert "\n" not in message

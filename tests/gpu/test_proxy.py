@@ -56,7 +56,7 @@ def test_motion_jpeg_beside_other_codecs_is_decoded_on_the_cpu(dataset: str, cap
     items = [sv.At("mjpeg_avi", frames=[0, 3]), sv.At("h264", frames=[5]), sv.At("mjpeg_avi", frames=[1])]
     with sv.GpuDataLoader(ds, batch_size=3, sampler=items, num_workers=1, device="cuda") as proxy:
         (batch,) = proxy
-    assert "1 clips of mjpeg Baseline yuv420p such as mjpeg_avi (a core decodes Motion JPEG faster" in caplog.text
+    assert "1 clip of mjpeg Baseline yuv420p such as mjpeg_avi (a core decodes Motion JPEG faster" in caplog.text
     assert batch["mask"].tolist() == [[True, True], [True, False], [True, False]]
     for place, item in enumerate(items):
         alone = ds[item]["video"]

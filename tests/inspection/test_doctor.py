@@ -115,7 +115,7 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_dataset_is_read(tmp_path: Path) -> None:
     dataset = pack_recipes({"a": Recipe(frames=5)}, tmp_path)
     found = list(examine(str(dataset)))
-    assert "1 clips" in finding("dataset", found).found
+    assert "1 clip, " in finding("dataset", found).found
     assert "a second" in finding("its shards", found).found
     (dataset / "dataset.json").write_text("{")
     damaged = finding("dataset", list(examine(str(dataset))))

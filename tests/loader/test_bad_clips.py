@@ -191,7 +191,7 @@ def test_more_than_max_errors(damaged: Path, tmp_path: Path) -> None:
                 batches.append(batch)
         except DatasetError as raised:
             state, error = one.state_dict(), str(raised)
-        assert re.match("2 clips are bad on rank 0, more than max_errors=1; 1 of them .*streamvid verify", error)
+        assert re.match("2 bad clips on rank 0, more than max_errors=1; 1 in shard .*streamvid verify", error)
         assert one.stats().bad_clips == 2
     assert len(entries(tmp_path)) == 2
     with loader(damaged, tmp_path, max_errors=1) as again:
@@ -478,7 +478,7 @@ def test_frames_that_are_named_are_not_replaced(damaged: Path, tmp_path: Path) -
 def test_max_errors_of_all_workers_together(whole: Path, tmp_path: Path) -> None:
     path = with_zeroed(whole, tmp_path / "set", *range(12))
     clips = clip_dataset(path, tmp_path, max_errors=4)
-    with pytest.raises(DatasetError, match=r"[5-7] clips are bad on rank 0, more than max_errors=4"):
+    with pytest.raises(DatasetError, match=r"[5-7] bad clips on rank 0, more than max_errors=4"):
         list(DataLoader(clips, batch_size=1, num_workers=2, prefetch_factor=1))
 
 

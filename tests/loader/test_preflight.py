@@ -123,7 +123,7 @@ def test_what_the_gpu_lacks_or_gets_wrong_is_decoded_by_cores_with_one_warning(
     message = record.getMessage()
     assert "4 of 9 clips are decoded by 4 CPU threads" in message
     assert message.count("frames/s") == 3
-    assert re.search(r"1 clips of hevc .* differ from the CPU's by 8 levels", message)
+    assert re.search(r"1 clip of hevc .* differ from the CPU's by 8 levels", message)
 
 
 @pytest.mark.parametrize("fails", [1, 2])
@@ -184,7 +184,7 @@ def test_loaders_on_a_cpu_say_so(dataset: Dataset) -> None:
 
 
 def test_the_gpu_alone_on_request(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"cannot decode 2 clips of mjpeg .* 1 clips of hevc .* by 8 levels.*device="):
+    with pytest.raises(InputError, match=r"cannot decode 2 clips of mjpeg .* 1 clip of hevc .* by 8 levels.*device="):
         checked(dataset, monkeypatch, too_bright=8, fallback="error")
 
 

@@ -66,7 +66,7 @@ def test_a_file_that_changes_while_its_bytes_are_copied(
 
     monkeypatch.setattr(stored_clip, "read_blocks", read)
     if at == "all":
-        with pytest.raises(Exception, match=r"none of the 4 videos can be packed; 0\.mp4: it was changed or removed"):
+        with pytest.raises(Exception, match=r"of 4 videos none can be packed; 0\.mp4: it was changed or removed"):
             pack(videos, destination)
         monkeypatch.undo()
         return

@@ -341,7 +341,7 @@ def test_a_full_disk_is_no_fault_of_the_videos(videos: Path, tmp_path: Path, mon
 def test_all_rejected(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/x.mp4").write_text("no video")
-    with pytest.raises(InputError, match=r"none of the 1 videos can be packed; x\.mp4: "):
+    with pytest.raises(InputError, match=r"of 1 video none can be packed; x\.mp4: "):
         pack([tmp_path / "in"], tmp_path / "ds")
     assert sorted(p.name for p in (tmp_path / "ds").iterdir()) == ["rejected.parquet"]
 
