@@ -16,7 +16,7 @@ from typing import Final
 from streamvid.errors import StreamvidError
 
 _ROOT: Final = Path("/")
-LONG_FOLDER: Final = (
+TMPDIR_TOO_LONG: Final = (
     "the path of the temporary folder is too long for the sockets of worker processes: set TMPDIR to a folder with a "
     "path of 75 bytes at most"
 )
@@ -57,7 +57,7 @@ def limit_met(error: BaseException) -> str | None:
     if number == errno.EFBIG:
         return "a file would be longer than this process may write: raise the limit by `ulimit -f`"
     if isinstance(error, OSError) and str(error) == "AF_UNIX path too long":
-        return LONG_FOLDER
+        return TMPDIR_TOO_LONG
     no_lock = isinstance(error, RuntimeError) and "can't allocate" in str(error)  # a lock of threading, of a file
     no_library = isinstance(error, ImportError) and str(error).endswith("failed to map segment from shared object")
     if number == errno.ENOMEM or no_lock or no_library or isinstance(error, MemoryError):

@@ -286,7 +286,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
 
     def _resolve(self, items: Sequence[Item | ResolvedItem]) -> list[ResolvedItem]:
         """The clips and samples of items; errors as from `ds[…]`."""
-        check_sockets()
+        check_sockets()  # in a worker, before it makes a batch that would be lost
         return [
             item
             if isinstance(item, ResolvedItem)

@@ -13,7 +13,7 @@ from multiprocessing import util
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from streamvid.errors import StreamvidError
-from streamvid.host import LONG_FOLDER
+from streamvid.host import TMPDIR_TOO_LONG
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ def check_sockets() -> None:
     if torch.utils.data.get_worker_info() is None or sharing.get_sharing_strategy() == "file_system":
         return
     if len(os.fsencode(os.path.join(util.get_temp_dir(), "listener-12345678"))) > _LONGEST_SOCKET:
-        raise StreamvidError(LONG_FOLDER)
+        raise StreamvidError(TMPDIR_TOO_LONG)
 
 
 def pack(value: T) -> SharedBatch[T]:

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 import fsspec
@@ -19,6 +19,9 @@ from streamvid.storage.explain import AccessRefused, explained, raise_refusal
 from streamvid.storage.link import MOST_REQUESTS
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, is_local, local_path, redact, split_query
+
+if TYPE_CHECKING:
+    from yarl import URL
 
 STALL_SECONDS: Final = 20.0
 """Seconds without a byte after which a connection of a run counts as broken."""
@@ -37,6 +40,7 @@ _NO_STORAGE: Final = {"data", "tar", "zip", "libarchive", "blockcache", "cached"
 _TWO_COLONS: Final = "\ue000"
 """Stands for the `::` of a URL that fsspec would take for a chain there; a character that no standard has a use for."""
 _UNSENDABLE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|[^!-~]|[\"<>\\^`{|}]")
+"""Characters that the path and query of a web address cannot hold (RFC 3986, 2)."""
 T = TypeVar("T")
 
 # References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
@@ -75,7 +79,7 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
         ) from error
     keep(fs)
     if protocol in _HTTP:
-        fs.encode_url = as_given
+        fs.encode_url = as_written
     for logger in _TELL_SECRETS:
         logging.getLogger(logger).addFilter(_no_details)  # once, because it is the same filter each time
     if is_s3(fs) and patient:
@@ -83,16 +87,20 @@ def locate(path: AnyPath, *, patient: bool = False) -> tuple[Any, str]:
     return fs, name
 
 
-def as_given(address: str) -> Any:
-    """The `yarl.URL` of a web address, whose path and query are sent as they are written: a signature may cover each
+def as_written(address: str) -> URL:
+    """A web address for aiohttp, whose path and query are sent as they are written: a signature may cover each
     character, and yarl would write ``/`` for ``%2F``. Only what no request can hold is escaped."""
     from yarl import URL
 
     url, parts = URL(address), urlsplit(address)
-    if re.search("/[.]{1,2}(/|$)", parts.path):  # as of a list beside the folder of its videos
-        return url
-    path, query = (_UNSENDABLE.sub(lambda found: quote(found[0], safe=""), text) for text in parts[2:4])
+    if re.search("/[.]{1,2}(/|$)", parts.path):  # a list may name videos above it
+        return url  # without ``..``
+    path, query = (_UNSENDABLE.sub(_escaped, text) for text in parts[2:4])
     return URL.build(scheme=url.scheme, authority=url.raw_authority, path=path or "/", query_string=query, encoded=True)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return quote(found[0], safe="", errors="surrogateescape")
 
 
 def _no_details(record: logging.LogRecord) -> bool:

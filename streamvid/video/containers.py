@@ -87,6 +87,8 @@ _OTHERS: Final[Mapping[bytes, str]] = {
 }  # fmt: skip
 """First bytes of files whose content is not what the name says, and what to do; text in lower case."""
 _XML: Final = re.compile(rb"<\?xml[^>]*>\s*")
+_TEXT: Final = bytes({*b"\t\n\f\r", *range(0x20, 0x7F), *range(0x80, 0x100)})
+"""Bytes of text in ASCII's supersets."""
 _HEAD_BYTES: Final = 4096
 _PICTURES_BYTES: Final = 1 << 20
 
@@ -109,10 +111,6 @@ def is_motion_jpeg(source: Path) -> bool:
     with source.open("rb") as file:
         begins = file.read(3) == b"\xff\xd8\xff"  # SOI, and a marker
         return begins and file.read(_PICTURES_BYTES).count(b"\xff\xd9\xff\xd8\xff") > 1  # EOI, SOI
-
-
-_TEXT: Final = bytes({*b"\t\n\f\r", *range(0x20, 0x7F), *range(0x80, 0x100)})
-"""Bytes of text in ASCII's supersets."""
 
 
 def kind_of_refused(source: Path) -> str:

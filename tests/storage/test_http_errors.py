@@ -269,9 +269,9 @@ ESCAPED = "/a%20b/c+d%2Fe.mp4?k=a%2Fb%3a~%7E&sig=%E4+b%2B"
 def test_an_escaped_address_is_requested_as_it_is() -> None:
     """Signatures cover each character of it, also where a server redirects to it."""
     with website() as site:
-        site.files = {ESCAPED: DATA, "/%C3%BC%20%25.mp4?a=%22": DATA}
+        site.files = {ESCAPED: DATA, "/%C3%BC%20%25.mp4?a=%22": DATA, "/%FF.mp4": DATA}
         site.redirects = {"/moved": f"{site.url}{ESCAPED}"}
-        for path in (ESCAPED, "/moved", '/ü %.mp4?a="', '/x/../ü %25.mp4?a="'):
+        for path in (ESCAPED, "/moved", '/ü %.mp4?a="', '/x/../ü %25.mp4?a="', "/\udcff.mp4"):
             url = site.url + path
             assert filesystem.read_bytes(url) == filesystem.read_bytes(url, retry=Clock().retry()) == DATA
             assert filesystem.size(url) == filesystem.size(url, retry=Clock().retry()) == len(DATA)
