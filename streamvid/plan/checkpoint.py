@@ -81,6 +81,8 @@ class RunSchedule:
     def in_world(self, world: World) -> RunSchedule:
         """The schedule of the same epochs in another world; this schedule if a rank's part of them is the same
         there."""
+        if world == self.plan.world:  # as before each batch
+            return self
         plan = replace(self.plan, world=world)
         same = plan.world.rank == self.plan.world.rank and plan.topology == self.plan.topology
         return self if same else replace(self, plan=plan)

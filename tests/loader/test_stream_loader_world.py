@@ -169,6 +169,15 @@ def test_steps_per_epoch_of_the_ranks_that_there_are_then(dataset: str, monkeypa
         assert [len(list(source)) for _ in range(3)] == [3, 3, 3]
 
 
+def test_batches_of_one_world_are_planned_once(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan reads the limits of memory from a dozen files, which would hold up every batch."""
+    with loader(dataset, steps_per_epoch=3) as source:
+        batches = iter(source)
+        next(batches)
+        monkeypatch.setattr("streamvid.plan.epoch_plan.usable_memory", lambda: pytest.fail("planned anew"))
+        assert len([*batches, *source]) == 5
+
+
 def test_an_epoch_set_before_the_process_group(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Epoch 2 begins behind two epochs of as many ranks as there are then; a restored one, where the state says."""
     with loader(dataset, steps_per_epoch=3, rank=1, world_size=4) as known:
