@@ -512,6 +512,9 @@ def test_silly_selections_states_and_epochs(datasets: tuple[str, str]) -> None:
     with loader(datasets[0]) as one:
         with pytest.raises(sv.InputError, match="epoch must be a whole number from 0 to 2147483647"):
             one.set_epoch(10**30)
+        for no_state in ({}, [], "segments", None, {"epoch": 1}):
+            with pytest.raises(sv.InputError, match="not the state of a StreamLoader: give what its state_dict"):
+                one.load_state_dict(no_state)  # type: ignore[arg-type]
         for name in ("version", "dataset", "sampling", "order"):
             with pytest.raises(sv.InputError, match="the state"):
                 one.load_state_dict({**one.state_dict(), name: np.array([1, 2])})

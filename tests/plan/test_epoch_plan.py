@@ -256,6 +256,35 @@ def test_nodes_have_shards_of_their_own(nodes: int, ranks: int, batch: int, seed
     assert of_node[0] == of_node[1]
 
 
+@given(rows(), topologies, st.lists(st.tuples(topologies, st.integers(0, 4)), max_size=4), seeds, st.booleans())
+def test_drop_gives_full_steps_only_and_no_clip_twice(
+    clips: Any, topology: Any, stops: Any, seed: int, local: bool
+) -> None:
+    """An epoch has as many steps as its smallest node fills; all steps are full, also in other topologies."""
+
+    def ranks_in(topology: Any) -> list[Plan]:
+        nodes, ranks, batch, _ = topology
+        return ranks_of(stream(clips, seed), batch, nodes * ranks, "drop", nodes=nodes, local=local)
+
+    nodes, ranks, batch, _ = topology
+    plans = ranks_in(topology)
+    count = len(clips) // nodes // (ranks * batch) if local else len(clips) // (nodes * ranks * batch)
+    assert {len(plan) for plan in plans} == {len(steps(plan, plan.start(3))) for plan in plans} == {count}
+    position, seen = plans[0].start(3), list[int]()
+    for other, most in [*stops, (topology, 10**6)]:
+        plans = ranks_in(other)
+        taken = [steps(plan, position)[:most] for plan in plans]
+        assert len({len(rank) for rank in taken}) == 1
+        for step in (step for rank in taken for step in rank):
+            assert len(step.sample_ids) == other[2]
+            assert step.valid.all()
+        for _ in taken[0]:
+            position = position.advanced(plans[0].topology)
+        seen += handed_out(taken)
+    assert len(seen) == len(set(seen))
+    assert set(seen) <= set(clips.tolist())
+
+
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 9))
 def test_shard_bounds_are_found_across_blocks(shards: list[int], block: int) -> None:
     array = np.array(shards, dtype=np.int32)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed
 
 from streamvid.errors import InputError
+from streamvid.plan import world
 from streamvid.plan.world import World, find_cores, find_device, find_world
 from tests.support.launch import deepspeed, mpirun, srun, torchrun, use
 
@@ -135,6 +136,21 @@ def test_each_task_of_slurm_and_mpi_has_its_own(monkeypatch: pytest.MonkeyPatch)
         assert find_device(None) == 3
         gpus(monkeypatch, 1)  # each task sees its own alone
         assert find_device(None) == 0
+
+
+def test_tasks_that_may_be_runs_of_their_own_are_told_their_part(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once per process, and not where a launcher starts the ranks of one run only."""
+    world._log_launch.cache_clear()
+    for environment, told in ((torchrun(1, 4, 4), 0), (srun(0, 1, 1), 0), (srun(2, 4, 4), 1), (srun(2, 4, 4), 1)):
+        use(monkeypatch, environment)
+        find_world(settle=False)
+        find_world()
+        assert [record.getMessage() for record in caplog.records] == told * [
+            "Slurm's step says that this is rank 2 of 4: loaders give it its part of the clips; if these tasks are not "
+            "one run, give the loaders world_size=1"
+        ]
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:-1", "cuda:x", -1, "", "cuda:4", 4, True])
