@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
@@ -40,38 +40,96 @@ def vop_classifier(headers: bytes) -> Classifier:
     vop_start_code (0 I, 1 P, 2 B, 3 S), and vop_coded. A VOP that is not coded repeats the previous picture, so that
     decoders output none; it still counts for the times of B-VOPs. A packet of several VOPs ("packed bitstream") is not
     a frame; FFmpeg splits it only in AVI files."""
-    clock, known, size = VopClock(), KnownSets(_SETS, _sections(headers), lambda unit: 0), _size(headers)
+    clock, known, layer = VopClock(), KnownSets(_SETS, _sections(headers), lambda unit: 0), _layer(headers)
+    distances = _FieldDistances()
     with suppress(ValueError):
         clock.read_headers(headers)
 
     def classify(packet: memoryview) -> PacketKind:
-        nonlocal size
+        nonlocal layer
         data = bytes(packet)
         at = data.find(_VOP_START_CODE)
         if at:  # most packets have no headers
             with suppress(ValueError):
                 clock.read_headers(data)
-            size = _size(data[: max(at, 0)]) or size
+            layer = _layer(data[: max(at, 0)]) or layer
         knows_all, tells = known.take(_sections(data[: max(at, 0)]))
         if at < 0 or at + 4 >= len(data):
             return PacketKind()
-        coding_type, coded = data[at + 4] >> 6, clock.is_coded(data[at + 4 : at + 4 + _HEADER_BYTES])
+        coding_type, coded, uneven, passed_over = data[at + 4] >> 6, True, False, False
+        if clock.resolution:  # else no header came before it
+            with suppress(ValueError):
+                time, is_b, coded = clock.take(data[at + 4 : at + 4 + _HEADER_BYTES])
+                if layer is not None and layer.interlaced:
+                    uneven, passed_over = distances.take(time, is_b=is_b)
         return PacketKind(
             random_access=coded and coding_type == _I_VOP and knows_all,
             disposable=coding_type == _B_VOP and not tells,
-            hidden=not coded,
+            hidden=not coded or passed_over,
             several=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
-            size=size,
+            uneven=uneven,
+            size=(layer.width, layer.height) if layer else None,
         )
 
     return classify
 
 
-def _size(headers: bytes) -> tuple[int, int] | None:
-    """The size of pictures by the last VideoObjectLayer among headers; None if they have none that says it."""
+def finalize_interlaced(kinds: list[PacketKind]) -> list[PacketKind]:
+    """The kinds of an interlaced clip's packets, in decode order, by what direct mode takes from the first B-VOP that a
+    decoder has met: T_FRAME, in which the distances of fields are counted (7.7.2.2).
+
+    No packet is disposable. If the distances are uneven, decoding starts at the first packet alone.
+    """
+    even = not any(kind.uneven for kind in kinds)
+    return [
+        replace(kind, disposable=False, random_access=kind.random_access and (even or number == 0))
+        for number, kind in enumerate(kinds)
+    ]
+
+
+class _FieldDistances:
+    """The distances of VOPs in an interlaced stream, as FFmpeg counts them (decode_vop_header in mpeg4videodec.c)."""
+
+    def __init__(self) -> None:
+        self._unit = 0
+        self._past: int | None = None
+        self._future: int | None = None
+        self._is_first = True
+
+    def take(self, time: int, *, is_b: bool) -> tuple[bool, bool]:
+        """Take the next VOP in decode order.
+
+        Args:
+            time: its display time, in ticks.
+
+        Returns:
+            Whether the distances of a B-VOP depend on where decoding began, and whether FFmpeg passes over it, because
+            it finds no field between those of its references.
+        """
+        if not is_b:
+            self._past, self._future, self._is_first = self._future, time, True
+            return False, False
+        if self._past is None or self._future is None:
+            return False, False
+        past, future = self._past, self._future
+        if not past < time < future:
+            return True, True
+        self._unit = self._unit or time - past
+        is_even = (future - past) % self._unit == (time - past) % self._unit == 0
+        is_even = is_even and not (self._is_first and time - past != self._unit)
+        self._is_first = False
+        begin, at, end = (self._in_units(value) for value in (past, time, future))
+        return not is_even, not begin < at < end
+
+    def _in_units(self, time: int) -> int:
+        return (time + self._unit // 2) // self._unit
+
+
+def _layer(headers: bytes) -> Vol | None:
+    """The last VideoObjectLayer among headers that says the size of pictures; None if there is none."""
     with suppress(ValueError):
-        sizes = [(layer.width, layer.height) for layer in video_object_layers(headers) if layer.width]
-        return sizes[-1] if sizes else None
+        layers = [layer for layer in video_object_layers(headers) if layer.width]
+        return layers[-1] if layers else None
     return None
 
 
@@ -122,12 +180,7 @@ class VopClock:
         at = self.read_headers(packet)
         if at is None or not self.resolution:
             raise ValueError("a packet of it holds no picture")
-        is_b, seconds, increment, _ = self._read_vop(packet[at : at + _HEADER_BYTES])
-        if is_b:
-            return (self._second_before + seconds) * self.resolution + increment
-        self._second_before = self._second
-        self._second += seconds
-        return self._second * self.resolution + increment
+        return self.take(packet[at : at + _HEADER_BYTES])[0]
 
     def read_headers(self, packet: bytes) -> int | None:
         """Read the headers before the first VOP. Returns the position after the VOP's start code, or None if there is
@@ -144,14 +197,15 @@ class VopClock:
                 return at
         return None
 
-    def is_coded(self, vop: bytes) -> bool:
-        """vop_coded of a VOP, given from after its start code; True if no header came before it."""
-        try:
-            return not self.resolution or self._read_vop(vop)[-1]
-        except ValueError:
-            return True
+    def take(self, vop: bytes) -> tuple[int, bool, bool]:
+        """The time of the next VOP in decode order, in ticks, whether it is a B-VOP, and its vop_coded.
 
-    def _read_vop(self, vop: bytes) -> tuple[bool, int, int, bool]:
+        Args:
+            vop: the VOP, from after its start code; a VideoObjectLayer came before it.
+
+        Raises:
+            ValueError: it ends within its header.
+        """
         bits = BitReader(vop)
         is_b = bits.u(2) == _B_VOP  # vop_coding_type
         seconds = 0
@@ -160,7 +214,12 @@ class VopClock:
         bits.u(1)  # marker_bit
         increment = bits.u(max(1, (self.resolution - 1).bit_length()))  # vop_time_increment
         bits.u(1)  # marker_bit
-        return is_b, seconds, increment, bool(bits.u(1))  # vop_coded
+        coded = bool(bits.u(1))  # vop_coded
+        if is_b:
+            return (self._second_before + seconds) * self.resolution + increment, True, coded
+        self._second_before = self._second
+        self._second += seconds
+        return self._second * self.resolution + increment, False, coded
 
 
 @dataclass(frozen=True)

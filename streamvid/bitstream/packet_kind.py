@@ -46,8 +46,8 @@ class PacketKind:
         disposable: no packet of the same or a lower temporal layer refers to it.
         skipped_leading: refers to packets before the random access packet that it follows (HEVC RASL).
         temporal_id: HEVC's TemporalId, 0 for all other codecs.
-        hidden: gives no new frame: it is decoded for reference only (show_frame 0), or repeats the previous frame
-            (vop_coded 0).
+        hidden: gives no new frame: it is decoded for reference only (show_frame 0), repeats the previous frame
+            (vop_coded 0), or is a B-VOP that FFmpeg passes over.
         show_existing: outputs a picture that an earlier packet decoded without output (VP9's show_existing_frame).
         superframe: holds several pictures of which the first is not displayed (VP9).
         no_refresh: VP9: updates no reference picture.
@@ -60,6 +60,7 @@ class PacketKind:
         drops_prior: HEVC: begins a sequence, and decoders drop the pictures before it that are not output yet
             (NoOutputOfPriorPicsFlag).
         several: MPEG-4, VP9 and AV1: it holds several pictures that are displayed, and a packet is one frame.
+        uneven: MPEG-4: a B-VOP of an interlaced stream at distances that depend on where decoding began.
         lone_field: H.264: it holds one field of a frame; the other field is in another packet.
         colors: H.264 and HEVC: from a sequence parameter set in the packet; None if it has none.
         size: width and height of its picture, by its headers or earlier ones; None if they do not say.
@@ -79,6 +80,7 @@ class PacketKind:
     broken: bool = False
     drops_prior: bool = False
     several: bool = False
+    uneven: bool = False
     lone_field: bool = False
     colors: StatedColors | None = None
     size: tuple[int, int] | None = None

@@ -197,9 +197,10 @@ def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, has_shown: Callable
     if not silent:
         return False
     kind_of = classifier(encoded.codec, encoded.stsd)
-    first, *kinds = (kind_of(memoryview(next(_packets(encoded, n, n + 1))[0])) for n in (run[0], *silent))
-    return first.random_access and any(
-        not kind.hidden and not kind.skipped_leading and kind.order is not None for kind in kinds
+    kinds = [kind_of(memoryview(packet[0])) for packet in _packets(encoded, *run)]
+    return kinds[0].random_access and any(
+        not kind.hidden and not kind.skipped_leading and kind.order is not None
+        for kind in (kinds[n - run[0]] for n in silent)
     )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
-from streamvid.bitstream import packet_info
+from streamvid.bitstream import mpeg4, packet_info
 from streamvid.bitstream.chroma_location import location_name
 from streamvid.bitstream.packet_kind import PacketKind, StatedColors
 from streamvid.checksum import crc32c
@@ -133,8 +133,7 @@ def build_clip(
     _check_packets(kinds, codec, cut_only=cut_only)
     found = traits(codec, kinds, times.pts)
     if codec == "mpeg4" and frame_format.interlaced:
-        # Direct mode takes the distance of fields from the first B-VOP (T_FRAME, 7.7.2.2 of ISO/IEC 14496-2).
-        kinds = [replace(kind, disposable=False) for kind in kinds]
+        kinds = mpeg4.finalize_interlaced(kinds)
     flags = _flags(kinds, times.pts, times.hidden, codec)
     if bool(np.all(flags & HIDDEN)):
         raise ValueError("no frame of it can be decoded from where it starts")

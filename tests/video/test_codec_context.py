@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import av
 import numpy as np
@@ -19,12 +19,17 @@ from PIL import Image
 from streamvid.bitstream.annexb import parameter_sets
 from streamvid.bitstream.packets import START_CODE
 from streamvid.color.picture import picture_of
+from streamvid.dataset.dataset import Dataset
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.slice_frames import decode_frames, decode_pictures
 from streamvid.errors import VideoError
+from streamvid.fetch.encoded_batch import row_color
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.mp4.sample_entry import decoder_specific_info
+from streamvid.packing.index import index
+from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
+from streamvid.sampling.spread import All
 from streamvid.video import codec_context
 from streamvid.video.codec_context import ReusableCodecContext, open_context, reorder_depth
 from streamvid.video.frame_index import RANDOM_ACCESS
@@ -83,9 +88,42 @@ def test_h264_that_does_not_say_how_far_it_reorders(
     check_every_frame(clip)
 
 
+INTERLACED = replace(SMALL, codec="mpeg4", options=(("flags", "+ildct+ilme"), ("b_strategy", "0")))
+SLOWER = tuple(20 * n if n < 16 else 20 * (2 * n - 16) for n in range(40))
+"""The times of frames whose distance doubles at a key frame, in ms."""
+
+
 def test_interlaced_mpeg4_takes_the_distance_of_fields_from_the_first_b_frame(tmp_path: Path) -> None:
-    options = (("flags", "+ildct+ilme"), ("b_strategy", "0"))
-    clip = store_clip(write(replace(SMALL, codec="mpeg4", options=options), tmp_path / "a.mp4"), tmp_path)
+    check_every_frame(store_clip(write(INTERLACED, tmp_path / "a.mp4"), tmp_path))
+
+
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+@pytest.mark.parametrize("b_frames", [1, 2])
+def test_interlaced_mpeg4_at_uneven_distances_is_decoded_from_its_start(
+    b_frames: int, container: Literal["mp4", "mkv"], tmp_path: Path
+) -> None:
+    recipe = replace(INTERLACED, b_frames=b_frames, container=container, ticks=SLOWER)
+    source = write(recipe, tmp_path / f"a.{container}")
+    clip = store_clip(source, tmp_path)
+    check_every_frame(clip)
+    assert np.flatnonzero(clip.index.flags & RANDOM_ACCESS).tolist() == [0]
+    options = PackOptions(compatible_with="any", cutting=FixedLength(7, "frames"))
+    pack(source, tmp_path / "cut", options=options, progress=False)
+    index(source, tmp_path / "fast", fast=True, progress=False)
+    expected = sequential(source, color=row_color(Dataset.open(tmp_path / "cut").clips, 0), edits=False)
+    for name in ("cut", "fast"):
+        got = [np.asarray(one["video"]) for one in ClipDataset(tmp_path / name, sampling=All())]
+        np.testing.assert_array_equal(np.concatenate(got), expected)
+    alone = ClipDataset(tmp_path / "fast", sampling=All()).get(0, frames=[30])["video"]
+    np.testing.assert_array_equal(alone[0], expected[30])
+
+
+@pytest.mark.parametrize("b_frames", [1, 2])
+def test_b_frames_of_interlaced_mpeg4_that_ffmpeg_passes_over_are_no_frames(b_frames: int, tmp_path: Path) -> None:
+    """Of frames that come 67 and 33 ms after another, it finds some at no field between those that they refer to."""
+    ticks = tuple(1000 * n // 30 for n in range(60) if n % 3 != 1)
+    clip = store_clip(write(replace(INTERLACED, b_frames=b_frames, ticks=ticks), tmp_path / "a.mp4"), tmp_path)
+    assert len(clip.index.visible) < 40 == len(clip.index.pts)
     check_every_frame(clip)
 
 
