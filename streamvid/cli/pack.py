@@ -27,6 +27,8 @@ _NTSC: Final = {
 }
 """Decimal spellings of NTSC frame rates, which are multiples of 1/1001."""
 _TRANSCODE_OPTIONS: Final = ("codec", "short_side", "max_fps", "gop", "crf")
+_NAMED: Final = 3
+"""Skipped videos that the summary names."""
 
 
 def add_parser(commands: Commands) -> None:
@@ -163,8 +165,10 @@ def print_summary(report: PackReport, done: str) -> None:
     if report.resumed:
         out.print(f"{format_count(report.resumed, 'clip')} of these had been {done} by an interrupted run")
     if report.skipped:
-        skipped = format_count(report.skipped, "video")
-        out.print(f"skipped {skipped} that the dataset had already, going by the path below the input")
+        skipped = format_count(len(report.skipped), "video")
+        named = ", ".join(printable(name) for name in report.skipped[:_NAMED])
+        named += ", …" * (len(report.skipped) > _NAMED)
+        out.print(f"skipped {skipped} that the dataset had already, going by the path below the input: {named}")
     for joined in report.joins:
         for sentence in joined.sentences():
             out.print(printable(sentence))

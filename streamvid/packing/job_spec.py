@@ -86,7 +86,7 @@ class JobSpec:
         groups: the partition of the sources.
         name, classes: fields of dataset.json.
         base: the dataset that is appended to; None for a new one.
-        skipped: number of sources that the base has already.
+        skipped: names of the sources that the base has already.
         unlabelled: number of sources without a label; 0 if no source has one.
         settings: the options, for pack-report.json.
         joins: how the rows of each label or metadata list matched the sources.
@@ -103,7 +103,7 @@ class JobSpec:
     classes: tuple[str, ...] | None
     settings: dict[str, object]
     base: BaseDataset | None = None
-    skipped: int = 0
+    skipped: tuple[str, ...] = ()
     unlabelled: int = 0
     joins: tuple[Join, ...] = ()
     forget: tuple[tuple[str, int], ...] = ()
@@ -167,21 +167,21 @@ def plan_job(
         sources, uncut = attach_cuts(sources, cut_list, lists)
         if uncut:
             log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, redact(cut_list))
-        found -= uncut
     if options.in_place:
         sources = with_details(sources, places)
     changed = {} if base is None or not options.in_place else changed_sources(sources, base)
+    names = [source.name for source in sources]
     if base is not None:
         sources = new_sources(sources, base, changed)
-    skipped = found - len(sources)
+    new = {source.name for source in sources}
     if not options.in_place:
         sources = with_details(sources, places)
     stale: frozenset[str] = frozenset()
     if kept is not None:
         sources, stale = kept.resumed(sources)
-        names = {source.name for source in sources}
-        skipped += len(changed.keys() - names)  # what has changed since that pack skipped it
-        changed = {name: clips for name, clips in changed.items() if name in names}
+        left = {source.name for source in sources}
+        new -= changed.keys() - left  # what has changed since that pack skipped it
+        changed = {name: clips for name, clips in changed.items() if name in left}
     sources, classes, unlabelled = _classified(sources, base)
     cutting = options.cutting is not None or any(source.cuts is not None for source in sources)
     columns = lists.finish(COLUMNS if cutting else pa.schema([]))
@@ -209,7 +209,7 @@ def plan_job(
         classes,
         settings,
         base,
-        skipped=skipped,
+        skipped=tuple(name for name in names if name not in new),
         unlabelled=unlabelled,
         joins=tuple(joins),
         forget=tuple(clip for clips in changed.values() for clip in clips),

@@ -28,7 +28,7 @@ class PackReport:
         unlabelled: number of videos without a label; 0 if no video has one.
         elapsed: duration of the call in seconds.
         videos: number of sources, without those skipped.
-        skipped: number of sources that the dataset to append to already had.
+        skipped: names of the sources that the dataset to append to already had.
         clips, bytes: number of clips added to the dataset, and bytes of their tars.
         resumed: number of these clips that an earlier run of the same pack had written.
         was_there: whether the same pack had been finished before, so that nothing was written.
@@ -42,7 +42,7 @@ class PackReport:
     unlabelled: int
     elapsed: float
     videos: int = 0
-    skipped: int = 0
+    skipped: tuple[str, ...] = ()
     clips: int = 0
     bytes: int = 0
     resumed: int = 0
@@ -70,7 +70,7 @@ def report_document(
     return {
         "revision": revision,
         "videos": spec.videos,
-        "skipped": spec.skipped,
+        "skipped": len(spec.skipped),
         "unlabelled": spec.unlabelled,
         "clips": sum(entry.clips for entry in added),
         "frames": sum(entry.frames for entry in added),

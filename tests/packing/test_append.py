@@ -52,7 +52,7 @@ def test_new_videos_come_behind_the_old(videos: Path, tmp_path: Path) -> None:
     some(videos, source, "0.mp4", "1.mp4", "8.mp4")
     (source / "worse.mp4").write_bytes(b"no video either")
     report = pack([source], destination, shard_size=SHARD, append=True)
-    assert (report.clips, report.skipped, report.manifest.revision) == (3, 3, 1)
+    assert (report.clips, report.skipped, report.manifest.revision) == (3, ("3.mp4", "4.mp4", "5.mp4"), 1)
     assert {one.source for one in report.rejected} == {"bad.mp4", "worse.mp4"}
     after = digests(destination)
     assert {name: after[name] for name in before if name.startswith("shards/")}.items() <= before.items()
@@ -66,7 +66,7 @@ def test_new_videos_come_behind_the_old(videos: Path, tmp_path: Path) -> None:
     # Once more, and there is nothing to do.
     again = pack([some(videos, tmp_path / "in2", "3.mp4", "0.mp4")], destination, append=True)
     assert again.was_there
-    assert again.skipped == 2
+    assert again.skipped == ("0.mp4", "3.mp4")
     assert digests(destination) == after
 
 
@@ -208,7 +208,7 @@ def test_a_name_of_several_inputs_is_not_packed_twice(videos: Path, tmp_path: Pa
         pack([train, val], tmp_path / "ds", append=True)
     assert digests(tmp_path / "ds") == before
     pack([train, val], tmp_path / "both")
-    assert pack([train, val], tmp_path / "both", append=True).skipped == 3
+    assert pack([train, val], tmp_path / "both", append=True).skipped == ("1.mp4", "train/0.mp4", "val/0.mp4")
 
 
 def test_the_command_says_what_it_did(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -225,7 +225,7 @@ def test_the_command_says_what_it_did(videos: Path, tmp_path: Path, capsys: pyte
     assert "added 2 clips" in added
     assert "which now has 3 clips" in added
     assert "forgotten" not in added
-    assert "skipped 1 video that the dataset had already, going by the path below the input" in added
+    assert "skipped 1 video that the dataset had already, going by the path below the input: 0.mp4\n" in added
     assert main(["pack", str(source), destination]) == 2
     assert "--append" in capsys.readouterr().err
     document = json.loads((tmp_path / "ds/pack-report.json").read_text())
