@@ -35,7 +35,7 @@ from streamvid.storage.http_ranges import size_and_mark
 from streamvid.storage.link import Link
 from streamvid.storage.listing import listed
 from streamvid.storage.local_writes import name_new, written_beside
-from streamvid.storage.part import PACE_BYTES
+from streamvid.storage.part import NO_SUCH_RANGE, PACE_BYTES, size_of, version
 from streamvid.storage.ranges import RemoteRanges, mark_of_info
 from streamvid.storage.regular_file import MAX_BYTES, read_file
 from streamvid.storage.retry import Retry
@@ -66,7 +66,7 @@ def read_bytes(path: AnyPath, *, most: int = MAX_BYTES, retry: Retry | None = No
 
     def read() -> bytes:
         fs, name = locate(path)
-        return read_file(name, most) if is_local(path) else cast(bytes, fs.cat_file(name))
+        return read_file(name, most) if is_local(path) else _content(fs, name)
 
     return asked(path, read, retry)
 
@@ -106,9 +106,15 @@ def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
     with explained(path, "list"):
         fs, name = locate(path)
         fs.invalidate_cache()
-        found = listed(fs, "find", name, maxdepth=None if recursive else 1)
-        if not found:
-            fs.info(name)  # an empty folder is fine, a missing one is not
+        try:
+            found = listed(fs, "find", name, maxdepth=None if recursive else 1)
+        except PermissionError:
+            if not is_s3(fs):
+                raise
+            found = []  # s3fs asks by HEAD whether a name without files below it is a file
+        # An empty folder is fine, a missing one is not.
+        if not found and _info(path)["type"] == "file":
+            found = [name]
         return sorted(_full(fs, path, item) for item in found)
 
 
@@ -231,7 +237,7 @@ def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
                 os.replace(temporary, name)
             return True
         etag = str(_info(path).get("ETag", "")) if is_s3(fs) else ""
-        if cast(bytes, fs.cat_file(name)) != expected:
+        if _content(fs, name) != expected:
             return False
         try:
             _put_if(fs, name, data, etag)
@@ -343,12 +349,38 @@ def remove_file(path: str) -> None:
             fs.rm_file(name)
 
 
+def _content(fs: Any, name: str) -> bytes:
+    whole = {"max_concurrency": 1} if is_s3(fs) else {}  # otherwise s3fs asks for the size first
+    return cast(bytes, fs.cat_file(name, **whole))
+
+
 def _info(path: AnyPath, *, patient: bool = False) -> dict[str, Any]:
     fs, name = locate(path, patient=patient)
     fs.invalidate_cache()
     if patient and fs.async_impl:  # a second attempt if the first is stuck
-        return cast(dict[str, Any], sync(fs.loop, Link().fetch, 0, lambda: fs._info(name)))
-    return cast(dict[str, Any], fs.info(name))
+        return cast(dict[str, Any], sync(fs.loop, Link().fetch, 0, lambda: _asked_info(fs, name)))
+    return cast(dict[str, Any], sync(fs.loop, _asked_info, fs, name) if is_s3(fs) else fs.info(name))
+
+
+async def _asked_info(fs: Any, name: str) -> dict[str, Any]:
+    """fsspec's info. Where S3 refuses HEAD, as proxies do that only let GET through, it comes with the first byte."""
+    try:
+        return cast(dict[str, Any], await fs._info(name))
+    except PermissionError:
+        bucket, key, _ = fs.split_path(name) if is_s3(fs) else ("", "", None)
+        if not key:
+            raise
+    try:
+        found = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range="bytes=0-0")
+    except FileNotFoundError:
+        await fs._ls(name)  # of a folder; an error if there is none
+        return {"type": "directory"}
+    except OSError as error:
+        if status_of(error) != NO_SUCH_RANGE:
+            raise
+        return {"type": "file", "size": 0}  # an empty one
+    found["Body"].close()
+    return {"type": "file", "size": size_of(found.get("ContentRange")), "ETag": version(found)}
 
 
 def _details(info: Mapping[str, Any]) -> Details:

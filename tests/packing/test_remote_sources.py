@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import streamvid as sv
 from streamvid.errors import DatasetError, InputError, VideoError
+from streamvid.inspection.verify import verify
 from streamvid.packing import fingerprints, process_source, source_file
 from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
@@ -90,6 +92,21 @@ def test_an_archived_video_costs_itself_alone(site: FaultyS3, table: Path, tmp_p
     report = pack(table, tmp_path / "packed", progress=False)
     assert report.clips == 2
     assert "it is in an archive" in next(iter(reasons(report).values()))
+
+
+def test_a_bucket_behind_a_proxy_without_head(site: FaultyS3, tmp_path: Path) -> None:
+    site.fault = lambda method, key, before: "403" if method == "HEAD" else None
+    assert pack("s3://bucket/a.mp4", "s3://bucket/packed", progress=False).clips == 1
+    report = pack(["s3://bucket/a.mp4", "s3://bucket/b.mp4"], "s3://bucket/packed", append=True, progress=False)
+    assert (report.clips, report.skipped) == (1, ("a.mp4",))
+    assert index("s3://bucket/c.mp4", tmp_path / "indexed", progress=False).clips == 1
+    assert verify("s3://bucket/packed").ok
+    with sv.StreamLoader(
+        "s3://bucket/packed", batch_size=2, sampling=sv.Window(4), fetch="shards", cache_dir=tmp_path / "cache"
+    ) as loader:
+        assert [len(batch["key"]) for batch in loader] == [2]
+    with pytest.raises(InputError, match=r"Cannot list s3://bucket/d\.mp4: it does not exist"):
+        pack("s3://bucket/d.mp4", tmp_path / "none", progress=False)
 
 
 def test_an_object_is_packed_from_a_bucket_that_may_not_be_listed(site: FaultyS3, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -16,10 +17,11 @@ from fsspec import AbstractFileSystem
 
 from streamvid.errors import DatasetError, InputError
 from streamvid.storage import client, filesystem
-from streamvid.storage.explain import StorageUnavailable
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.ranges import read_ranges
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, given_path, is_local, join, redact
+from tests.support.faulty_s3 import FaultyS3
 from tests.support.s3_server import S3Server, forget_s3_connections
 from tests.support.serving import free_port
 
@@ -475,3 +477,25 @@ def test_s3_after_fork(s3_bucket: str, caplog: pytest.LogCaptureFixture, monkeyp
     with caplog.at_level(logging.DEBUG, logger="s3fs"):
         assert filesystem.read_bytes(url) == b"x"
     assert "Retryable" not in caplog.text  # the child has not closed the parent's connections
+
+
+@pytest.mark.parametrize("retry", [None, Retry(1)])
+def test_details_where_s3_refuses_head(site: FaultyS3, retry: Retry | None) -> None:
+    site.objects = {"bucket/a/x": b"12345", "bucket/a/empty": b""}
+    names = ("a/x", "a", "a/none", "none", "a/empty")
+
+    def found() -> list[filesystem.Details | None]:
+        return [filesystem.details(f"s3://bucket/{name}", retry=retry) for name in names]
+
+    *expected, empty = found()
+    assert [None if file is None else (file.size, file.is_folder) for file in expected] == [
+        (5, False), (0, True), None, None,
+    ]  # fmt: skip
+    assert empty is not None
+    site.fault = lambda method, key, before: "403" if method == "HEAD" else None
+    assert found() == [*expected, replace(empty, mark="")]
+    assert filesystem.list_files("s3://bucket/a/x") == ["s3://bucket/a/x"]
+    assert filesystem.read_bytes("s3://bucket/a/x", retry=retry) == b"12345"
+    site.fault = lambda *_: "403"
+    with pytest.raises(AccessRefused):
+        found()

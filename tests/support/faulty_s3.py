@@ -263,6 +263,9 @@ class _Handler(Handler):
         if match and fault == "endless":
             self._send_endless()
             return
+        if match and self.site.ranges and int(match[1]) >= len(data):
+            self._send(416, b"<Error/>", headers={"Content-Range": f"bytes */{len(data)}"})
+            return
         if match and self.site.ranges and fault != "whole":
             first, last = int(match[1]), min(int(match[2]), len(data) - 1)
             if fault == "elsewhere":
