@@ -180,11 +180,10 @@ def label_column(table: pa.Table, shown: str) -> pa.Array:
         column = column.cast(pa.large_string())
     elif pa.types.is_floating(kind):
         # pandas writes integers with empty cells as floats with NaN.
-        whole = pc.if_else(pc.is_finite(column), column, None)
-        try:
-            column = whole.cast(pa.int64())
-        except pa.ArrowInvalid:
-            raise InputError(f"the column 'label' of {shown} holds fractions: use integers or text") from None
+        column = column.cast(pa.float64())
+        column = pc.if_else(pc.is_nan(column), None, column)
+        if pc.any(pc.not_equal(pc.floor(column), column)).as_py():
+            raise InputError(f"the column 'label' of {shown} holds fractions: use integers or text")
     elif not any(is_kind(kind) for is_kind in _LABEL_TYPES):
         raise InputError(f"the column 'label' of {shown} holds {kind}: use integers or text")
     if is_text(column.type):

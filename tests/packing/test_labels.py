@@ -210,6 +210,8 @@ def test_dictionary_labels(tmp_path: Path) -> None:
         ("path,label\nx.mp4,1\n", "'x.mp4' .* may be a/x.mp4 and b/x.mp4"),
         ("path,label\na/x.mp4,-1\n", "below 0"),
         ("path,label\na/x.mp4,1.5\n", "fractions"),
+        ("path,label\na/x.mp4,inf\n", "above 2\\^31"),
+        ("path,label\na/x.mp4,1e30\n", "above 2\\^31"),
         ("key,label\nx,1\n", "labels 'x', not among"),
     ],
 )
