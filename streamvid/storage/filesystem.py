@@ -35,10 +35,11 @@ from streamvid.storage.http_ranges import size_and_mark
 from streamvid.storage.link import Link
 from streamvid.storage.listing import listed
 from streamvid.storage.local_writes import name_new, written_beside
-from streamvid.storage.part import NO_SUCH_RANGE, PACE_BYTES, size_of, version
+from streamvid.storage.part import PACE_BYTES
 from streamvid.storage.ranges import RemoteRanges, mark_of_info
 from streamvid.storage.regular_file import MAX_BYTES, read_file
 from streamvid.storage.retry import Retry
+from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.upload import Upload
 from streamvid.storage.url import AnyPath, is_local, local_path, redact
 from streamvid.storage.web_copy import WebCopy
@@ -265,6 +266,7 @@ def _put_if(fs: Any, name: str, data: bytes, etag: str) -> None:
     fs.pipe_file(name, data)
 
 
+_NOT_FOUND: Final = 404
 _PRECONDITION_FAILED: Final = 412
 _NOT_IMPLEMENTED: Final = 501
 
@@ -367,20 +369,16 @@ async def _asked_info(fs: Any, name: str) -> dict[str, Any]:
     try:
         return cast(dict[str, Any], await fs._info(name))
     except PermissionError:
-        bucket, key, _ = fs.split_path(name) if is_s3(fs) else ("", "", None)
-        if not key:
+        if not is_s3(fs) or not fs.split_path(name)[1]:
             raise
     try:
-        found = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range="bytes=0-0")
-    except FileNotFoundError:
+        part = await S3Ranges().read(fs, name, 0, 1, "", Link())
+    except Exception as error:
+        if status_of(error) != _NOT_FOUND:
+            raise
         await fs._ls(name)  # of a folder; an error if there is none
         return {"type": "directory"}
-    except OSError as error:
-        if status_of(error) != NO_SUCH_RANGE:
-            raise
-        return {"type": "file", "size": 0}  # an empty one
-    found["Body"].close()
-    return {"type": "file", "size": size_of(found.get("ContentRange")), "ETag": version(found)}
+    return {"type": "file", "size": part.size if part.data else 0, "ETag": part.mark}
 
 
 def _details(info: Mapping[str, Any]) -> Details:
