@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 
 from streamvid.loader import quarantine
 from streamvid.storage import retry
+from streamvid.workers import Workers
 from tests.support.clips import ENCODED
 
 # `ci` is what every change is tested with; `nightly` looks longer for a counterexample. A test that needs more examples
@@ -96,13 +97,22 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         yield
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session", autouse=True)
 def inline_workers() -> Iterator[None]:
-    """For a module whose tests are of the results of `pack` and `verify`, not of how they are distributed."""
+    """`pack`, `verify` and `repair` start no worker processes, where a test is of their results."""
     from tests.support.packed import packing_inline
 
     with packing_inline():
         yield
+
+
+@pytest.fixture
+def worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of how `pack`, `verify` and `repair` use their worker processes: they start them, as for users."""
+    from tests.support.packed import USERS_OF_WORKERS
+
+    for user in USERS_OF_WORKERS:
+        monkeypatch.setattr(user, "Workers", Workers)
 
 
 @pytest.fixture
@@ -118,8 +128,8 @@ def copy(packed: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) -> None:
-    """A user and a working folder of the test's own, and no worker processes."""
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user and a working folder of the test's own."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)  # bad clips are noted there
 

@@ -21,8 +21,6 @@ from streamvid.storage.url import given_path, given_paths
 from tests.support.packed import digests, make_videos
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 
 def in_numpy(value: Any) -> Any:
     """The same value with NumPy's scalars, in lists and tuples, too."""

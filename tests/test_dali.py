@@ -16,7 +16,7 @@ import torch
 import streamvid as sv
 from streamvid.errors import InputError, StreamvidError
 from streamvid.packing.options import PackOptions
-from tests.support.packed import pack_recipes, packing_inline, replace_packets
+from tests.support.packed import pack_recipes, replace_packets
 from tools.clips import Recipe
 
 VP9 = Recipe(codec="vp9", container="webm", width=96, height=64, gop=8)
@@ -30,8 +30,7 @@ COLUMNS = ("mask", "pts", "label", "clip", "valid", "epoch")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Seven clips of different lengths in three shards."""
     recipes = {f"{n}.webm": replace(VP9, frames=12 + 5 * n, seed=n) for n in range(CLIPS)}
-    with packing_inline():
-        packed = pack_recipes(recipes, tmp_path_factory.mktemp("plain"), shard_size=20_000, options=PackOptions("any"))
+    packed = pack_recipes(recipes, tmp_path_factory.mktemp("plain"), shard_size=20_000, options=PackOptions("any"))
     assert len(sv.Dataset.open(packed).shards) >= 2
     return packed
 

@@ -12,7 +12,7 @@ import pytest
 
 import streamvid as sv
 from streamvid.cli.main import main
-from tests.support.packed import NATURAL_ORDER, make_videos, packing_inline
+from tests.support.packed import NATURAL_ORDER, make_videos
 from tests.support.refused import assert_refused
 
 
@@ -22,8 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_videos(root / "in")
     rows = "".join(f'{name},{n},"a\t{n} \x1b[2J\u202e"\n' for n, name in enumerate(NATURAL_ORDER))
     (root / "list.csv").write_text("path,label,caption\n" + rows)
-    with packing_inline():
-        assert main(["pack", str(root / "in"), str(root / "ds"), "--labels", str(root / "list.csv")]) == 0
+    assert main(["pack", str(root / "in"), str(root / "ds"), "--labels", str(root / "list.csv")]) == 0
     return root
 
 
@@ -68,8 +67,7 @@ def test_extract_and_diff(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["extract", str(folder / "ds"), str(out), "slow", "top"]) == 0
     assert "extracted 2 clips, " in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {"slow.mp4", "slow.json", "top.mp4", "top.json"}
-    with packing_inline():
-        assert main(["pack", str(out), str(tmp_path / "ds"), "--for", "any"]) == 0
+    assert main(["pack", str(out), str(tmp_path / "ds"), "--for", "any"]) == 0
     capsys.readouterr()
     assert main(["diff", str(folder / "ds"), str(folder / "ds")]) == 0
     assert capsys.readouterr().out == "0 added, 0 removed, 0 changed, 6 the same\n"
@@ -88,9 +86,8 @@ def test_extract_and_diff(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_revisions(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = str(tmp_path / "ds")
-    with packing_inline():
-        assert main(["pack", str(folder / "in/b"), new, "--for", "any"]) == 0
-        assert main(["pack", str(folder / "in/a"), new, "--for", "any", "--append"]) == 0
+    assert main(["pack", str(folder / "in/b"), new, "--for", "any"]) == 0
+    assert main(["pack", str(folder / "in/a"), new, "--for", "any", "--append"]) == 0
     capsys.readouterr()
     assert main(["diff", new, "--revision", "0"]) == 1
     assert capsys.readouterr().out.splitlines() == ["2 added, 0 removed, 0 changed, 2 the same", "+ one", "+ two"]
@@ -106,8 +103,7 @@ def test_revisions(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_duplicates(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / f"{name}.mp4").write_bytes((folder / "in/slow.mp4").read_bytes())
-    with packing_inline():
-        assert main(["pack", str(tmp_path), str(tmp_path / "ds")]) == 0
+    assert main(["pack", str(tmp_path), str(tmp_path / "ds")]) == 0
     assert main(["info", str(tmp_path / "ds"), "--duplicates"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "  a, b, c"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streamvid.cli.main import main
 from streamvid.dataset.dataset import Dataset
-from tests.support.packed import make_videos, packing_inline
+from tests.support.packed import make_videos
 from tests.support.refused import assert_refused
 
 
@@ -18,16 +17,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("reshape")
     make_videos(root / "in")
     for name in ("a", "b"):
-        with packing_inline():
-            assert main(["pack", str(root / "in" / name), str(root / name), "--for", "any"]) == 0
+        assert main(["pack", str(root / "in" / name), str(root / name), "--for", "any"]) == 0
     return root
 
 
 @pytest.fixture(autouse=True)
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
-    with packing_inline():
-        yield
 
 
 def test_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ from tests.support.profile import by_profile
 from tests.support.shown import Packed, shown
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers", "no_threads_of_other_modules")
+pytestmark = pytest.mark.usefixtures("no_threads_of_other_modules")
 
 VP9 = Recipe(codec="vp9", container="webm", width=96, height=64, gop=8)
 VP8 = replace(VP9, codec="vp8")

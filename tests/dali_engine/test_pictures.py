@@ -27,7 +27,6 @@ from tests.support.batches import assert_same
 from tests.support.clips import write
 from tests.support.images import encode, exif, picture, taken
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
 RAW = replace(test_engine.RAW, crop=40)
 
 

@@ -22,8 +22,6 @@ from streamvid.errors import DatasetError, InputError
 from tests.support.packed import NATURAL_ORDER, VIDEOS, pack_recipes
 from tests.support.tables import dataset_of
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 LABELS = """path,label,caption,score,take,good,width
 a/one.mp4,dog,a dog runs,0.5,1,true,wide
 a/two.mkv,cat,"a cat, asleep",,2,false,narrow

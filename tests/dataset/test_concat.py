@@ -23,8 +23,6 @@ from streamvid.storage.shard_cache import ShardCache
 from tests.support.packed import make_videos
 from tests.support.tables import dataset_of
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 LABELS = {
     "first": "path,label,caption\na/one.mp4,dog,runs\na/two.mkv,cat,sleeps\n",
     "second": "path,label,score\nb/clip2.mov,dog,0.5\nb/clip10.mp4,ant,1.5\na/one.mp4,dog,2.5\n",

@@ -39,8 +39,6 @@ from streamvid.storage.range_reader import RangeReader
 from tests.support.clock import Clock
 from tests.support.packed import SMALL, VIDEOS, edit_parquet, pack_recipes
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 PARQUET = "shards/00000100.parquet"
 
 

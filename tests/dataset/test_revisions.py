@@ -23,7 +23,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
 from tests.support.faulty_s3 import faulty_s3
-from tests.support.packed import VIDEOS, digests, make_videos, pack_recipes, packing_inline
+from tests.support.packed import VIDEOS, digests, make_videos, pack_recipes
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,7 @@ def test_columns_of_rows_that_were_appended_later_are_those_of_their_shards(fold
         (videos / name).rename(videos / name.replace(Path(name).stem, f"more-{Path(name).stem}"))
     listed = "".join(f"more-{Path(name).name},0.5\n" for name in VIDEOS)
     (tmp_path / "list.csv").write_text("video,score\n" + listed)
-    with packing_inline():
-        pack([videos], folder, append=True, metadata=tmp_path / "list.csv", progress=False)
+    pack([videos], folder, append=True, metadata=tmp_path / "list.csv", progress=False)
     dataset = sv.Dataset.open(folder)
     assert dataset.manifest.overlays
     assert dataset.manifest.revision == 2

@@ -38,7 +38,7 @@ from tests.dataset.test_tables import (
     site,
 )
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.packed import edit_parquet, packing_inline
+from tests.support.packed import edit_parquet
 
 __all__ = ["packed", "site"]
 
@@ -244,8 +244,7 @@ def test_a_run_over_a_bucket_reads_no_more_than_it_needs(
 def test_clips_outside_of_shards(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     videos = sorted((packed.parent / "videos").glob("*.mp4"))
     monkeypatch.setattr(shard_writer, "MOST_INDEXED", 1)
-    with packing_inline():
-        sv.index(videos, tmp_path / "set", progress=False)
+    sv.index(videos, tmp_path / "set", progress=False)
     assert manifest_of(tmp_path / "set")["tables"]
     roots = [packed.parent]
     with monkeypatch.context() as patch:
@@ -263,8 +262,7 @@ def test_what_is_purged_is_in_no_block(packed: Path, tmp_path: Path, folder: Pat
     copy = Path(shutil.copytree(packed, tmp_path / "set"))
     dataset = Dataset.open(copy)
     assert dataset.columns.get("place")[1].as_py() == "town 1"
-    with packing_inline():
-        sv.forget(copy, [dataset.key(1)], purge=True)
+    sv.forget(copy, [dataset.key(1)], purge=True)
     held = [path for path in folder.iterdir() if path.is_file() and b"town 1" in path.read_bytes()]
     assert not held
     assert Dataset.open(copy).columns.get("place").to_pylist() == ["town 0", None, "town 2", "town 3", "town 4"]
@@ -280,8 +278,7 @@ def test_what_is_left_of_a_revision_that_a_purge_ends(
     want = small(packed, monkeypatch)
     copy = Path(shutil.copytree(packed, tmp_path / "set"))
     dataset = Dataset.open(site.add_folder(copy, "bucket/set") if remote else copy)
-    with packing_inline():
-        sv.forget(copy, [want.key(1)], purge=True)
+    sv.forget(copy, [want.key(1)], purge=True)
     site.objects.clear()
     site.add_folder(copy, "bucket/set")
     for _ in range(2):

@@ -21,8 +21,6 @@ from streamvid.plan.sample_id import MAX_REPEATS
 from tests.support.packed import make_videos
 from tests.support.tables import dataset_of
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 # Expressions
 
 

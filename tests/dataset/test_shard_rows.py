@@ -15,7 +15,7 @@ from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support.clips import write
-from tests.support.packed import SMALL, edit_parquet, packing_inline
+from tests.support.packed import SMALL, edit_parquet
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +25,8 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("a", "b/c"):
         (root / "set" / name).parent.mkdir(parents=True, exist_ok=True)
         write(SMALL, root / "set" / f"{name}.mp4")
-    with packing_inline():
-        index(root / "set", root / "set", progress=False)
-        pack([root / "set/a.mp4"], root / "packed", options=PackOptions("any"), progress=False)
+    index(root / "set", root / "set", progress=False)
+    pack([root / "set/a.mp4"], root / "packed", options=PackOptions("any"), progress=False)
     return root / "set"
 
 

@@ -30,8 +30,6 @@ from streamvid.storage.shard_cache import ShardCache
 from tests.support.clock import soon
 from tests.support.packed import NATURAL_ORDER, VIDEOS, edit_parquet, pack_recipes
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 NAME = "0" * 64
 
 

@@ -70,7 +70,7 @@ def write_jpeg(path: Path, seed: int) -> None:
         file.mux([*stream.encode(av.VideoFrame.from_ndarray(noise, format="rgb24")), *stream.encode(None)])
 
 
-def test_issue_5888(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) -> None:
+def test_issue_5888(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_videos(tmp_path / "videos", VIDEOS)
     (tmp_path / "frames").mkdir()
     (tmp_path / "stills").mkdir()
@@ -130,7 +130,7 @@ def test_dali_proxy_is_shown_as_the_example_has_it() -> None:
     assert textwrap.indent(excerpt, "    ") in (ROOT / "examples" / "dali_proxy.py").read_text()
 
 
-def test_super_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) -> None:
+def test_super_resolution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(width=160, height=96, fps=Fraction(12), frames=36, scene=12)
     make_videos(tmp_path / "films", {f"{n}": replace(recipe, seed=n) for n in range(2)})
     epoch = run("super-resolution.md", tmp_path, monkeypatch)["epoch"]

@@ -19,7 +19,7 @@ from streamvid.packing.pack import pack
 from streamvid.video import index_file
 from tests.support.clips import write
 from tests.support.foreign import CLIP, encoded, write_tar
-from tests.support.packed import make_videos, packing_inline
+from tests.support.packed import make_videos
 from tools.recipes import hard_recipes
 
 HARD = hard_recipes()
@@ -138,11 +138,10 @@ def test_a_reader_of_one_page(tmp_path: Path, kind: str, monkeypatch: pytest.Mon
     if kind != "packed":
         recipes["d.mp4"] = replace(CLIP, frames=5)
         write_tar(videos / "t.tar", [("d.txt", b"text"), ("d.mp4", encoded(recipes["d.mp4"], tmp_path))])
-    with packing_inline():
-        if kind == "packed":
-            pack(videos, tmp_path / "set", options=PackOptions("any"), progress=False)
-        else:
-            index(videos, tmp_path / "set", fast=kind == "fast", progress=False)
+    if kind == "packed":
+        pack(videos, tmp_path / "set", options=PackOptions("any"), progress=False)
+    else:
+        index(videos, tmp_path / "set", fast=kind == "fast", progress=False)
     found = {row["key"]: frames(row, *files) for row, *files in clips(tmp_path / "set")}
     assert found.keys() == {name[0] for name in recipes}
     for name, recipe in recipes.items():
@@ -161,9 +160,8 @@ def test_single_frames_by_the_rules_of_the_page(tmp_path: Path, name: str, monke
     ]
     write(recipe, tmp_path / f"a.{recipe.container}")
     cutting = FixedLength(11, "frames") if name == "cut" else None
-    with packing_inline():
-        options = PackOptions("any", cutting=cutting)
-        pack(tmp_path / f"a.{recipe.container}", tmp_path / "set", options=options, progress=False)
+    options = PackOptions("any", cutting=cutting)
+    pack(tmp_path / f"a.{recipe.container}", tmp_path / "set", options=options, progress=False)
     blocks = 0
     for row, *files in clips(tmp_path / "set"):
         blocks += row["index_blocks"]

@@ -38,7 +38,7 @@ def numbers(videos: torch.Tensor, size: tuple[int, int]) -> list[list[int]]:
     return [[read_frame_number(frame, size) for frame in clip] for clip in frames]
 
 
-def test_slices_through_dali_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_workers: None) -> None:
+def test_slices_through_dali_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(codec="vp9", container="webm", width=96, height=64, frames=20, gop=5)
     pack_recipes({f"{n}": replace(recipe, seed=n) for n in range(3)}, tmp_path, options=PackOptions("any"))
     for name in ("range_push", "range_pop"):

@@ -25,7 +25,7 @@ Sample = tuple[int, str]
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> Path:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_with_columns(
         {f"c{n:02}": Recipe(width=96, height=64, gop=6, frames=6, seed=n) for n in range(CLIPS)},
         tmp_path_factory.mktemp("frameworks"),

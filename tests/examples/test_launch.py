@@ -19,8 +19,6 @@ from tests.support.packed import pack_recipes
 from tests.support.serving import free_port
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 CLIPS, EPOCHS, NODES = 13, 2, 2
 SECONDS = 120
 OPTIONS = ["--epochs", str(EPOCHS), "--batch-size", "1", "--threads", "1", "--every", "2"]

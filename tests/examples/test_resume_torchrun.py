@@ -21,8 +21,6 @@ from streamvid.dataset.dataset import Dataset
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 CLIPS, EPOCHS, EVERY = 37, 2, 3
 SECONDS = 120
 """More than this no part of a job may take, or it counts as hanging."""

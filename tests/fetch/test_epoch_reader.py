@@ -29,8 +29,6 @@ from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 
 def chunks(steps: int, longest: int = 8, mp4_bytes: int = 1000, done: int = 0) -> _Chunks:
     """Of an epoch of steps of one clip each."""

@@ -33,7 +33,7 @@ from streamvid.storage.turn import Turn
 from streamvid.video import index_file
 from tests.fetch.test_encoded_batch import flip
 from tests.support.images import encode, picture
-from tests.support.packed import make_videos, packing_inline
+from tests.support.packed import make_videos
 from tests.support.packet_selection_cases import plainly
 from tools.clips import Recipe
 
@@ -84,12 +84,11 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("mixed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frame_indexes, "WHOLE_BYTES", 2000)
-        with packing_inline():
-            patch.setattr(index_file, "BLOCK_PACKETS", 24)
-            make_videos(folder / "videos", RECIPES)
-            (folder / "image.jpg").write_bytes(encode(picture(), "JPEG"))
-            sources = [folder / "videos", folder / "image.jpg"]
-            pack(sources, folder / "set", shard_size=30_000, options=PackOptions("any"), progress=False)
+        patch.setattr(index_file, "BLOCK_PACKETS", 24)
+        make_videos(folder / "videos", RECIPES)
+        (folder / "image.jpg").write_bytes(encode(picture(), "JPEG"))
+        sources = [folder / "videos", folder / "image.jpg"]
+        pack(sources, folder / "set", shard_size=30_000, options=PackOptions("any"), progress=False)
         yield folder / "set"
 
 

@@ -8,6 +8,11 @@ import pytest
 import torch
 
 
+@pytest.fixture(scope="session", autouse=True)
+def inline_workers() -> None:
+    """Clips for a GPU are large: `pack` encodes them in worker processes, for users and for these tests."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         here = Path(__file__).parent

@@ -10,7 +10,7 @@ import pytest
 from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
-from tests.support.packed import NATURAL_ORDER, make_videos, packing_inline
+from tests.support.packed import NATURAL_ORDER, make_videos
 
 
 @pytest.fixture(scope="package")
@@ -22,7 +22,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     names = [*NATURAL_ORDER, "b/twin.mp4"]
     lines = [f'{name},{name[0]},{n / 4},"a\t{n} \x1b[2J é"' for n, name in enumerate(names)]
     (root / "list.csv").write_text("path,label,score,caption\n" + "\n".join(lines) + "\n")
-    with pytest.MonkeyPatch.context() as patch, packing_inline():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(root / "user"))
         options, labels = PackOptions("any"), root / "list.csv"
         pack(root / "in", root / "packed", labels=labels, shard_size=16_000, options=options, progress=False)

@@ -26,8 +26,6 @@ from tests.support.packed import NATURAL_ORDER, VIDEOS, pack_recipes
 from tests.support.tables import dataset_of
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -25,7 +25,7 @@ from streamvid.sampling.spread import All
 from streamvid.storage import filesystem
 from tests.support.clips import write
 from tests.support.foreign import encoded, write_tar
-from tests.support.packed import VIDEOS, digests, pack_recipes, packing_inline, without
+from tests.support.packed import VIDEOS, digests, pack_recipes, without
 from tests.support.reference import sequential
 from tools.clips import Recipe
 
@@ -71,8 +71,7 @@ def test_cuts_of_files_in_place(codec: str, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "in").mkdir()
     write(recipe, tmp_path / "in/long.mp4")
     write_tar(tmp_path / "in/others.tar", [("x.txt", b"t"), ("x.mp4", encoded(recipe, tmp_path))])
-    with packing_inline():
-        index(tmp_path / "in", tmp_path / "set", cutting=FixedLength(7, "frames"), progress=False)
+    index(tmp_path / "in", tmp_path / "set", cutting=FixedLength(7, "frames"), progress=False)
     dataset = Dataset.open(tmp_path / "set")
     extract(dataset, tmp_path / "out", progress=False)
     assert len(dataset) == 12

@@ -19,7 +19,7 @@ from streamvid.loader.calls import sampler_of
 from streamvid.packing.pack import pack
 from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.packed import packing_inline, without
+from tests.support.packed import without
 from tools.clips import Recipe
 
 CLIPS = 72
@@ -37,8 +37,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             os.link(folder / "videos" / f"{n % 6:02}.mp4", path)
     size = sum(path.stat().st_size for path in (folder / "videos").iterdir())
-    with packing_inline():
-        pack([folder / "videos"], folder / "set", shard_size=size // 4, progress=False)
+    pack([folder / "videos"], folder / "set", shard_size=size // 4, progress=False)
     return folder / "set"
 
 

@@ -28,12 +28,9 @@ from streamvid.inspection import beside, checks
 from streamvid.inspection.checks import sampled
 from streamvid.inspection.verify import Problem, VerifyReport, verify
 from streamvid.packing.pack import pack
-from streamvid.workers import Workers
 from tests.support import hostile
 from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import VIDEOS, edit_index, edit_parquet, make_videos, pack_recipes, reseal
-
-pytestmark = pytest.mark.usefixtures("inline_workers")
 
 
 @pytest.fixture(scope="module")
@@ -395,8 +392,8 @@ def test_wrong_seconds(copy: Path) -> None:
     assert "the clips add up to" in said(verify(copy))
 
 
-def test_any_number_of_workers_finds_the_same(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamvid.inspection.verify.Workers", Workers)
+@pytest.mark.usefixtures("worker_processes")
+def test_any_number_of_workers_finds_the_same(copy: Path) -> None:
     _flip_in("mp4")(copy)
     _truncate(copy)
     assert verify(copy, workers=1).problems == verify(copy, workers=3).problems
@@ -409,11 +406,11 @@ def test_any_number_of_workers_finds_the_same(copy: Path, monkeypatch: pytest.Mo
         (signal.SIGSEGV, "checking it crashes FFmpeg (SIGSEGV)"),
     ],
 )
+@pytest.mark.usefixtures("worker_processes")
 def test_a_process_that_is_killed_does_not_blame_ffmpeg(
     signum: int, text: str, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel kills a process where memory runs out."""
-    monkeypatch.setattr(verify_module, "Workers", Workers)
     monkeypatch.setattr(verify_module, "check_shard", partial(hostile.die_by, signum))
     assert {problem.what for problem in verify(packed, workers=1).problems} >= {text}
 

@@ -44,8 +44,6 @@ from tests.support.clips import write
 from tests.support.packed import edit_parquet, pack_recipes, replace_packets, reseal
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 CODECS = [("h264", "mp4"), ("vp9", "webm"), ("hevc", "mp4"), ("mjpeg", "avi")] * 5
 BAD = (3, 8, 13)
 

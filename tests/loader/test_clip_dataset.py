@@ -35,8 +35,6 @@ from tests.support.reference import sequential
 from tests.support.views import upright
 from tools.clips import Recipe, hard_recipes
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 
 def _coded(one: Recipe) -> tuple[object, ...]:
     """How frames are coded, coloured and shown; in which container they lie is nothing to a dataset."""

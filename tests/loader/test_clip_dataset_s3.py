@@ -16,8 +16,6 @@ from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 OPTIONS: dict[str, Any] = {"sampling": sv.Uniform(3, pick="random"), "transform": sv.Transform(resize=48, crop=40)}
 
 

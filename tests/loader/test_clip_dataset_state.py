@@ -14,7 +14,6 @@ from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 pytest.importorskip("torchdata.stateful_dataloader")
-pytestmark = pytest.mark.usefixtures("inline_workers")
 
 CLIPS = 10
 BATCHES = 5

@@ -27,7 +27,7 @@ from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers", "no_threads_of_other_modules")
+pytestmark = pytest.mark.usefixtures("no_threads_of_other_modules")
 CLIPS, BATCH = 6, 2
 STEPS = CLIPS // BATCH
 

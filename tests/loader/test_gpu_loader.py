@@ -35,8 +35,6 @@ from tests.support.processes import alive, command_line, processes_below
 from tests.support.sampling import padded
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 SMALL = Recipe(width=96, height=64, gop=12, frames=30)
 RECIPES: dict[str, Recipe] = {
     "b_frames": replace(SMALL, b_frames=3),

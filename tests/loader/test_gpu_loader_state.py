@@ -20,8 +20,6 @@ from tests.support.launch import torchrun, use
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 CLIPS = 9
 OPTIONS: dict[str, Any] = {
     "sampling": sv.Window(3), "transform": sv.Transform(resize=40, crop=32, horizontal_flip=0.5),

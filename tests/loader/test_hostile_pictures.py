@@ -16,7 +16,7 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support import bombs
 from tests.support.bounded import outcomes
-from tests.support.packed import change_packets, edit_parquet, packing_inline, reseal
+from tests.support.packed import change_packets, edit_parquet, reseal
 
 CODECS = ("h264", "hevc", "av1", "vp9", "vp8", "mjpeg", "mpeg4")
 SIDES = (16000, 8192)
@@ -30,8 +30,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bombs.source("h264", folder / "in/true", width=320, height=240, frames=10)
     for side, codec in itertools.product(SIDES, CODECS):
         bombs.source(codec, folder / "in" / str(side), frames=10)
-    with packing_inline():
-        pack([folder / "in"], folder / "set", options=PackOptions("any"), progress=False)
+    pack([folder / "in"], folder / "set", options=PackOptions("any"), progress=False)
     return folder / "set"
 
 

@@ -27,7 +27,6 @@ from tests.decode.test_isolated import STARTED
 from tests.support.bad_clips import make_dataset, samples
 from tests.support.batches import same
 from tests.support.clock import soon
-from tests.support.packed import packing_inline
 from tests.support.processes import alive, bytes_written, command_line, processes_below
 from tests.support.stuck import Hangs, HangsOnce, woken
 
@@ -49,8 +48,7 @@ TRANSFORMS = {
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with packing_inline():
-        return make_dataset(tmp_path_factory.mktemp("isolate"), CODECS)
+    return make_dataset(tmp_path_factory.mktemp("isolate"), CODECS)
 
 
 def make(dataset: Path, **options: object) -> sv.StreamLoader:

@@ -30,7 +30,7 @@ SAMPLING = sv.Window(4)
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> Path:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     recipes = {f"{n}": Recipe(width=64, height=64, frames=6, gop=3, seed=n) for n in range(4)}
     return pack_recipes(recipes, tmp_path_factory.mktemp("limits"), options=PackOptions("any"))
 
@@ -123,7 +123,7 @@ def decode_without_memory(descriptor: int, size: int, *args: Any) -> Iterator[An
     yield from _decode_into(descriptor, size, *args)
 
 
-def test_no_memory_is_left_to_try_a_clip(tmp_path: Path, inline_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_is_left_to_try_a_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process that tries a clip gets no memory: nothing is known about the clip, and the run decodes it."""
     write(Recipe(width=1920, height=1080, frames=4, gop=4), tmp_path / "0.mp4")
     pack([tmp_path / "0.mp4"], tmp_path / "set", options=PackOptions("any"), progress=False)
@@ -146,7 +146,7 @@ def test_no_memory_is_left_to_try_a_clip(tmp_path: Path, inline_workers: None, m
 
 
 def test_a_pack_without_memory_ends_instead_of_rejecting_its_videos(
-    dataset: Path, tmp_path: Path, inline_workers: None, monkeypatch: pytest.MonkeyPatch
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> Any:
         raise av.error.MemoryError(errno.ENOMEM, "Cannot allocate memory")

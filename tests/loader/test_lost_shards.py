@@ -20,8 +20,6 @@ from tests.support.packed import pack_recipes
 from tests.support.web import website
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 Batches = Iterator[dict[str, Any]]
 Reader = Callable[[str, Path], Batches]
 

@@ -26,8 +26,6 @@ from tests.support.storages import free_port
 from tests.support.web import website
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 FAULTS = ("500", "503", "empty 503", "429", "reset", "cut", "short", "timeout")
 
 

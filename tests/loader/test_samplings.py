@@ -21,8 +21,6 @@ from tests.support.sampling import padded, select
 from tests.support.shown import Packed, shown
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 BASE = Recipe(width=96, height=64, gop=8)
 RECIPES: dict[str, Recipe] = {
     "h264.mp4": replace(BASE, frames=40, b_frames=3),

@@ -18,8 +18,6 @@ from tests.support.batches import assert_same
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 HIGH = sv.Transform(crop=(36, 48), horizontal_flip=0.5, layout="CFHW", dtype="float32", mean=0.4, std=0.2)
 LOW = sv.Transform(crop=(12, 16), horizontal_flip=0.5, layout="CFHW", dtype="float32")
 PAIR = sv.Views(low=LOW, high=HIGH, share=("crop", "flip"))

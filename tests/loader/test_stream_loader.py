@@ -41,7 +41,7 @@ from tests.support.sampling import padded
 from tests.support.views import upright
 from tools.clips import Recipe, read_frame_number
 
-pytestmark = pytest.mark.usefixtures("inline_workers", "no_threads_of_other_modules")
+pytestmark = pytest.mark.usefixtures("no_threads_of_other_modules")
 
 BASE = Recipe(width=96, height=64, gop=12)
 RECIPES: dict[str, Recipe] = {

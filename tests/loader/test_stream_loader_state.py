@@ -21,8 +21,6 @@ from streamvid.sampling.base import ClipTimes, SlotLayout
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 CLIPS = 23
 
 

@@ -28,8 +28,6 @@ from tests.support.launch import LAUNCHERS, Environment, is_launchers, lightning
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 CLIPS = 14
 
 

@@ -23,8 +23,6 @@ from tests.support.views import clip, draws, torch_batches, video
 from tests.transform.test_params import EVERYTHING, RAW
 from tools.clips import Recipe, read_frame_number
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 GLOBAL = Transform(random_resized_crop=(0.4, 1.0), crop=(48, 40), horizontal_flip=0.5, brightness=0.3, dtype="float16")
 LOCAL = Transform(random_resized_crop=(0.05, 0.4), crop=24, horizontal_flip=0.5, blur=0.5, layout="TCHW")
 

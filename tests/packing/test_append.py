@@ -13,19 +13,15 @@ import streamvid as sv
 from streamvid.cli.main import main
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import InputError
-from streamvid.inspection import verify as verifying
 from streamvid.inspection.verify import verify
-from streamvid.packing import run_local
 from streamvid.packing.append import new_sources, read_base
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.source_video import SourceVideo
 from tests.packing.test_resume import die_before_change
-from tests.support.packed import InlineWorkers, digests, make_videos
+from tests.support.packed import digests, make_videos
 from tests.support.profile import by_profile
 from tools.clips import Recipe
-
-pytestmark = pytest.mark.usefixtures("inline_workers")
 
 SHARD = 21_000
 
@@ -128,8 +124,6 @@ def test_keys_stay_unique(videos: Path, tmp_path: Path) -> None:
 
 def test_appending_killed_anywhere(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old dataset is there all the time, until the new one is; and the second run ends as the only one."""
-    for user in (run_local, verifying):  # what is tried is the order of changes
-        monkeypatch.setattr(user, "Workers", InlineWorkers)
     old, destination = tmp_path / "old", tmp_path / "ds"
     pack([some(videos, tmp_path / "in", "0.mp4")], old, name="ds")
     some(videos, tmp_path / "in", "5.mp4", "6.mp4")

@@ -21,7 +21,7 @@ from streamvid.video import read_buffer, stored_clip
 from streamvid.video.transcode import TranscodeOptions
 from tests.packing.test_images import write_jpegs
 from tests.support.faulty_s3 import faulty_s3
-from tests.support.packed import digests, make_videos, packing_inline
+from tests.support.packed import digests, make_videos
 from tools.clips import Recipe
 
 CLIP = Recipe(width=320, height=192, frames=24, gop=6, b_frames=2)
@@ -50,7 +50,6 @@ def overwrite(path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["0", "1", "3", "all"])
-@packing_inline()
 def test_a_file_that_changes_while_its_bytes_are_copied(
     at: str, videos: Path, destination: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +80,6 @@ def test_a_file_that_changes_while_its_bytes_are_copied(
     assert verify(destination, workers=1, decode=True).problems == ()
 
 
-@packing_inline()
 def test_the_other_clips_have_the_bytes_that_they_have_without_it(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +99,6 @@ def test_the_other_clips_have_the_bytes_that_they_have_without_it(
     }
 
 
-@packing_inline()
 def test_a_dataset_whose_shard_changes_while_it_is_copied(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +123,6 @@ def _grow(path: Path) -> None:
     "options", [PackOptions(), PackOptions(cutting=FixedLength(6, "frames")), PackOptions(transcode=TranscodeOptions())]
 )
 @pytest.mark.parametrize("change", [_grow, overwrite, os.utime, Path.unlink])
-@packing_inline()
 def test_a_file_that_changes_while_it_is_read(
     change: Callable[[Path], None], options: PackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +146,6 @@ def test_a_file_that_changes_while_it_is_read(
     assert report.clips == (4 if options.cutting else 1)
 
 
-@packing_inline()
 def test_of_a_file_that_changed_the_error_of_its_bytes_is_not_told(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +166,6 @@ def test_of_a_file_that_changed_the_error_of_its_bytes_is_not_told(
 
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("change", [_grow, overwrite, os.utime, Path.unlink])
-@packing_inline()
 def test_a_file_that_changes_or_vanishes_once_it_was_indexed(
     change: Callable[[Path], None], fast: bool, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

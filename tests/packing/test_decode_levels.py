@@ -25,8 +25,6 @@ from tools.clips import Recipe
 from tools.damaged_sources import make_damaged, try_level
 from tools.recipes import Codec, Container
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 LONG = Recipe(width=128, height=96, frames=240, gop=30, b_frames=0, style="texture")
 SURVEYED = tuple(
     replace(LONG, frames=140, gop=gop, codec=codec, container=container)  # type: ignore[arg-type]

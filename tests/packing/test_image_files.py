@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,18 +21,11 @@ from streamvid.inspection.verify import verify
 from tests.support.clips import write
 from tests.support.foreign import write_tar
 from tests.support.images import Picture, encode, exif, listed, picture, taken
-from tests.support.packed import packing_inline
 from tools.clips import Recipe
 
 WHOLE = sv.Transform(layout="THWC", dtype="uint8")
 SQUARE = sv.Transform(resize=(32, 48), layout="THWC", dtype="uint8")
 VIDEO = Recipe(width=96, height=64, frames=12)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _inline() -> Iterator[None]:
-    with packing_inline():
-        yield
 
 
 @pytest.fixture(scope="module")

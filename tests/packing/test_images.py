@@ -28,8 +28,6 @@ from streamvid.video.transcode import TranscodeOptions
 from tests.support.reference import to_rgb, whole
 from tools.clips import Recipe, paint, read_frame_number
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 RECIPE = Recipe(width=96, height=64, frames=12)
 Picture = npt.NDArray[np.uint8]
 

@@ -33,7 +33,7 @@ from streamvid.transform.spec import Transform
 from tests.support.clips import write
 from tests.support.clock import soon
 from tests.support.foreign import CAMERA, CLIP, encoded, write_lerobot, write_tar
-from tests.support.packed import digests, make_videos, packing_inline
+from tests.support.packed import digests, make_videos
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("user")
@@ -571,7 +571,7 @@ def test_a_place_that_cannot_be_written_to_is_verified_all_the_same(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(revise, "publish_revision", die)
-    with packing_inline(), pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         verify(tmp_path / "fast", progress=False)
     assert digests(tmp_path / "fast") == before
 

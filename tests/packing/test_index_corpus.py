@@ -16,7 +16,7 @@ from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.spread import All
-from tests.support.packed import make_videos, packing_inline
+from tests.support.packed import make_videos
 from tools.clips import Recipe, hard_recipes
 
 HARD: Final = hard_recipes()
@@ -86,20 +86,19 @@ def test_every_frame_is_that_of_packing(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
     monkeypatch.chdir(tmp_path)
     videos = make_videos(tmp_path / "videos", BY_TABLES | IN_FULL)
-    with packing_inline():
-        pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)
-        packed = frames(tmp_path / "packed")
-        assert packed.keys() == (BY_TABLES | IN_FULL).keys()
-        for fast in (False, True):
-            index(videos, tmp_path / f"indexed-{fast}", fast=fast, progress=False)
-            ours = frames(tmp_path / f"indexed-{fast}")
-            wrong = [
-                name
-                for name, arrays in packed.items()
-                if not (np.array_equal(ours[name][0], arrays[0]) and np.allclose(ours[name][1], arrays[1], atol=1e-6))
-            ]
-            assert wrong == []
-        data = Dataset.open(tmp_path / "indexed-True")
-        assert {key for row, key in enumerate(data.clips.key) if (data.index(row).crc32c < 0).all()} == set(BY_TABLES)
-        # What tables say is held against all packets, and found to be so.
-        assert verify(tmp_path / "indexed-True", decode=True, progress=False).problems == ()
+    pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)
+    packed = frames(tmp_path / "packed")
+    assert packed.keys() == (BY_TABLES | IN_FULL).keys()
+    for fast in (False, True):
+        index(videos, tmp_path / f"indexed-{fast}", fast=fast, progress=False)
+        ours = frames(tmp_path / f"indexed-{fast}")
+        wrong = [
+            name
+            for name, arrays in packed.items()
+            if not (np.array_equal(ours[name][0], arrays[0]) and np.allclose(ours[name][1], arrays[1], atol=1e-6))
+        ]
+        assert wrong == []
+    data = Dataset.open(tmp_path / "indexed-True")
+    assert {key for row, key in enumerate(data.clips.key) if (data.index(row).crc32c < 0).all()} == set(BY_TABLES)
+    # What tables say is held against all packets, and found to be so.
+    assert verify(tmp_path / "indexed-True", decode=True, progress=False).problems == ()

@@ -26,7 +26,6 @@ from streamvid.storage import filesystem
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.retry import Retry
 from streamvid.transform.spec import Transform
-from streamvid.workers import Workers
 from tests.support import hostile
 from tests.support.clips import write
 from tests.support.foreign import CLIP, encoded, write_lerobot, write_tar
@@ -172,15 +171,15 @@ def test_tables_take_few_requests(tmp_path: Path, site: Site, moov_first: bool) 
     assert len(site.requests) == 6
 
 
-def test_a_crash_costs_one_of_the_videos_that_a_worker_takes_at_once(tmp_path: Path, site: Site) -> None:
+@pytest.mark.usefixtures("worker_processes")
+def test_a_crash_costs_one_of_the_videos_that_a_worker_takes_at_once(
+    tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = ["/one.mp4", "/two.mp4", "/three.mp4"]
     site.files = dict.fromkeys(names, encoded(CLIP, tmp_path))
     options: dict[str, Any] = {"fast": True, "roots": site.url, "workers": 1, "progress": False}
-    # Undone before what `user` has put there, which else would stay for the modules that follow.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_local, "Workers", Workers)
-        patch.setattr(run_local, "process_source", hostile.crash_on_two)
-        report = index(listed(site, tmp_path, *names), tmp_path / "indexed", **options)
+    monkeypatch.setattr(run_local, "process_source", hostile.crash_on_two)
+    report = index(listed(site, tmp_path, *names), tmp_path / "indexed", **options)
     assert report.clips == 2
     assert [(one.source, "SIGSEGV" in one.reason) for one in report.rejected] == [("two.mp4", True)]
 

@@ -7,7 +7,7 @@ import logging
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -24,17 +24,11 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.video.stored_clip import CHANGED
 from tests.support.clips import write
 from tests.support.dying import die_before_change
-from tests.support.packed import digests, packing_inline
+from tests.support.packed import digests
 from tests.support.profile import by_profile
 from tools.clips import Recipe
 
 SHARD = 10_000
-
-
-@pytest.fixture(autouse=True)
-def in_this_process() -> Iterator[None]:
-    with packing_inline():
-        yield
 
 
 def video(path: Path, seed: int) -> None:

@@ -19,8 +19,6 @@ from streamvid.packing.pack import pack
 from streamvid.packing.source_video import SourceVideo
 from tests.support.packed import NATURAL_ORDER, make_videos, touch
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 SOURCES = [SourceVideo(f"/in/{name}.mp4", f"{name}.mp4", name) for name in ("a", "b", "c")]
 
 

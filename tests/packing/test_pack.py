@@ -35,7 +35,7 @@ from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 from tests.support import hostile
 from tests.support.clips import write
 from tests.support.clock import soon
-from tests.support.packed import NATURAL_ORDER, SMALL, add_unreadable, digests, make_videos, packing_inline
+from tests.support.packed import NATURAL_ORDER, SMALL, add_unreadable, digests, make_videos
 from tests.support.processes import alive
 
 
@@ -121,7 +121,6 @@ def test_workers_end_with_their_parent() -> None:
 # What comes out
 
 
-@packing_inline()
 def test_clips_come_in_natural_order_with_labels_and_metadata(videos: Path, tmp_path: Path) -> None:
     labels = tmp_path / "labels.csv"
     labels.write_text("path,label,note\n" + "".join(f"{n},{n[0]},n{i}\n" for i, n in enumerate(NATURAL_ORDER)))
@@ -144,6 +143,7 @@ def test_clips_come_in_natural_order_with_labels_and_metadata(videos: Path, tmp_
 
 
 @pytest.mark.parametrize("store", [None, hostile.first_is_slowest])
+@pytest.mark.usefixtures("worker_processes")
 def test_the_same_bytes_with_any_number_of_workers(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: object
 ) -> None:
@@ -155,7 +155,6 @@ def test_the_same_bytes_with_any_number_of_workers(
     assert len(list((tmp_path / "one/ds/shards").glob("*.tar"))) > 1
 
 
-@packing_inline()
 def test_nothing_of_this_machine_is_in_the_files(videos: Path, tmp_path: Path) -> None:
     shutil.copytree(videos, tmp_path / "elsewhere")
     pack([videos], tmp_path / "x" / "ds")
@@ -164,9 +163,8 @@ def test_nothing_of_this_machine_is_in_the_files(videos: Path, tmp_path: Path) -
 
 
 def test_one_path_need_not_be_in_a_list(videos: Path, tmp_path: Path) -> None:
-    with packing_inline():
-        assert pack(str(videos / "slow.mp4"), str(tmp_path / "text")).manifest.clips == 1
-        assert pack(videos / "slow.mp4", tmp_path / "path").manifest.clips == 1
+    assert pack(str(videos / "slow.mp4"), str(tmp_path / "text")).manifest.clips == 1
+    assert pack(videos / "slow.mp4", tmp_path / "path").manifest.clips == 1
     with pytest.raises(InputError, match=r"no such file or folder: gone\.mp4"):
         pack("gone.mp4", tmp_path / "gone")
 
@@ -182,8 +180,7 @@ def test_every_file_found_is_packed_or_rejected(tmp_path: Path, caplog: pytest.L
         (folder / name).write_bytes(b"")
     for name in ("captions.vtt", "good.json", "notes.txt", "list.m3u8"):
         (folder / name).write_text("x")
-    with packing_inline():
-        report = pack(folder, tmp_path / "ds")
+    report = pack(folder, tmp_path / "ds")
     sources = pq.read_table(tmp_path / "ds/shards/00000000.parquet")["source"].to_pylist()
     assert sources == ["extension.ivf", "good.MP4"]
     assert {one.source: one.reason.partition(",")[0] for one in report.rejected} == {
@@ -231,7 +228,6 @@ def test_a_rate_in_python() -> None:
             PackOptions(fps=wrong)  # type: ignore[arg-type]
 
 
-@packing_inline()
 def test_shards_keep_to_their_size(videos: Path, tmp_path: Path) -> None:
     pack([videos], tmp_path / "ds", shard_size=30_000)
     dataset = Dataset.open(tmp_path / "ds")
@@ -245,13 +241,11 @@ def test_shards_keep_to_their_size(videos: Path, tmp_path: Path) -> None:
     assert sum(entry.clips for entry in dataset.shards) == 6
 
 
-@packing_inline()
 def test_a_clip_larger_than_a_shard_gets_one_of_its_own(videos: Path, tmp_path: Path) -> None:
     report = pack([videos], tmp_path / "ds", shard_size=1)
     assert [entry.clips for entry in report.manifest.shards] == [1] * 6
 
 
-@packing_inline()
 def test_unlabelled_videos_are_counted(videos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "l.csv").write_text("path,label\nslow.mp4,4\n")
     with caplog.at_level(logging.WARNING, "streamvid"):
@@ -264,6 +258,7 @@ def test_unlabelled_videos_are_counted(videos: Path, tmp_path: Path, caplog: pyt
 # What cannot be packed
 
 
+@pytest.mark.usefixtures("worker_processes")
 def test_unreadable_files_are_rejected_with_reasons(videos: Path, tmp_path: Path) -> None:
     mixed = tmp_path / "mixed"
     shutil.copytree(videos, mixed)
@@ -278,7 +273,6 @@ def test_unreadable_files_are_rejected_with_reasons(videos: Path, tmp_path: Path
     assert Dataset.open(tmp_path / "ds").clips.source == NATURAL_ORDER
 
 
-@packing_inline()
 def test_pipes_and_devices_in_a_folder_are_rejected(tmp_path: Path) -> None:
     """To open a pipe waits for its other end."""
     (tmp_path / "in").mkdir()
@@ -291,7 +285,6 @@ def test_pipes_and_devices_in_a_folder_are_rejected(tmp_path: Path) -> None:
     assert {one.reason for one in report.rejected} == {"it is a pipe, a device or a socket, not a file"}
 
 
-@packing_inline()
 def test_listed_files_that_are_missing_are_rejected(videos: Path, tmp_path: Path) -> None:
     shutil.copy(videos / "slow.mp4", tmp_path)
     (tmp_path / "list.csv").write_text("path\nslow.mp4\ngone.mp4\n")
@@ -300,6 +293,7 @@ def test_listed_files_that_are_missing_are_rejected(videos: Path, tmp_path: Path
     assert "No such file" in report.rejected[0].reason
 
 
+@pytest.mark.usefixtures("worker_processes")
 def test_a_crash_costs_one_video(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.crash_on_two)
     report = pack([videos], tmp_path / "ds", workers=2)
@@ -307,6 +301,7 @@ def test_a_crash_costs_one_video(videos: Path, tmp_path: Path, monkeypatch: pyte
     assert Dataset.open(tmp_path / "ds").clips.source == [name for name in NATURAL_ORDER if "two" not in name]
 
 
+@pytest.mark.usefixtures("worker_processes")
 def test_a_worker_that_is_killed_costs_no_video(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel kills workers first where memory runs out: the video is tried again, alone."""
     monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.killed_at_two)
@@ -325,11 +320,13 @@ def test_a_video_that_hangs_is_rejected(videos: Path, tmp_path: Path, monkeypatc
     assert [(r.source, "stuck" in r.reason) for r in report.rejected] == [("a/two.mkv", True)]
 
 
+@pytest.mark.usefixtures("worker_processes")
 def test_temporary_files_do_not_pile_up(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.few_places)
     assert not pack([videos], tmp_path / "ds", workers=1).rejected
 
 
+@pytest.mark.usefixtures("worker_processes")
 def test_a_full_disk_is_no_fault_of_the_videos(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamvid.packing.run_local.process_source", hostile.full_disk)
     with pytest.raises(OSError, match="No space left"):
@@ -364,7 +361,6 @@ def test_options_that_cannot_be(videos: Path, tmp_path: Path, options: dict[str,
 # What was there before
 
 
-@packing_inline()
 def test_a_dataset_is_replaced_only_when_asked(videos: Path, tmp_path: Path) -> None:
     pack([videos], tmp_path / "ds", shard_size=1)
     before = digests(tmp_path / "ds")
@@ -393,7 +389,6 @@ def test_shards_of_others_are_left_alone(videos: Path, tmp_path: Path) -> None:
     assert (tmp_path / "ds/shards/00000000.tar").read_text() == "precious"
 
 
-@packing_inline()
 def test_a_dataset_that_appears_meanwhile_is_not_replaced(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -446,7 +441,6 @@ def test_stopped_by_a_signal(tmp_path: Path, stop: signal.Signals, code: int) ->
 # Elsewhere than on disk
 
 
-@packing_inline()
 def test_to_another_file_system(videos: Path, tmp_path: Path) -> None:
     url = "memory://bucket/ds"
     pack([videos], url, shard_size=30_000)
@@ -468,7 +462,6 @@ def test_to_another_file_system(videos: Path, tmp_path: Path) -> None:
     ]
 
 
-@packing_inline()
 def test_from_a_bucket_to_a_bucket(videos: Path, tmp_path: Path, s3_bucket: str) -> None:
     from streamvid.storage import filesystem
 
@@ -496,7 +489,6 @@ def test_from_a_bucket_to_a_bucket(videos: Path, tmp_path: Path, s3_bucket: str)
         pack([f"s3://{s3_bucket}/nothing"], tmp_path / "none")
 
 
-@packing_inline()
 def test_a_video_that_changes_while_it_waits_to_be_written(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,12 +514,10 @@ def test_a_video_that_changes_while_it_waits_to_be_written(
     assert len(report.rejected) + report.clips == report.videos
     assert verify(tmp_path / "ds", workers=1).ok
     monkeypatch.undo()
-    with packing_inline():
-        assert pack(source, tmp_path / "ds", append=True).clips == 1
+    assert pack(source, tmp_path / "ds", append=True).clips == 1
 
 
 @pytest.mark.parametrize("options", [PackOptions(), PackOptions(transcode=TranscodeOptions())])
-@packing_inline()
 def test_a_video_that_is_removed_while_it_is_looked_at(
     options: PackOptions, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

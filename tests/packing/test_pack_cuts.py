@@ -31,8 +31,6 @@ from tests.support.reference import sequential
 from tools.clips import Recipe, read_frame_number
 from tools.recipes import Codec, Container
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 RECIPES = {
     "one.mp4": Recipe(width=128, height=64, frames=75, gop=30, b_frames=3, fps=Fraction(25)),
     "sub/two.webm": Recipe(codec="vp9", container="webm", width=128, height=64, frames=50, gop=50, jitter=7),

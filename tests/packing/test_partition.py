@@ -19,8 +19,6 @@ from streamvid.packing.partition import PARTS, partition
 from tests.support.clips import write
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 
 @given(
     st.lists(st.integers(0, 50_000_000), min_size=1, max_size=60),

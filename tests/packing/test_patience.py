@@ -118,7 +118,6 @@ def test_ffmpegs_eio_of_a_file_that_can_be_read_counts_the_second_time(source: P
 
 
 @pytest.mark.parametrize("options", [PackOptions(), PackOptions(transcode=TranscodeOptions())])
-@pytest.mark.usefixtures("inline_workers")
 def test_an_outage_while_a_shard_is_written(
     options: PackOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +140,6 @@ def test_an_outage_while_a_shard_is_written(
     assert (tmp_path / "packed" / tar).read_bytes() == (tmp_path / "expected" / tar).read_bytes()
 
 
-@pytest.mark.usefixtures("inline_workers")
 def test_a_read_of_an_mp4_that_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FFmpeg read the file then, which writes another header, or called a packet damaged that the disk cannot read."""
     write(SMALL, tmp_path / "a.mp4")

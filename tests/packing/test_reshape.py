@@ -35,7 +35,7 @@ from streamvid.workers import WorkerCrashError
 from tests.support.clips import write
 from tests.support.dying import die_before_change
 from tests.support.foreign import CLIP, encoded, write_tar
-from tests.support.packed import InlineWorkers, digests, make_videos, packing_inline, without
+from tests.support.packed import InlineWorkers, digests, make_videos, without
 from tests.support.profile import by_profile
 from tests.support.tables import needs_fixed_lists
 from tests.support.web import website
@@ -69,17 +69,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "more").mkdir()
     write(Recipe(width=96, height=64, frames=30, gop=8, b_frames=2), root / "more/long.mp4")
     (root / "two.csv").write_text("path,label,score,note\nlong.mp4,ape,7,a note\n")
-    with packing_inline():
-        pack(
-            root / "in",
-            root / "one",
-            labels=root / "one.parquet",
-            shard_size=16_000,
-            options=PackOptions("any"),
-            **QUIET,
-        )
-        cut = PackOptions(cutting=FixedLength(7, "frames"))
-        pack(root / "more", root / "two", labels=root / "two.csv", options=cut, **QUIET)
+    pack(
+        root / "in",
+        root / "one",
+        labels=root / "one.parquet",
+        shard_size=16_000,
+        options=PackOptions("any"),
+        **QUIET,
+    )
+    cut = PackOptions(cutting=FixedLength(7, "frames"))
+    pack(root / "more", root / "two", labels=root / "two.csv", options=cut, **QUIET)
     return root
 
 
@@ -182,7 +181,7 @@ def test_a_damaged_clip_ends_it(made: Path, tmp_path: Path) -> None:
     assert reshard(dataset, tmp_path / "new", **QUIET).clips == 6
 
 
-def test_a_worker_that_is_killed_rejects_nothing(made: Path, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_rejects_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(InlineWorkers):
         def submit(self, function: Any, *args: Any, limit_s: float | None = None) -> Any:
             future = super().submit(int)
@@ -190,11 +189,9 @@ def test_a_worker_that_is_killed_rejects_nothing(made: Path, tmp_path: Path) -> 
             future.result = lambda: (_ for _ in ()).throw(killed)  # type: ignore[method-assign]
             return future
 
-    # Not the fixture, which would be undone after `user`, and leave its workers behind.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_local, "Workers", Killed)
-        with pytest.raises(DatasetError, match=r"SIGKILL.*run the command again"):
-            reshard(made / "one", tmp_path / "new", **QUIET)
+    monkeypatch.setattr(run_local, "Workers", Killed)
+    with pytest.raises(DatasetError, match=r"SIGKILL.*run the command again"):
+        reshard(made / "one", tmp_path / "new", **QUIET)
 
 
 @needs_fixed_lists

@@ -16,7 +16,6 @@ import pytest
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import DatasetError, InputError
-from streamvid.inspection import verify as verifying
 from streamvid.inspection.verify import verify
 from streamvid.packing import journal, run_local
 from streamvid.packing.journal import Journal, Record
@@ -30,7 +29,7 @@ from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
 from tests.support.dying import die_before_change
 from tests.support.launcher import Launcher
-from tests.support.packed import InlineWorkers, digests, packing_inline
+from tests.support.packed import digests
 from tests.support.profile import by_profile
 from tools.clips import Recipe
 
@@ -85,8 +84,6 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 def test_killed_before_any_of_its_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replacing a dataset: whenever it dies there is none, or a whole one; and the second run ends as the only one."""
-    for user in (run_local, verifying):  # what is tried is the order of changes
-        monkeypatch.setattr(user, "Workers", InlineWorkers)
     source = tmp_path / "in"
     source.mkdir()
     for n in range(3):
@@ -379,7 +376,6 @@ def test_of_two_others_at_once_one_is_refused(videos: Path, s3_bucket: str, monk
         pack([videos / "1.mp4"], url)
 
 
-@packing_inline()
 def test_shards_that_another_pack_removed_are_made_again(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +397,6 @@ def test_shards_that_another_pack_removed_are_made_again(
 
 
 @pytest.mark.parametrize("how", ["taken", "removed", "finished"])
-@packing_inline()
 def test_a_pack_whose_place_is_taken_stops(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:

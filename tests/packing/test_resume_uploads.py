@@ -23,7 +23,7 @@ from streamvid.storage.explain import StorageUnavailable
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
 from tests.support.launcher import Launcher
-from tests.support.packed import digests, make_videos, packing_inline
+from tests.support.packed import digests, make_videos
 from tests.support.profile import by_profile
 from tools.clips import Recipe
 
@@ -72,8 +72,7 @@ def sent_parts(site: FaultyS3) -> set[tuple[str, int]]:
 
 
 def test_killed_again_and_again(videos: Path, site: FaultyS3, tmp_path: Path) -> None:
-    with packing_inline():
-        pack(**call(videos, str(tmp_path / "bucket" / "set")))
+    pack(**call(videos, str(tmp_path / "bucket" / "set")))
     expected = digests(tmp_path / "bucket" / "set")
     assert len([name for name in expected if name.endswith(".tar")]) >= 2
     moments = random.Random(1)
@@ -126,14 +125,13 @@ def unfinished(videos: Path, site: FaultyS3, monkeypatch: pytest.MonkeyPatch) ->
 def test_another_pack_aborts_what_it_overwrites(
     videos: Path, site: FaultyS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with packing_inline():
-        unfinished(videos, site, monkeypatch)
-        other = call(videos, URL) | {"shard_size": 2 * SHARD}
-        with pytest.raises(InputError, match="was broken off"):
-            pack(**other)
-        assert len(site.uploads) > 1, "it has touched none"
-        pack(**other, overwrite=True)
-        pack(**other | {"destination": str(tmp_path / "set")})
+    unfinished(videos, site, monkeypatch)
+    other = call(videos, URL) | {"shard_size": 2 * SHARD}
+    with pytest.raises(InputError, match="was broken off"):
+        pack(**other)
+    assert len(site.uploads) > 1, "it has touched none"
+    pack(**other, overwrite=True)
+    pack(**other | {"destination": str(tmp_path / "set")})
     assert set(site.uploads) == {"foreign"}
     assert files(site, tmp_path / "copy") == digests(tmp_path / "set")
 
@@ -141,10 +139,9 @@ def test_another_pack_aborts_what_it_overwrites(
 def test_a_pack_that_may_not_abort_ends_all_the_same(
     videos: Path, site: FaultyS3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with packing_inline():
-        (left,) = unfinished(videos, site, monkeypatch)
-        site.fault = lambda method, _, __: "403" if method == "DELETE" and left in site.requests[-1][2] else None
-        pack(**call(videos, URL) | {"shard_size": 2 * SHARD}, overwrite=True)
+    (left,) = unfinished(videos, site, monkeypatch)
+    site.fault = lambda method, _, __: "403" if method == "DELETE" and left in site.requests[-1][2] else None
+    pack(**call(videos, URL) | {"shard_size": 2 * SHARD}, overwrite=True)
     assert left in site.uploads
     assert "Parts of it stay" in caplog.text
     assert verify(URL).ok
@@ -155,8 +152,7 @@ def test_the_tar_needs_no_disk(videos: Path, site: FaultyS3, monkeypatch: pytest
     monkeypatch.setattr("tempfile.tempdir", None)
     seen: set[str] = set()
     site.before = lambda _: seen.update(path.suffix for path in tmp_path.rglob("*"))
-    with packing_inline():
-        pack(**call(videos, URL))
+    pack(**call(videos, URL))
     assert ".packets" in seen
     assert ".tar" not in seen
 
@@ -175,8 +171,7 @@ def test_index_writes_likewise(videos: Path, site: FaultyS3, monkeypatch: pytest
         return "flip"
 
     site.fault = flip
-    with packing_inline():
-        index([site.add_folder(videos, "bucket/videos")], URL, progress=False)
+    index([site.add_folder(videos, "bucket/videos")], URL, progress=False)
     assert any("partNumber" in query for _, query in hit)
     assert verify(URL).ok
     assert set(site.uploads) == {"foreign"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,7 @@ from streamvid.dataset.manifest import Manifest
 from streamvid.packing import tables
 from streamvid.packing.tables import write_tables
 from tests.support.clips import write
-from tests.support.packed import SMALL, packing_inline
-
-
-@pytest.fixture(autouse=True)
-def inline() -> Iterator[None]:
-    with packing_inline():
-        yield
+from tests.support.packed import SMALL
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,6 @@ from tests.support.meta_json import meta_columns as parsed
 from tests.support.packed import NATURAL_ORDER, make_videos
 from tests.support.tables import metadata_of
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 DAY, MOMENT = datetime.date(2024, 5, 6), datetime.datetime(2024, 5, 6, 7, 8, 9, 123456)
 VALUES: dict[str, tuple[pa.DataType, list[Any], pa.DataType]] = {
     "int8": (pa.int8(), [-128, 127, None], pa.int64()),

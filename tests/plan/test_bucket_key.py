@@ -23,8 +23,6 @@ from streamvid.plan.bucket_key import bucket_keys
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 SIZES = ((64, 64), (96, 64), (64, 96), (48, 80), (1920, 1080))
 CODECS = ("h264", "hevc", "vp9")
 FORMATS = ("yuv420p", "yuv420p10le")

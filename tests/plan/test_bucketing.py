@@ -26,8 +26,6 @@ from streamvid.plan.world import World
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 seeds = st.integers(0, 2**64)
 
 

@@ -24,8 +24,6 @@ from streamvid.plan.world import World
 from tests.support.packed import make_videos
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 OLD = 11
 ALONE = World(0, 1)
 

@@ -24,7 +24,7 @@ from streamvid.storage import filesystem
 from streamvid.storage.shard_cache import ShardCache
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
-from tests.support.packed import SMALL, digests, pack_recipes, packing_inline
+from tests.support.packed import SMALL, digests, pack_recipes
 from tests.support.tables import needs_fixed_lists
 from tests.support.web import website
 
@@ -61,8 +61,7 @@ def test_columns_are_added_and_replaced_by_key(folder: Path) -> None:
     assert tars(folder) == shards
     (overlay,) = read_manifest(str(folder)).overlays
     assert [name for name, _ in overlay.columns] == ["mood", "score", "more"]
-    with packing_inline():
-        assert sv.verify(folder, progress=False).ok
+    assert sv.verify(folder, progress=False).ok
 
 
 @pytest.mark.parametrize(
@@ -162,8 +161,7 @@ def test_labels(folder: Path, packed: Path) -> None:
 def test_class_names(packed: Path, tmp_path: Path) -> None:
     lines = "".join(f"clip{n}.mp4,{'cat' if n % 2 else 'dog'}\n" for n in range(CLIPS))
     (tmp_path / "labels.csv").write_text("path,label\n" + lines)
-    with packing_inline():
-        pack([packed.parent / "videos"], tmp_path / "ds", labels=tmp_path / "labels.csv", progress=False)
+    pack([packed.parent / "videos"], tmp_path / "ds", labels=tmp_path / "labels.csv", progress=False)
     sv.annotate(tmp_path / "ds", table(["clip0", "clip1", "clip2"], label=["ant", "dog", ""]))
     dataset = sv.Dataset.open(tmp_path / "ds")
     assert dataset.classes == ("cat", "dog", "ant")
@@ -225,8 +223,7 @@ def test_an_overlay_that_is_missing(folder: Path) -> None:
         with pytest.raises(DatasetError, match=r"columns-1-.*with the columns a, is missing"):
             call()
     assert sv.Dataset.open(folder, revision=0)
-    with packing_inline():
-        (problem,) = sv.verify(folder, progress=False).problems
+    (problem,) = sv.verify(folder, progress=False).problems
     assert "is missing" in problem.what
 
 

@@ -29,7 +29,7 @@ from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.parquet import MAX_LISTS
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
-from tests.support.packed import digests, packing_inline
+from tests.support.packed import digests
 from tests.support.profile import by_profile
 
 GONE = ("clip1", "clip4")
@@ -125,9 +125,8 @@ def test_what_is_purged_is_nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert [after.key(row) for row in rows] == [dataset.key(row) for row in rows]
     assert len(after) == CLIPS
     assert after.to_arrow(["score", "caption"]).take(rows).equals(dataset.to_arrow(["score", "caption"]).take(rows))
-    with packing_inline():
-        assert sv.verify(folder, progress=False).problems == ()
-        assert sv.verify(folder, progress=False, sample=1.0).problems == ()
+    assert sv.verify(folder, progress=False).problems == ()
+    assert sv.verify(folder, progress=False, sample=1.0).problems == ()
     for revision in (0, 1):
         with pytest.raises(DatasetError, match=f"revision {revision} of .* was ended by revision 2"):
             sv.Dataset.open(folder, revision=revision)
@@ -212,36 +211,32 @@ def test_a_purge_does_not_begin_where_an_earlier_revision_cannot_be_read(
 
 def test_purged_videos_do_not_come_back(folder: Path, packed: Path) -> None:
     sv.forget(folder, list(GONE), purge=True)
-    with packing_inline():
-        assert pack([packed.parent / "videos"], folder, append=True, progress=False).clips == 0
+    assert pack([packed.parent / "videos"], folder, append=True, progress=False).clips == 0
 
 
 def test_purged_clips_of_files_of_others(packed: Path, tmp_path: Path) -> None:
     videos = Path(shutil.copytree(packed.parent / "videos", tmp_path / "in"))
     before = digests(videos)
-    with packing_inline():
-        sv.index([videos], tmp_path / "ds", progress=False)
+    sv.index([videos], tmp_path / "ds", progress=False)
     report = sv.forget(tmp_path / "ds", list(GONE), purge=True)
     assert (report.purged, report.foreign) == (2, 2)
     assert digests(videos) == before
     assert leftovers(tmp_path / "ds", [b"clip1", b"clip4"]) == []
-    with packing_inline():
-        assert sv.verify(tmp_path / "ds", progress=False).ok
+    assert sv.verify(tmp_path / "ds", progress=False).ok
     assert not {key for key, _ in order(loader(tmp_path / "ds"))} & set(GONE)
 
 
 def test_a_purge_needs_no_files_of_others(packed: Path, tmp_path: Path) -> None:
     """What became of them is no matter: of those that are forgotten, and of those that are not."""
     videos = Path(shutil.copytree(packed.parent / "videos", tmp_path / "in"))
-    with packing_inline():
-        sv.index([videos], tmp_path / "ds", progress=False)
-        lost = next(videos.glob("clip2.*"))
-        lost.unlink()
-        assert sv.forget(tmp_path / "ds", ["clip1"], purge=True).purged == 1
-        (problem,) = sv.verify(tmp_path / "ds", progress=False).problems
-        assert problem.clip == "clip2"
-        sv.forget(tmp_path / "ds", ["clip2"])
-        assert sv.verify(tmp_path / "ds", decode=True, progress=False).ok
+    sv.index([videos], tmp_path / "ds", progress=False)
+    lost = next(videos.glob("clip2.*"))
+    lost.unlink()
+    assert sv.forget(tmp_path / "ds", ["clip1"], purge=True).purged == 1
+    (problem,) = sv.verify(tmp_path / "ds", progress=False).problems
+    assert problem.clip == "clip2"
+    sv.forget(tmp_path / "ds", ["clip2"])
+    assert sv.verify(tmp_path / "ds", decode=True, progress=False).ok
 
 
 def test_purged_clips_are_read_by_nothing(folder: Path) -> None:
@@ -283,8 +278,7 @@ def test_a_damaged_shard(folder: Path) -> None:
         sv.forget(folder, [first], purge=True)
     assert digests(folder) == before
     sv.forget(folder, [first, *others], purge=True)
-    with packing_inline():
-        assert sv.verify(folder, progress=False).ok
+    assert sv.verify(folder, progress=False).ok
 
 
 def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,8 +367,7 @@ def test_a_shard_is_purged_twice(folder: Path) -> None:
     both = [f"clip{n}" for n in range(CLIPS) if shards[n] == shards[-1]]
     for key in both:
         sv.forget(folder, [key], purge=True)
-    with packing_inline():
-        assert sv.verify(folder, progress=False).ok
+    assert sv.verify(folder, progress=False).ok
     assert len([valid for _, valid in order(loader(folder)) if valid]) == CLIPS - len(both)
 
 

@@ -19,7 +19,6 @@ from streamvid.packing.pack import pack
 from streamvid.plan.mixture import whole_weights
 from tests.revising.conftest import CLIPS
 from tests.support.clips import write
-from tests.support.packed import packing_inline
 from tests.support.web import website
 from tools.recipes import Recipe
 
@@ -130,8 +129,7 @@ def test_across_an_append(folder: Path, tmp_path: Path) -> None:
     run.go(ranks=1, batch=2, epochs=[1])
     (tmp_path / "more").mkdir()
     write(Recipe(width=64, height=64, frames=6, gop=3, b_frames=0, seed=99), tmp_path / "more" / "late.mp4")
-    with packing_inline():
-        pack([tmp_path / "more"], folder, append=True, progress=False)
+    pack([tmp_path / "more"], folder, append=True, progress=False)
     run.go(ranks=1, batch=2, epochs=[None, None])
     run.check()
     assert len(sv.ledger(run.state, "late")) == 1

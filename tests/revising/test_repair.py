@@ -15,22 +15,16 @@ from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
-from streamvid.revising import repair as repairing
 from streamvid.storage import filesystem
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
 from tests.support.clips import write
 from tests.support.images import taken
-from tests.support.packed import InlineWorkers, digests, packing_inline
+from tests.support.packed import digests
 from tests.support.profile import by_profile
 from tools.recipes import Recipe
 
 BAD = ("clip1", "clip4")
-
-
-@pytest.fixture(autouse=True)
-def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repairing, "Workers", InlineWorkers)
 
 
 @pytest.fixture
@@ -76,8 +70,7 @@ def test_bad_clips_are_sound_again(folder: Path, videos: Path, packed: Path, tmp
     assert after.clips.key[:] == before.clips.key[:]
     assert after.to_arrow().equals(before.to_arrow())
     assert after.manifest.seconds == before.manifest.seconds
-    with packing_inline():
-        assert sv.verify(folder, decode=True, progress=False).problems == ()
+    assert sv.verify(folder, decode=True, progress=False).problems == ()
     # The quarantine of before knows nothing of the new shards.
     assert found_bad(folder, quarantine) == set()
     again = [batch["video"] for batch in run(folder, quarantine, shuffle=False)]
@@ -100,28 +93,24 @@ def test_a_shard_that_was_lost(folder: Path, videos: Path, tmp_path: Path) -> No
     assert found_bad(folder, tmp_path / "q") == {"clip1"}
     sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False)
     assert Path(sv.Dataset.open(folder).shard_path(1)).read_bytes() == sound
-    with packing_inline():
-        assert sv.verify(folder, decode=True, progress=False).ok
+    assert sv.verify(folder, decode=True, progress=False).ok
 
 
 def test_clips_that_were_cut(videos: Path, tmp_path: Path) -> None:
     folder = tmp_path / "ds"
-    with packing_inline():
-        pack([videos], folder, options=PackOptions(cutting=FixedLength(3, "frames")), progress=False)
+    pack([videos], folder, options=PackOptions(cutting=FixedLength(3, "frames")), progress=False)
     sums = [sv.Dataset.open(folder).sha256(row) for row in range(2 * CLIPS)]
     spoil(folder, ("clip2_000001", "clip5_000000"))
     assert found_bad(folder, tmp_path / "q") == {"clip2_000001", "clip5_000000"}
     assert len(sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False).repaired) == 2
     assert [sv.Dataset.open(folder).sha256(row) for row in range(2 * CLIPS)] == sums
-    with packing_inline():
-        assert sv.verify(folder, decode=True, progress=False).ok
+    assert sv.verify(folder, decode=True, progress=False).ok
 
 
 def test_videos_that_stay_where_they_are(videos: Path, tmp_path: Path) -> None:
     places = Path(shutil.copytree(videos, tmp_path / "in"))
     folder = tmp_path / "ds"
-    with packing_inline():
-        sv.index([places], folder, progress=False)
+    sv.index([places], folder, progress=False)
     data = bytearray((places / "clip3.mp4").read_bytes())
     data[-20:] = bytes(20)
     (places / "clip3.mp4").write_bytes(data)
@@ -234,12 +223,10 @@ def test_images_and_videos_of_one_folder(tmp_path: Path) -> None:
     write(Recipe(width=64, height=64, frames=6, gop=3, b_frames=0), videos / "video.mp4")
     for name in ("one.jpg", "two.jpg"):
         (videos / name).write_bytes(taken()["jpeg_420"].data)
-    with packing_inline():
-        pack([videos], folder, images=True)
+    pack([videos], folder, images=True)
     bad = ("one", "video")
     spoil(folder, bad)
     assert found_bad(folder, quarantine, batch_size=1, transform=sv.Transform(resize=(64, 64))) == set(bad)
     report = sv.repair(folder, videos, quarantine=quarantine, progress=False)
     assert (set(report.repaired), report.missing, report.bad) == (set(bad), (), {})
-    with packing_inline():
-        assert sv.verify(folder, decode=True, progress=False).problems == ()
+    assert sv.verify(folder, decode=True, progress=False).problems == ()

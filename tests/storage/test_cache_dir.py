@@ -41,7 +41,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.usefixtures("homeless", "inline_workers")
+@pytest.mark.usefixtures("homeless")
 def test_without_a_home_folder_only_the_cache_needs_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_cache, "MIN_CLIPS", 1)
     packed = pack_recipes({f"{n}.mp4": Recipe(frames=4, seed=n) for n in range(3)}, tmp_path)

@@ -25,8 +25,6 @@ from tests.support.packed import make_videos
 from tests.support.web import website
 from tools.clips import Recipe
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 CLIPS = 6
 
 

@@ -31,8 +31,6 @@ from streamvid.storage.shard_cache import CacheUnusable, Lease, ShardCache
 from tests.support import serving
 from tests.support.clock import Clock
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 STALLED_AFTER = 1.0
 SPAWN = multiprocessing.get_context("spawn")
 

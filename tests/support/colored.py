@@ -14,7 +14,6 @@ import streamvid as sv
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support.colors import Box, Levels, reference
-from tests.support.packed import packing_inline
 from tools.clips import Recipe, write
 
 HEIGHT, WIDTH = 144, 192
@@ -89,8 +88,7 @@ class ColoredClips:
             )  # fmt: skip
             write(recipe, folder / "videos" / f"{name}.mp4", [flat, smooth.astype(np.uint8)])
         self.path = folder / "set"
-        with packing_inline():
-            pack([folder / "videos"], self.path, options=PackOptions("any"), workers=1, progress=False)
+        pack([folder / "videos"], self.path, options=PackOptions("any"), workers=1, progress=False)
         self._videos = folder / "videos"
 
     def expected(self, key: str, box: Box) -> Levels:

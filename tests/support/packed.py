@@ -7,6 +7,7 @@ import csv
 import hashlib
 import json
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -26,6 +27,7 @@ from streamvid.inspection import verify
 from streamvid.packing import run_local
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.revising import repair
 from streamvid.video.index_file import encode_index
 from tests.support.clips import write
 from tools.clips import Recipe
@@ -44,8 +46,13 @@ VIDEOS: dict[str, Recipe] = {
 NATURAL_ORDER = ["a/one.mp4", "a/two.mkv", "b/clip2.mov", "b/clip10.mp4", "slow.mp4", "top.avi"]
 
 
+USERS_OF_WORKERS = (run_local, verify, repair)
+"""The modules that start worker processes by `streamvid.workers.Workers`."""
+
+
 class InlineWorkers:
-    """In the place of `streamvid.packing.run_local.Workers`: makes the calls at once, and starts no process."""
+    """In the place of `streamvid.workers.Workers`: makes the calls at once, and starts no process. What goes to
+    a process and comes from it is pickled here, too."""
 
     def __init__(self, count: int) -> None:
         pass
@@ -53,7 +60,7 @@ class InlineWorkers:
     def submit(self, function: Callable[..., Any], *args: Any, limit_s: float | None = None) -> Future[Any]:
         future: Future[Any] = Future()
         try:
-            future.set_result(function(*args))
+            future.set_result(_pickled(function(*(arg if callable(arg) else _pickled(arg) for arg in args))))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -65,11 +72,16 @@ class InlineWorkers:
         pass
 
 
+def _pickled(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
 @contextlib.contextmanager
 def packing_inline() -> Iterator[None]:
-    """`pack` and `verify` work in this process, where a test is of their results: each call starts four otherwise."""
+    """`pack`, `verify` and `repair` work in this process. Each call starts processes for all cores otherwise, and to
+    start one, which imports NumPy, PyArrow and PyAV, takes longer than what tests have it do."""
     with pytest.MonkeyPatch.context() as patch:
-        for user in (run_local, verify):
+        for user in USERS_OF_WORKERS:
             patch.setattr(user, "Workers", InlineWorkers)
         yield
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from tests.support.clips import write
-from tests.support.packed import packing_inline, reseal
+from tests.support.packed import reseal
 from tools.clips import Recipe
 
 SCRIPT = "<script>document.title = 'pwned'</script>"
@@ -62,14 +62,13 @@ def hostile_dataset(folder: Path) -> Path:
         "nothing": pa.nulls(10, pa.string()),
     }
     pq.write_table(pa.table(columns), folder / "labels.parquet")
-    with packing_inline():
-        pack(
-            [folder / "in"],
-            folder / "set",
-            labels=folder / "labels.parquet",
-            options=PackOptions("any"),
-            progress=False,
-        )
+    pack(
+        [folder / "in"],
+        folder / "set",
+        labels=folder / "labels.parquet",
+        options=PackOptions("any"),
+        progress=False,
+    )
     return folder / "set"
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.packed import packing_inline
 from tools import corpus
 from tools.bench.faults import Run, bucket, fail, run, spoil
 
@@ -15,8 +14,7 @@ CLIPS = 40
 
 
 def test_a_damaged_epoch_that_is_killed_and_resized_twice(tmp_path: Path) -> None:
-    with packing_inline():
-        made = corpus.make(tmp_path, CLIPS, codecs=["h264"])
+    made = corpus.make(tmp_path, CLIPS, codecs=["h264"])
     assert sorted(made.bad.values()) == sorted(corpus.WAYS)
     clean = Run(str(made.whole), tmp_path / "clean", "cpu", CLIPS)
     whole = run(clean)
@@ -38,8 +36,7 @@ def test_a_damaged_epoch_that_is_killed_and_resized_twice(tmp_path: Path) -> Non
 
 def test_the_same_from_a_failing_bucket_with_a_cache_that_is_altered(tmp_path: Path) -> None:
     pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
-    with packing_inline():
-        made = corpus.make(tmp_path, CLIPS, codecs=["vp9"], ways=["zeros", "bit", "index"])
+    made = corpus.make(tmp_path, CLIPS, codecs=["vp9"], ways=["zeros", "bit", "index"])
     clean = Run(str(made.whole), tmp_path / "clean", "cpu", CLIPS)
     with bucket(made.damaged) as (site, url, environment):
         fail(site, 0.2)

@@ -13,7 +13,7 @@ import torch
 import streamvid as sv
 from streamvid.errors import InputError
 from tests.support.images import picture, png_of
-from tests.support.packed import pack_recipes, packing_inline
+from tests.support.packed import pack_recipes
 from tools.clips import Recipe
 
 TRANSFORMS = {
@@ -37,8 +37,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(3):
         pixels = np.roll(picture(), 7 * number, axis=1)
         (folder / f"i{number}x.png").write_bytes(png_of(pixels.astype(np.uint16) * 257))
-    with packing_inline():
-        sv.pack(folder, folder / "made", images=True, progress=False)
+    sv.pack(folder, folder / "made", images=True, progress=False)
     return folder / "made"
 
 

@@ -28,8 +28,6 @@ from tests.support.reference import whole
 from tests.support.remux import remuxing
 from tools.clips import Recipe, hard_recipes, read_frame_number
 
-pytestmark = pytest.mark.usefixtures("inline_workers")
-
 HARD = hard_recipes()
 Rows = dict[str, dict[str, object]]
 """Of a dataset, by key."""
@@ -122,7 +120,7 @@ def test_clips_have_the_routes_of_the_table(
 
 
 @pytest.fixture(scope="module")
-def copied(sources: Path, tmp_path_factory: pytest.TempPathFactory, inline_workers: None) -> Rows:
+def copied(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     """The hard clips as they were."""
     folder = tmp_path_factory.mktemp("copied") / "ds"
     rows = packed(sources, folder, "any")

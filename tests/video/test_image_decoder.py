@@ -24,7 +24,6 @@ from streamvid.video.image import image_clip
 from streamvid.video.image_decoder import decode_images
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.images import HEIGHT, WIDTH, ImageFile, taken
-from tests.support.packed import packing_inline
 
 
 def stsd(codec: str) -> bytes:
@@ -79,8 +78,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     for name in ("jpeg_420", "png_rgb", "webp_lossy", "bmp_rgb"):
         (folder / f"{name}.{taken()[name].extension}").write_bytes(taken()[name].data)
-    with packing_inline():
-        sv.pack(folder, folder / "made", images=True, progress=False)
+    sv.pack(folder, folder / "made", images=True, progress=False)
     return folder / "made"
 
 
@@ -120,15 +118,14 @@ def test_without_nvimagecodec_it_says_what_to_install(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("nvidia.dali.Pipeline.run", run)
     (tmp_path / "one.png").write_bytes(taken()["png_rgb"].data)
-    with packing_inline(), pytest.raises(InputError, match="pip install nvidia-nvimgcodec"):
+    with pytest.raises(InputError, match="pip install nvidia-nvimgcodec"):
         sv.pack(tmp_path / "one.png", tmp_path / "made", progress=False)
 
 
 def test_an_image_that_does_not_decode_costs_itself_alone(tmp_path: Path) -> None:
     (tmp_path / "good.jpg").write_bytes(taken()["jpeg_420"].data)
     (tmp_path / "bad.png").write_bytes(broken(taken()["png_rgb"]))
-    with packing_inline():
-        sv.pack(tmp_path, tmp_path / "made", options=sv.PackOptions(decode="none"), progress=False)
+    sv.pack(tmp_path, tmp_path / "made", options=sv.PackOptions(decode="none"), progress=False)
     whole = sv.Transform(resize=(8, 8), layout="THWC", dtype="uint8")
     for isolate in (False, True):
         with sv.StreamLoader(

@@ -17,7 +17,6 @@ from tests.support.clips import write
 from tools.clips import Recipe
 
 
-@pytest.mark.usefixtures("inline_workers")
 def test_sources_and_destination_without_shared_mappings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of FUSE with direct_io, where such a mapping fails with ENODEV; a private one is possible."""
     small = Recipe(codec="h264", container="ts", width=96, height=64, frames=30, gop=10)

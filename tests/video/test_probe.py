@@ -25,7 +25,6 @@ from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
 from streamvid.video.transcode import TranscodeOptions, transcode
 from tests.support.clips import without_packets, write
-from tests.support.packed import packing_inline
 from tools.clips import Recipe
 from tools.recipes import Codec
 
@@ -148,7 +147,6 @@ def test_what_is_left_out_is_said_once(
 
 
 @pytest.mark.parametrize("kind", ["mkv", "webm", "fragmented mp4", "flv", "avi", "ts", "hevc ts", "live mkv"])
-@packing_inline()
 def test_a_file_that_is_cut_off_is_packed_as_far_as_it_goes(kind: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     whole, cut = (tmp_path / f"in/{name}.{kind.split()[-1]}" for name in ("whole", "cut"))
@@ -180,7 +178,6 @@ def test_a_file_that_is_cut_off_is_packed_as_far_as_it_goes(kind: str, tmp_path:
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "mpeg4"])
-@packing_inline()
 def test_a_transport_stream_that_ends_with_a_whole_piece_within_a_frame(codec: Codec, tmp_path: Path) -> None:
     """As a recorder that was killed leaves it: it writes whole pieces of 188 bytes."""
     recipe = Recipe(codec=codec, container="ts", frames=13, gop=6, b_frames=0, number=False, style="texture", crf=20)

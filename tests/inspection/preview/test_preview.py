@@ -36,7 +36,7 @@ from streamvid.video import index_file
 from tests.dataset.test_forgotten import forget
 from tests.support import hostile
 from tests.support.bad_clips import make_dataset, with_zeroed
-from tests.support.packed import make_videos, pack_recipes, packing_inline
+from tests.support.packed import make_videos, pack_recipes
 from tests.support.previews import hostile_dataset, multiplied
 from tests.support.tables import dataset_of
 from tools.clips import Recipe
@@ -174,8 +174,7 @@ def test_bad_clips_are_shown_as_bad(packed: Path, tmp_path: Path) -> None:
 
 def test_a_clip_that_crashes_the_decoder_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It costs a process, and no other clip."""
-    with packing_inline():
-        dataset = make_dataset(tmp_path, [("h264", "mp4")] * 10)
+    dataset = make_dataset(tmp_path, [("h264", "mp4")] * 10)
     monkeypatch.setattr(isolated, "_decode_into", hostile.decode_into)
     report = preview(dataset, tmp_path / "page.html", sampling=sv.Uniform(2))
     assert (report.strips, report.bad) == (10, 1)
@@ -372,8 +371,7 @@ def test_a_histogram_of_numbers_that_are_far_apart() -> None:
 @pytest.mark.usefixtures("in_this_process")
 def test_clips_in_place(tmp_path: Path) -> None:
     make_videos(tmp_path / "in", dict.fromkeys("012", CLIP))
-    with packing_inline():
-        index([tmp_path / "in"], tmp_path / "set", progress=False)
+    index([tmp_path / "in"], tmp_path / "set", progress=False)
     (tmp_path / "in/1.mp4").unlink()
     dataset = sv.Dataset.open(tmp_path / "set", roots=[tmp_path / "in"])
     report = preview(dataset, tmp_path / "page.html", sampling=sv.Uniform(2))
