@@ -37,8 +37,8 @@ def words() -> set[str]:
 
 
 def text(page: Path) -> str:
-    """The page, without what it says of an earlier commit."""
-    return re.sub(r"[^\n]*(?:\n(?!\n)[^\n]*)*at e9ec70e[^\n]*(?:\n(?!\n)[^\n]*)*", "", page.read_text())
+    """The page, without paragraphs of an earlier commit."""
+    return "\n\n".join(paragraph for paragraph in page.read_text().split("\n\n") if "at e9ec70e" not in paragraph)
 
 
 def exists(dotted: str) -> bool:
