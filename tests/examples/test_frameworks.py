@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,15 +32,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-# Both runs, each in processes forked from one that has imported the framework: to import it takes most of the time.
-# Between the runs a line of dashes.
+# Both runs, each in processes forked from one that has imported the framework: to import it takes most of the time. If
+# they are several, they have a launcher's environment. Between the runs a line of dashes.
 _RANKS = """
 import importlib, json, os, runpy, sys
-module, size, runs = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-importlib.import_module(module)
+importlib.import_module(sys.argv[1])
 
 def rank_of_a_run():
-    for port, arguments in runs:
+    for size, port, arguments in json.loads(sys.argv[2]):
         ranks = []
         for rank in range(size):
             ranks.append(os.fork())
@@ -59,19 +58,21 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def run(*command: str) -> str:
-    """What a Python program prints. Nothing is said about exceptions at exit."""
+def run(module: str, runs: Sequence[tuple[int, int, list[str]]]) -> list[str]:
+    """What each run prints: of so many processes, with a port, of these arguments. Nothing is said about exceptions at
+    exit."""
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
         "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False
-    )
+        [sys.executable, "-c", _RANKS, module, json.dumps(runs)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception" not in done.stderr
     assert "Traceback" not in done.stderr
-    return done.stdout
+    return done.stdout.split("---")
 
 
 def samples(printed: str, framework: str) -> list[Sample]:
@@ -86,12 +87,12 @@ def samples(printed: str, framework: str) -> list[Sample]:
 
 
 FRAMEWORKS = {
-    "lightning": ("lightning_train.py", 2, ""),  # it starts its ranks by itself
-    "accelerate": ("accelerate_train.py", 2, "accelerate"),
-    "transformers": ("trainer_train.py", 2, "transformers.trainer"),
-    "torchdata": ("torchdata_train.py", 1, "torchdata.stateful_dataloader"),
+    "lightning": ("lightning_train.py", ["--devices", "2"], "lightning", (1, 2)),  # rank 1 of the first: by itself
+    "accelerate": ("accelerate_train.py", [], "accelerate", (2, 2)),
+    "transformers": ("trainer_train.py", [], "transformers.trainer", (2, 2)),
+    "torchdata": ("torchdata_train.py", [], "torchdata.stateful_dataloader", (1, 1)),
 }
-"""The example, its ranks, and what it imports."""
+"""The example and its arguments, what it imports, and the processes of each run."""
 
 
 @pytest.fixture(scope="module")
@@ -99,15 +100,12 @@ def runs(dataset: Path) -> Iterator[dict[str, Future[tuple[list[Sample], list[Sa
     """Of each framework that is installed, what was seen before the stop and after it. All at once."""
 
     def stopped_and_resumed(framework: str) -> tuple[list[Sample], list[Sample]]:
-        example, ranks, module = FRAMEWORKS[framework]
+        example, options, module, sizes = FRAMEWORKS[framework]
         common = [f"examples/frameworks/{example}", str(dataset), "--checkpoints", str(dataset.parent / framework)]
-        both = [[*common, "--steps", "2"], [*common, "--epochs", "1"]]
-        if module:
-            ports = [free_port(), free_port()]
-            printed = run("-c", _RANKS, module, str(ranks), json.dumps([*zip(ports, both, strict=True)])).split("---")
-        else:
-            printed = [run(*arguments, "--devices", str(ranks)) for arguments in both]
-        return samples(printed[0], framework), samples(printed[1], framework)
+        limits = ["--steps", "2"], ["--epochs", "1"]
+        runs = [(size, free_port(), common + limit + options) for size, limit in zip(sizes, limits, strict=True)]
+        before, after, _ = run(module, runs)
+        return samples(before, framework), samples(after, framework)
 
     with ThreadPoolExecutor(len(FRAMEWORKS)) as pool:
         yield {name: pool.submit(stopped_and_resumed, name) for name in FRAMEWORKS if importlib.util.find_spec(name)}
@@ -120,7 +118,7 @@ def test_a_run_that_was_stopped_goes_on(
     if framework not in runs:
         pytest.skip(f"{framework} is not installed: pip install -e '.[frameworks]'")
     before, after = runs[framework].result()
-    ranks = FRAMEWORKS[framework][1]
+    ranks = FRAMEWORKS[framework][3][1]
     assert len(before) == 2 * 2 * ranks
     assert {rank for rank, _ in before} == {rank for rank, _ in after} == set(range(ranks))
     assert sorted(clip for _, clip in before + after) == [f"c{n:02}" for n in range(CLIPS)]
