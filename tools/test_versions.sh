@@ -70,7 +70,7 @@ unset PYTHONDONTWRITEBYTECODE # uv compiles nothing: each process that a test st
 export UV_CACHE_DIR=$work/cache UV_HTTP_TIMEOUT=120
 uv venv --python "$python" "$work/env" &&
     timeout "$install_seconds" .venv/bin/python -m uv --quiet --no-python-downloads pip install \
-        --python "$work/env" "${options[@]}" -e "$work/source[dev]"
+        --python "$work/env" "${options[@]}" -e "$work/source[test]"
 code=$?
 if [ $code -eq 2 ] || [ $code -eq 124 ]; then # the network; 1 is for versions that contradict each other
     echo "Python $version with the $which versions: skipped, as a package cannot be downloaded here."
