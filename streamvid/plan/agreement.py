@@ -185,7 +185,9 @@ def _plan(cursor: Cursor) -> dict[str, str]:
         "batch_size": str(plan.batch_size),
         "group_by_size": str(plan.bucket_steps),
         "last_batch": plan.last_batch,
-        "the number of nodes of locality='node'": str(plan.topology.partitions),
+        "the number of nodes of locality='node' (give ranks_per_node if nodes are of unequal size)": str(
+            plan.topology.partitions
+        ),
         "the epoch": str(position.epoch),
         "the state that was loaded": str([position.first, position.size, *map(astuple, position.history)]),
     }

@@ -70,6 +70,13 @@ def test_a_state_of_one_rank_alone() -> None:
         check(Agreement(), start(1).advanced())
 
 
+def test_nodes_of_unequal_size() -> None:
+    """Of 1, 3 and 2 ranks: on the last node, the environment is that of three equal nodes."""
+    check(Agreement(), schedule(SIZES, World(0, 6, 1, PROCESS_GROUP), local=True).start(0))
+    with pytest.raises(InputError, match=r"\(give ranks_per_node if .* unequal .*\) differs \(3 and 1\)"):
+        check(Agreement(), schedule(SIZES, World(4, 6, 3, PROCESS_GROUP), local=True).start(0))
+
+
 def test_a_sampling_of_one_rank_alone() -> None:
     check(Agreement(), start(0))
     other = start(1)
