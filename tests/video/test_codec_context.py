@@ -114,8 +114,9 @@ def test_interlaced_mpeg4_at_uneven_distances_is_decoded_from_its_start(
     for name in ("cut", "fast"):
         got = [np.asarray(one["video"]) for one in ClipDataset(tmp_path / name, sampling=All())]
         np.testing.assert_array_equal(np.concatenate(got), expected)
-    alone = ClipDataset(tmp_path / "fast", sampling=All()).get(0, frames=[30])["video"]
-    np.testing.assert_array_equal(alone[0], expected[30])
+    fast = ClipDataset(tmp_path / "fast")
+    alone = [np.asarray(fast.get(0, frames=[number])["video"]) for number in range(len(expected))]
+    np.testing.assert_array_equal(np.concatenate(alone), expected)
 
 
 @pytest.mark.parametrize("b_frames", [1, 2])
