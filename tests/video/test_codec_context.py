@@ -39,6 +39,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions, transcode
 from streamvid.video.trim import trim_clip
+from tests.support.bits import to_bits, to_bytes
 from tests.support.clips import write
 from tests.support.reference import sequential, slice_of, whole
 from tests.support.remux import remuxing
@@ -125,6 +126,31 @@ def test_b_frames_of_interlaced_mpeg4_that_ffmpeg_passes_over_are_no_frames(b_fr
     ticks = tuple(1000 * n // 30 for n in range(60) if n % 3 != 1)
     clip = store_clip(write(replace(INTERLACED, b_frames=b_frames, ticks=ticks), tmp_path / "a.mp4"), tmp_path)
     assert len(clip.index.visible) < 40 == len(clip.index.pts)
+    check_every_frame(clip)
+
+
+@pytest.mark.parametrize(("which", "lost"), [(2, 10), (6, 1)])
+def test_a_b_frame_of_interlaced_mpeg4_at_the_time_of_its_reference_is_no_frame(
+    which: int, lost: int, tmp_path: Path
+) -> None:
+    """If it is the first, FFmpeg counts in the distance of the second, twice as far, and passes over others, too."""
+    source = write(replace(INTERLACED, ticks=tuple(range(0, 1600, 40))), tmp_path / "a.mp4")
+    reference = ""
+    with remuxing(source, tmp_path / "b.mkv") as copy:
+        for number, packet in enumerate(copy.packets):
+            bits = to_bits(bytes(packet))
+            # Behind vop_start_code, vop_coding_type, modulo_time_base (0: in the same second) and marker_bit.
+            start = bits.index(to_bits(b"\0\0\1\xb6")) + 32 + 4
+            end = start + 10  # vop_time_increment, of milliseconds
+            if number == which:
+                assert bits[start - 4 : start] == "1001"  # a B-VOP
+                copy.mux(packet, to_bytes(bits[:start] + reference + bits[end:]))
+            else:
+                copy.mux(packet)
+            reference = bits[start:end]
+    clip = store_clip(tmp_path / "b.mkv", tmp_path)
+    assert len(clip.index.visible) == len(clip.index.pts) - lost == len(sequential(tmp_path / "b.mkv"))
+    assert np.flatnonzero(clip.index.flags & RANDOM_ACCESS).tolist() == [0]
     check_every_frame(clip)
 
 
