@@ -22,6 +22,7 @@ import errno
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -352,8 +353,9 @@ def remove_file(path: str) -> None:
 
 
 def _content(fs: Any, name: str) -> bytes:
-    whole = {"max_concurrency": 1} if is_s3(fs) else {}  # otherwise s3fs asks for the size first
-    return cast(bytes, fs.cat_file(name, **whole))
+    # Versions of s3fs that can read a file by several requests ask for its size before that.
+    by_several = is_s3(fs) and "max_concurrency" in signature(fs._cat_file).parameters
+    return cast(bytes, fs.cat_file(name, max_concurrency=1) if by_several else fs.cat_file(name))
 
 
 def _info(path: AnyPath, *, patient: bool = False) -> dict[str, Any]:
