@@ -91,10 +91,10 @@ class _FieldDistances:
     """The distances of VOPs in an interlaced stream, as FFmpeg counts them (decode_vop_header in mpeg4videodec.c)."""
 
     def __init__(self) -> None:
-        self._unit = 0
-        self._past: int | None = None
+        self._t_frame = 0  # from a reference to the first B-VOP of the stream, in ticks
+        self._past: int | None = None  # times of the last two references
         self._future: int | None = None
-        self._is_first = True
+        self._first_b = True  # no B-VOP came since the last reference: it sets T_FRAME if decoding begins there
 
     def take(self, time: int, *, is_b: bool) -> tuple[bool, bool]:
         """Take the next VOP in decode order.
@@ -107,22 +107,22 @@ class _FieldDistances:
             it finds no field between those of its references.
         """
         if not is_b:
-            self._past, self._future, self._is_first = self._future, time, True
+            self._past, self._future, self._first_b = self._future, time, True
             return False, False
         if self._past is None or self._future is None:
             return False, False
         past, future = self._past, self._future
         if not past < time < future:
             return True, True
-        self._unit = self._unit or time - past
-        is_even = (future - past) % self._unit == (time - past) % self._unit == 0
-        is_even = is_even and not (self._is_first and time - past != self._unit)
-        self._is_first = False
-        begin, at, end = (self._in_units(value) for value in (past, time, future))
+        self._t_frame = self._t_frame or time - past
+        is_even = (future - past) % self._t_frame == (time - past) % self._t_frame == 0
+        is_even = is_even and not (self._first_b and time - past != self._t_frame)
+        self._first_b = False
+        begin, at, end = (self._in_t_frames(value) for value in (past, time, future))
         return not is_even, not begin < at < end
 
-    def _in_units(self, time: int) -> int:
-        return (time + self._unit // 2) // self._unit
+    def _in_t_frames(self, time: int) -> int:
+        return (time + self._t_frame // 2) // self._t_frame
 
 
 def _layer(headers: bytes) -> Vol | None:

@@ -353,9 +353,9 @@ def remove_file(path: str) -> None:
 
 
 def _content(fs: Any, name: str) -> bytes:
-    # Versions of s3fs that can read a file by several requests ask for its size before that.
-    by_several = is_s3(fs) and "max_concurrency" in signature(fs._cat_file).parameters
-    return cast(bytes, fs.cat_file(name, max_concurrency=1) if by_several else fs.cat_file(name))
+    # Versions of s3fs that read large files by several requests ask for the size of each before, by HEAD.
+    one_request = is_s3(fs) and "max_concurrency" in signature(fs._cat_file).parameters
+    return cast(bytes, fs.cat_file(name, max_concurrency=1) if one_request else fs.cat_file(name))
 
 
 def _info(path: AnyPath, *, patient: bool = False) -> dict[str, Any]:
