@@ -18,6 +18,7 @@ from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.errors import GpuLostError, VideoError
+from streamvid.host import avoid_gpu_interrupts
 from streamvid.stopwatch import TICK_S, Deadline
 
 _JOIN_S: Final = 10.0
@@ -68,6 +69,7 @@ class _Engine:
         self.thread.start()
 
     def _run(self, make: Callable[[], Worker]) -> None:
+        avoid_gpu_interrupts()
         try:
             self.worker = make()
             self.worker.run()

@@ -15,6 +15,7 @@ from typing import Final, Generic, ParamSpec, TypeVar, cast
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
 from streamvid.forks import HomeProcess
+from streamvid.host import avoid_gpu_interrupts
 from streamvid.transform.render import RenderedBatch, Renderer
 
 T = TypeVar("T")
@@ -266,6 +267,7 @@ class Background(Channel[T]):
 
     def _run(self, source: Iterator[T]) -> None:
         end: BaseException | None = None
+        avoid_gpu_interrupts()
         try:
             for item in () if self._stop.is_set() else source:
                 if not self.put(item):

@@ -32,6 +32,7 @@ from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.gpu import GpuDecoder
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.decode.nvdec_library import native_library
+from streamvid.host import avoid_gpu_interrupts
 from streamvid.transform.in_order import AHEAD_PIXELS, MOST_BEGUN
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -325,6 +326,7 @@ class MemoryWatch:
 
 def main() -> int:
     """Measure the rows that a file names."""
+    avoid_gpu_interrupts()  # as the threads of a loader
     work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(Path(work["clips"]), Path(name))
