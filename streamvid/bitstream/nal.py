@@ -68,14 +68,20 @@ class NalSyntax:
             length_size: bytes of the length before each unit.
 
         Raises:
-            ValueError: the packet has bytes outside of its units.
+            ValueError: one of these units does not end within the packet.
         """
-        units = split_packet(packet, length_size)
-        if is_broken(packet, units, length_size):
-            raise ValueError("a NAL unit does not end within its packet")
-        kinds = [self.unit_type(unit[0]) for unit in units]
-        first = next((n for n, kind in enumerate(kinds) if kind in self.vcl), len(kinds))
-        return list(zip(kinds, units, strict=True))[: first + 1]
+        found: list[tuple[int, memoryview]] = []
+        at = 0
+        while at + length_size < len(packet):
+            start = at + length_size
+            at = start + int.from_bytes(packet[at:start], "big")
+            if at == start or at > len(packet):
+                raise ValueError("a NAL unit does not end within its packet")
+            kind = packet[start] >> self.type_shift & self.type_mask
+            found.append((kind, packet[start:at]))
+            if kind in self.vcl:
+                break
+        return found
 
     def is_idr(self, units: Sequence[tuple[int, memoryview]]) -> bool:
         """Whether a packet with these `leading_units` has an IDR picture, so that no packet from it on refers to

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count, repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -336,8 +337,10 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
     except (ValueError, IndexError) as error:
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     # Lists, because NumPy's searches release the GIL, and may take milliseconds to get it back.
-    ranks, row_of = encoded.display_order.tolist(), {rank: row for row, rank in enumerate(encoded.frames.tolist())}
-    found = [NOT_SHOWN if n in hidden else row_of.get(rank, NOT_WANTED) for n, rank in enumerate(ranks)]
+    ranks, row_of = encoded.display_order.tolist(), dict(zip(encoded.frames.tolist(), count()))
+    found = [*map(row_of.get, ranks, repeat(NOT_WANTED))]
+    for n in hidden:
+        found[n] = NOT_SHOWN
     if missing := len(row_of) - len({*found} - {NOT_WANTED, NOT_SHOWN}):
         raise VideoError(
             f"clip {encoded.name} has no packet for {missing} of its frames: check it with `streamvid verify`"

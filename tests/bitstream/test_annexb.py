@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import av
@@ -195,3 +196,18 @@ def test_what_cannot_be_read_goes_with_itself_alone() -> None:
 def test_noise_is_no_error(codec: str, noise: bytes) -> None:
     head = b"\x67" if codec == "h264" else b"\x42\x01"
     assert isinstance(dpb_requirement(codec, START_CODE + head + noise), DpbRequirement)
+
+
+@pytest.mark.parametrize("length_size", [1, 2, 4])
+def test_leading_units_end_with_the_first_slice(length_size: int) -> None:
+    def packet(*units: bytes) -> memoryview:
+        return memoryview(b"".join(len(unit).to_bytes(length_size, "big") + unit for unit in units))
+
+    leading, sei = [b"\x09\xf0", b"\x67sps", b"\x65slice"], b"\x06sei"
+    of = partial(NAL_SYNTAX["h264"].leading_units, length_size=length_size)
+    for given_units, expected in [([*leading, b"\x65slice"], leading), ([sei], [sei]), ([], [])]:
+        found = of(packet(*given_units))
+        assert [(kind, bytes(unit)) for kind, unit in found] == [(unit[0] & 31, unit) for unit in expected]
+    for damaged in (packet(sei)[:-1], packet(*leading)[:-1], packet(b"", sei)):
+        with pytest.raises(ValueError, match="does not end within its packet"):
+            of(damaged)
