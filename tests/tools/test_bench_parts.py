@@ -248,6 +248,8 @@ def test_rows_of_decoding_say_what_threads_compute() -> None:
     stop.set()
     thread.join()
     assert host.cores["computes"] > 0
+    assert host.busiest[0] > 0
+    assert f"on core {host.busiest[1]}" in str(host)
 
 
 def test_a_run_keeps_what_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
