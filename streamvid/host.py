@@ -10,6 +10,7 @@ import mmap
 import os
 import resource
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -44,20 +45,21 @@ def avoid_gpu_interrupts() -> None:
     Source of the files: docs.kernel.org/core-api/irq/irq-affinity.html.
     """
     usable = os.sched_getaffinity(0)
-    others = usable - _gpu_interrupt_cores()
+    others = usable - _gpu_interrupt_cores(_ROOT)
     if others != usable and 4 * len(others) >= 3 * len(usable):
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, others)
 
 
-def _gpu_interrupt_cores() -> set[int]:
+@cache  # a machine may have thousands of interrupts
+def _gpu_interrupt_cores(root: Path) -> frozenset[int]:
     found: set[int] = set()
-    for handler in _ROOT.glob("proc/irq/*/nvidia"):
+    for handler in root.glob("proc/irq/*/nvidia"):
         with contextlib.suppress(OSError, ValueError):
             for part in (handler.parent / "effective_affinity_list").read_text(encoding="ascii").split(","):
                 first, _, last = part.partition("-")
                 found |= {*range(int(first), int(last or first) + 1)}
-    return found
+    return frozenset(found)
 
 
 def usable_memory() -> int:
