@@ -10,7 +10,6 @@ import mmap
 import os
 import resource
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -34,32 +33,6 @@ def usable_cores() -> int:
             if quota > 0 and period > 0:
                 limits.append(math.ceil(quota / period))
     return min(limits)
-
-
-def avoid_gpu_interrupts() -> None:
-    """Keep the calling thread, and threads that it starts, off the CPU cores that handle interrupts of NVIDIA's GPUs.
-
-    NVDEC's driver waits by interrupts, twice a picture: some 70,000 a second, most of them on one core. On an H200 any
-    thread of a decode session that ran on one of 16 cores took five times as long for everything, and the kernel left
-    it there. Nothing changes if it is more than a quarter of the thread's cores, or if the cores cannot be found.
-    Source of the files: docs.kernel.org/core-api/irq/irq-affinity.html.
-    """
-    usable = os.sched_getaffinity(0)
-    others = usable - _gpu_interrupt_cores(_ROOT)
-    if others != usable and 4 * len(others) >= 3 * len(usable):
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, others)
-
-
-@cache  # a machine may have thousands of interrupts
-def _gpu_interrupt_cores(root: Path) -> frozenset[int]:
-    found: set[int] = set()
-    for handler in root.glob("proc/irq/*/nvidia"):
-        with contextlib.suppress(OSError, ValueError):
-            for part in (handler.parent / "effective_affinity_list").read_text(encoding="ascii").split(","):
-                first, _, last = part.partition("-")
-                found |= {*range(int(first), int(last or first) + 1)}
-    return frozenset(found)
 
 
 def usable_memory() -> int:

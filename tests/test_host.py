@@ -1,4 +1,4 @@
-"""Cores, memory and interrupts in trees as kernels and container runtimes show them."""
+"""Cores and memory within the limits of control groups, in trees as kernels and container runtimes show them."""
 
 from __future__ import annotations
 
@@ -90,28 +90,3 @@ def test_a_folder_too_long_for_sockets_is_named() -> None:
     with socket.socket(socket.AF_UNIX) as bound, pytest.raises(OSError, match="too long") as error:
         bound.bind("/tmp/" + "x" * 108)
     assert "set TMPDIR" in str(host.limit_met(error.value))
-
-
-@pytest.mark.parametrize(
-    ("handled", "left"),
-    [
-        ({}, None),  # no GPU
-        ({"31/eth0": "0", "32/nvidia": "6"}, {0, 1, 2, 3, 4, 5, 7}),
-        ({"32/nvidia": "6-7"}, {0, 1, 2, 3, 4, 5}),
-        ({"32/nvidia": "6", "33/nvidia": "1,6"}, {0, 2, 3, 4, 5, 7}),
-        ({"32/nvidia": "96"}, None),  # this process may not use it anyway
-        ({"32/nvidia": "0-7"}, None),
-        ({"32/nvidia": "0-2"}, None),  # more than a quarter
-        ({"32/nvidia": ""}, None),
-    ],
-)
-def test_threads_leave_cores_that_handle_interrupts_of_gpus(
-    root: Path, monkeypatch: pytest.MonkeyPatch, handled: dict[str, str], left: set[int] | None
-) -> None:
-    asked: list[set[int]] = []
-    monkeypatch.setattr("os.sched_setaffinity", lambda _, cores: asked.append(set(cores)))
-    for name, cores in handled.items():
-        (root / "proc/irq" / name).mkdir(parents=True)
-        (root / "proc/irq" / name).with_name("effective_affinity_list").write_text(cores + "\n")
-    host.avoid_gpu_interrupts()
-    assert asked == ([] if left is None else [left])

@@ -202,24 +202,6 @@ def is_broken(packet: memoryview, units: list[memoryview], length_size: int) -> 
     return len(packet) - sum(map(len, units)) - length_size * len(units) >= _LEAST_UNIT
 
 
-def head_of_packet(head: bytes, length_size: int) -> bytes:
-    """The first bytes of a packet as a packet of its own, in which the length of the last NAL unit is reduced to the
-    given bytes.
-
-    Args:
-        head: the first bytes of a packet in the format of MP4 files.
-        length_size: bytes of a unit's length.
-    """
-    position = 0
-    while position + length_size < len(head):
-        length = int.from_bytes(head[position : position + length_size], "big")
-        left = len(head) - position - length_size
-        if length > left:
-            return head[:position] + left.to_bytes(length_size, "big") + head[position + length_size :]
-        position += length_size + length
-    return head[:position]
-
-
 class KnownSets:
     """The parameter sets that a decoder has, and whether a decoder that starts at a packet would have the same.
 

@@ -16,9 +16,9 @@ from typing import Final, Protocol
 
 from streamvid.decode.deadline import Pace
 from streamvid.decode.decode_job import GopJob
+from streamvid.decode.interrupts import GpuInterrupts, mark_thread
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.errors import GpuLostError, VideoError
-from streamvid.host import avoid_gpu_interrupts
 from streamvid.stopwatch import TICK_S, Deadline
 
 _JOIN_S: Final = 10.0
@@ -69,7 +69,7 @@ class _Engine:
         self.thread.start()
 
     def _run(self, make: Callable[[], Worker]) -> None:
-        avoid_gpu_interrupts()
+        mark_thread()
         try:
             self.worker = make()
             self.worker.run()
@@ -121,7 +121,9 @@ class EngineThreads:
             self._watcher.join(timeout)
 
     def _watch(self) -> None:
+        interrupts = GpuInterrupts()
         while self._engines:
+            interrupts.avoid()
             if self._closed.is_set():
                 next(iter(self._engines.values())).thread.join(TICK_S)
             else:

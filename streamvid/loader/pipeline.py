@@ -12,10 +12,10 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Final, Generic, ParamSpec, TypeVar, cast
 
+from streamvid.decode.interrupts import mark_thread
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
 from streamvid.forks import HomeProcess
-from streamvid.host import avoid_gpu_interrupts
 from streamvid.transform.render import RenderedBatch, Renderer
 
 T = TypeVar("T")
@@ -267,7 +267,7 @@ class Background(Channel[T]):
 
     def _run(self, source: Iterator[T]) -> None:
         end: BaseException | None = None
-        avoid_gpu_interrupts()
+        mark_thread()
         try:
             for item in () if self._stop.is_set() else source:
                 if not self.put(item):

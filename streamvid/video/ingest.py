@@ -23,8 +23,8 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.bitstream import hevc, packet_info
 from streamvid.bitstream.annexb import dpb_requirement, parameter_sets
-from streamvid.bitstream.nal import head_of_packet
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.bitstream.packets import head_of_packet
 from streamvid.checksum import crc32c
 from streamvid.mp4.reader import VideoTrack, read_track
 from streamvid.mp4.sample_entry import with_coded_size

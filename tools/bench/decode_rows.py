@@ -30,9 +30,9 @@ from streamvid.decode.base import Pending
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.decode.dali import DaliDecoder
 from streamvid.decode.gpu import GpuDecoder
+from streamvid.decode.interrupts import mark_thread
 from streamvid.decode.nvdec import NvdecSessionPool
 from streamvid.decode.nvdec_library import native_library
-from streamvid.host import avoid_gpu_interrupts
 from streamvid.transform.in_order import AHEAD_PIXELS, MOST_BEGUN
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
@@ -326,7 +326,7 @@ class MemoryWatch:
 
 def main() -> int:
     """Measure the rows that a file names."""
-    avoid_gpu_interrupts()  # as the threads of a loader
+    mark_thread()  # it submits batches, as a thread of a loader does
     work = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as name:
         bench = Bench(Path(work["clips"]), Path(name))
