@@ -6,7 +6,6 @@ and E.1 (VUI) of ITU-T H.264.
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -27,10 +26,10 @@ from streamvid.bitstream.nal import (
     stated_colors,
 )
 from streamvid.bitstream.packet_kind import Classifier, PacketKind, Samples
+from streamvid.bitstream.sei import SEI, adds_grain, x264_version
 from streamvid.mp4.sample_entry import codec_configuration
 
 IDR: Final = 5
-SEI: Final = 6
 SPS: Final = 7
 PPS: Final = 8
 _VCL: Final = range(1, 6)
@@ -43,11 +42,11 @@ _WITHOUT_BIT_DEPTH: Final = (66, 77, 88)
 _WITH_CHROMA_FORMAT: Final = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)
 """Values of profile_idc whose parameter sets have chroma_format_idc."""
 _HIGH_444: Final = 244
-_X264: Final = b"x264 - core "
-_X264_VERSION: Final = re.compile(_X264 + rb"(\d{1,4})")
 _FIXED_444: Final = 151
 """x264 coded 4:4:4 in CABAC wrongly before this version. Decoders correct that if they have read its SEI message, which
 only the first packet has, so they cannot start anywhere else."""
+_FIXED_DIRECT: Final = 34
+"""Likewise x264 before this version, and the vectors of spatial direct prediction (8.4.1.2.2)."""
 _HEADER_BYTES: Final = 48
 """Bytes of a slice that are enough for its header up to pic_order_cnt_lsb."""
 
@@ -340,12 +339,9 @@ def is_field(packet: memoryview, length_size: int, sps: Sps) -> bool:
     )
 
 
-def _x264_version(units: list[memoryview]) -> int | None:
-    """The version of x264 from the SEI message in the first packet of a stream; None if there is none."""
-    for unit in units:
-        if unit[0] & 31 == SEI and len(unit) > len(_X264) and (found := _X264_VERSION.search(unit)):
-            return int(found[1])
-    return None
+def is_by_early_x264(units: list[memoryview]) -> bool:
+    """Whether a packet says that x264 made the stream, in a version whose direct prediction decoders correct."""
+    return (x264_version(units) or _FIXED_DIRECT) < _FIXED_DIRECT
 
 
 def lacks_picture(packet: memoryview, avcc: bytes) -> bool:
@@ -367,15 +363,15 @@ def classifier(stsd: bytes) -> Classifier:
     """
     known, stated, length_size = known_sets(SYNTAX, stsd, parameter_sets, set_number)
     order = H264Order(stated)
-    is_old_444 = False
+    is_faulty = False
     first: bytes | None = None
 
     def classify(packet: memoryview) -> PacketKind:
-        nonlocal is_old_444, first
+        nonlocal is_faulty, first
         units = split_packet(packet, length_size)
-        version = _x264_version(units)
+        version = x264_version(units)
         if version is not None:
-            is_old_444 = order.has_profile(_HIGH_444) and version < _FIXED_444
+            is_faulty = version < (_FIXED_444 if order.has_profile(_HIGH_444) else _FIXED_DIRECT)
         # The first byte, 7.3.1: nal_ref_idc in bits 5 and 6, nal_unit_type in bits 0 to 4.
         parts = [unit for unit in units if unit[0] & 31 in _VCL]
         broken = is_broken(packet, units, length_size)
@@ -385,16 +381,18 @@ def classifier(stsd: bytes) -> Classifier:
         sps = known.sequence_set(parts[0], _picture_set)
         first = first or sps
         area = sps and stated_area(sps, 1, shown_area)
+        samples = area.samples if area else None
         is_told = sps != first or any(unit[0] & 31 == SPS for unit in units)
         return PacketKind(
-            random_access=parts[0][0] & 31 == IDR and knows_all and not (is_old_444 and version is None),
+            random_access=parts[0][0] & 31 == IDR and knows_all and not (is_faulty and version is None),
             disposable=all((part[0] >> 5) & 3 == 0 for part in parts) and not tells,
             order=order.next_rank(units),
             broken=broken,
             lone_field=order.is_lone_field(units),
             colors=stated_colors(sps, 1, skip_to_vui) if sps and is_told else None,
             size=(area.width, area.height) if area else None,
-            samples=area.samples if area else None,
+            samples=samples,
+            adds_grain=adds_grain([bytes(unit[1:]) for unit in units if unit[0] & 31 == SEI], samples),
         )
 
     return classify

@@ -7,16 +7,16 @@ Comments name the syntax elements that are read or skipped: 7.3.2.2 (picture par
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.h264 import IDR, PPS, SEI, SPS, WITH_SLICE_HEADER, Sps, parameter_sets, read_sps
+from streamvid.bitstream.h264 import IDR, PPS, SPS, WITH_SLICE_HEADER, Sps, parameter_sets, read_sps
 from streamvid.bitstream.nal import split_packet
 from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.sei import SEI, recovery_frames
 
-_RECOVERY_POINT: Final = 6
 _BEGIN_BYTES: Final = 32
 """Bytes of a slice that are enough for its header up to frame_num."""
 _HEADER_BYTES: Final = 1024
@@ -102,7 +102,7 @@ class FrameNumbers:
 
     def _take(self, units: Sequence[memoryview], *, starts: bool, rank: int) -> Gap | None:
         idr = any(unit[0] & 31 == IDR for unit in units)
-        counts = (_recovery_frames(bytes(unit)) for unit in units if unit[0] & 31 == SEI)
+        counts = (recovery_frames(bytes(unit[1:])) for unit in units if unit[0] & 31 == SEI)
         recovery = next((count for count in counts if count is not None), None)
         # Pictures may be missing before either, and leading ones of a recovery point that decoding begins at.
         begins = idr or (recovery is not None and not starts)
@@ -207,19 +207,3 @@ def _skip_weights(bits: BitReader, sps: Sps, references: Sequence[int]) -> None:
                 if bits.u(1):  # luma_weight_flag, chroma_weight_flag
                     for _ in range(weights):
                         bits.se()
-
-
-def _recovery_frames(unit: bytes) -> int | None:
-    """recovery_frame_cnt, if one of a NAL unit's SEI messages (7.3.2.3.1) is a recovery point."""
-    payload, at = unit[1:].replace(b"\0\0\3", b"\0\0"), 0
-    with suppress(IndexError):
-        while at + 2 <= len(payload):
-            numbers = [0, 0]  # payloadType, payloadSize
-            for n in range(2):
-                while payload[at] == 0xFF:  # ff_byte
-                    numbers[n], at = numbers[n] + 255, at + 1
-                numbers[n], at = numbers[n] + payload[at], at + 1
-            if numbers[0] == _RECOVERY_POINT:
-                return BitReader(payload[at : at + numbers[1]]).ue()
-            at += numbers[1]
-    return None

@@ -27,6 +27,7 @@ from streamvid.bitstream.nal import (
 )
 from streamvid.bitstream.packet_kind import Classifier, PacketKind, Samples
 from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.sei import PREFIX_SEI, adds_grain
 from streamvid.mp4.sample_entry import codec_configuration
 
 _VCL: Final = range(32)
@@ -43,8 +44,7 @@ _NOT_PREVIOUS: Final = _SUB_LAYER_NON_REFERENCE.union(range(6, 10))
 _VPS: Final = 32
 _SPS: Final = 33
 _PPS: Final = 34
-_ENDS: Final = (36, 37)
-"""Types that end a coded video sequence: end of sequence, end of bitstream."""
+_ENDS: Final = (36, 37)  # of a coded video sequence: end of sequence, end of bitstream
 _PARAMETER_SETS: Final = (_VPS, _SPS, _PPS)
 SYNTAX: Final = NalSyntax(2, 1, 63, _VCL, _IDR, _SPS, _PARAMETER_SETS, b"hvcC", 21)
 
@@ -243,8 +243,7 @@ def _skip_scaling_lists(bits: BitReader) -> None:
 
 
 def _skip_reference_picture_set(bits: BitReader, before: int | None) -> int:
-    """Skip st_ref_pic_set, 7.3.7, of a sequence parameter set. Returns its number of pictures; `before` is that of the
-    previous one."""
+    """Skip st_ref_pic_set, 7.3.7, of an SPS. Returns its number of pictures; `before` is that of the previous one."""
     if before is not None and bits.u(1):  # inter_ref_pic_set_prediction_flag
         bits.u(1)  # delta_rps_sign
         bits.ue()  # abs_delta_rps_minus1
@@ -364,8 +363,7 @@ def classifier(stsd: bytes) -> Classifier:
         for unit in units:
             if len(unit) < 2:
                 break
-            # 7.3.1.2: nal_unit_type in bits 1 to 6 of the first byte, nuh_temporal_id_plus1 in bits 0 to 2 of the
-            # second, nuh_layer_id between them.
+            # 7.3.1.2: a zero bit, nal_unit_type (6 bits), nuh_layer_id (6), nuh_temporal_id_plus1 (3)
             kind = (unit[0] >> 1) & 63
             layer = (unit[0] & 1) << 5 | unit[1] >> 3
             ended = ended or kind in _ENDS
@@ -374,6 +372,7 @@ def classifier(stsd: bytes) -> Classifier:
             sps = known.sequence_set(unit, _picture_set)
             first = first or sps
             area = sps and stated_area(sps, 2, shown_area)
+            samples = area.samples if area else None
             is_told = sps != first or any(map(_is_base_set, units))
             drops_prior = False
             if kind in _IRAP:
@@ -393,7 +392,8 @@ def classifier(stsd: bytes) -> Classifier:
                 drops_prior=drops_prior,
                 colors=stated_colors(sps, 2, skip_to_vui) if sps and is_told else None,
                 size=(area.width, area.height) if area else None,
-                samples=area.samples if area else None,
+                samples=samples,
+                adds_grain=adds_grain([bytes(unit[2:]) for unit in units if unit[0] >> 1 == PREFIX_SEI], samples),
             )
         return found or PacketKind(order=None, broken=is_broken(packet, units, length_size))
 

@@ -52,7 +52,8 @@ def classifier(codec: str, stsd: bytes) -> Classifier:
 
 def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:
     """A function of the packets of a track, in decode order, that returns whether the packets so far leave a decoder
-    with other parameter sets than the sample description's. False for codecs without parameter sets."""
+    with other parameter sets than the sample description's, or with an early version of x264. False for codecs without
+    parameter sets."""
     if codec not in ("h264", "hevc"):
         return lambda packet: False
     try:
@@ -62,8 +63,9 @@ def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:
         return lambda packet: False
 
     def tells(packet: memoryview) -> bool:
-        known.take(split_packet(packet, length_size))
-        return bool(known.changed)
+        units = split_packet(packet, length_size)
+        known.take(units)
+        return bool(known.changed) or (codec == "h264" and h264.is_by_early_x264(units))
 
     return tells
 

@@ -65,6 +65,7 @@ class PacketKind:
         colors: H.264 and HEVC: from a sequence parameter set in the packet; None if it has none.
         size: width and height of its picture, by its headers or earlier ones; None if they do not say.
         samples: their chroma and depth, likewise.
+        adds_grain: H.264 and HEVC: has a SEI message by which decoders add film grain to this picture, and to others.
     """
 
     random_access: bool = False
@@ -85,6 +86,7 @@ class PacketKind:
     colors: StatedColors | None = None
     size: tuple[int, int] | None = None
     samples: Samples | None = None
+    adds_grain: bool = False
 
 
 Classifier = Callable[[memoryview], PacketKind]

@@ -174,6 +174,8 @@ def _check_packets(kinds: list[PacketKind], codec: str, *, cut_only: bool) -> No
         raise CannotCopyError(f"the NAL units of its packet {broken[0]} do not fit, as with start codes in an MP4")
     if any(kind.drops_prior for kind in kinds):
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
+    if any(kind.adds_grain for kind in kinds):
+        raise CannotCopyError("decoders add film grain to its pictures, by messages that single packets do not have")
     if any(kind.lone_field for kind in kinds):
         raise CannotCopyError("its packets hold single fields, and a frame is a packet")
     _check_format_stays(kinds)

@@ -152,7 +152,9 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
             for access, behind, rank in zip(track.sync.tolist(), leading.tolist(), order.tolist(), strict=True)
         ]
         for number, kind in looked.items():
-            kinds[number] = replace(kinds[number], size=kind.size, samples=kind.samples, colors=kind.colors)
+            kinds[number] = replace(
+                kinds[number], size=kind.size, samples=kind.samples, colors=kind.colors, adds_grain=kind.adds_grain
+            )
         clip = found.clip(name, kinds, track.offset, [-1] * len(pts))
         _check_order(clip)
         return clip

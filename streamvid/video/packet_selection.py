@@ -350,6 +350,8 @@ def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8
             return number, "its NAL units do not fit"
         if kind.several:
             return number, "it holds several pictures, and its container shows it as one"
+        if kind.adds_grain:
+            return number, "decoders add film grain to its pictures, by messages that other packets do not have"
         if kind.hidden or kind.drops_prior:
             return number, "its container displays a picture that a decoder does not output"
     for number in packets.starts.tolist():

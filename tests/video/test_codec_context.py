@@ -217,6 +217,31 @@ def test_old_x264_coded_444_in_its_own_way(tmp_path: Path) -> None:
             assert len(dict(decode_frames(slice_of(new, numbers), context=kept))) == len(numbers)
 
 
+def test_early_x264_predicted_directly_in_its_own_way(tmp_path: Path) -> None:
+    """The same in any profile, and for direct prediction. The next clip does not get its version."""
+    params = (("b-pyramid", "normal"), ("direct", "spatial"), ("b-adapt", "0"), ("ref", "3"))
+    recipe = Recipe(width=192, height=160, frames=48, gop=12, b_frames=3, params=params)
+    path, clips = write(recipe, tmp_path / "a.mp4"), {}
+    for name in ("x264", "y264"):
+        (tmp_path / name).mkdir()
+        changed = tmp_path / name / "b.mp4"
+        changed.write_bytes(re.sub(rb"x264 - core \d{3}", name.encode() + b" - core 033", path.read_bytes()))
+        clips[name] = store_clip(changed, tmp_path / name)
+
+    def frames(name: str, numbers: list[int], context: ReusableCodecContext) -> list[bytes]:
+        found = decode_frames(slice_of(clips[name], numbers), context=context)
+        return [bytes(frame.planes[0]) for _, frame in sorted((row, frame) for row, frame in found)]
+
+    every = {name: frames(name, [*range(48)], ReusableCodecContext()) for name in clips}
+    apart = [n for n in range(48) if every["x264"][n] != every["y264"][n]]
+    assert max(apart) > 12
+    context = ReusableCodecContext()
+    for name in ("x264", "y264", "x264"):
+        for number in apart:
+            assert frames(name, [number], context) == [every[name][number]]
+            assert frames(name, [number], ReusableCodecContext()) == [every[name][number]]
+
+
 @pytest.mark.parametrize("native", [False, True])
 def test_a_lossless_stream_is_decoded_as_alone_behind_one_of_an_old_x264(native: bool, tmp_path: Path) -> None:
     """Lossless 4:2:0 is of the profile of 4:4:4."""
