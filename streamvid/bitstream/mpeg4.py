@@ -25,6 +25,7 @@ _SETS: Final = NalSyntax(1, 0, 255, range(_VOP, _VOP + 1), (), _VOL[0], (*_VOL, 
 _ENCODERS: Final = (b"DivX", b"Lavc", b"FFmpe", b"ffmpeg", b"XviD")
 """Names in user data that make FFmpeg decode as the encoder intended, by another IDCT, for instance."""
 _HEADER_BYTES: Final = 64
+_XVID_TAGS: Final = ("XVID", "RMP4", "ZMP4", "SIPP")
 
 
 def classifier(stsd: bytes) -> Classifier:
@@ -141,6 +142,33 @@ def _sections(headers: bytes) -> list[bytes]:
         for unit in found
         if unit and (unit[0] in _VOL or (unit[0] == _USER_DATA and unit[1:].startswith(_ENCODERS)))
     ]
+
+
+def user_data_of_tag(tag: str, headers: bytes) -> bytes:
+    """User data that has FFmpeg decode a stream as it does by the codec tag of an AVI or Matroska file, which an MP4
+    does not have (ff_mpeg4_workaround_bugs in mpeg4videodec.c). b"" if it decodes alike without the tag.
+
+    Args:
+        tag: four characters.
+        headers: all up to the first VOP.
+    """
+    if any(unit[0] == _USER_DATA for unit in _sections(headers)):
+        return b""  # it names the encoder
+    name = b"XviD0" if tag in _XVID_TAGS else b"DivX400b0" if tag == "DIVX" and _is_divx_4(headers) else b""
+    return name and _START + bytes([_USER_DATA]) + name
+
+
+def _is_divx_4(headers: bytes) -> bool:
+    for kind, at in _start_codes(headers):
+        if kind in _VOL:
+            bits = BitReader(headers[at : at + _HEADER_BYTES].ljust(_HEADER_BYTES, b"\0"))
+            object_type = bits.u(9)  # random_accessible_vol, video_object_type_indication
+            if bits.u(1):  # is_object_layer_identifier
+                bits.u(7)  # video_object_layer_verid, video_object_layer_priority
+            if bits.u(4) == _EXTENDED_PAR:  # aspect_ratio_info
+                bits.u(16)  # par_width, par_height
+            return not (object_type & 255 or bits.u(1))  # vol_control_parameters
+    return False
 
 
 def output_order(is_b: Sequence[bool]) -> list[int]:

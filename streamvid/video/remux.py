@@ -14,12 +14,13 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import compress, islice
 from pathlib import Path
+from typing import Final
 
 import av
 import numpy as np
 
 from streamvid.arrays import Bool
-from streamvid.bitstream import hevc, jpeg
+from streamvid.bitstream import hevc, jpeg, mpeg4
 from streamvid.bitstream.h264_gaps import FrameNumbers
 from streamvid.bitstream.packets import START_CODE
 from streamvid.bitstream.vpx import vp8_sample_description
@@ -48,6 +49,9 @@ from streamvid.video.stored_clip import OVERLAPS, UNORDERED, StoredClip
 from streamvid.video.timestamps import in_output_order, scan_packet_times
 
 log = logging.getLogger(__name__)
+
+_TELLING_TAGS: Final = {"mpeg4": ("XVIX", "UMP4"), "mjpeg": ("MTSJ",)}
+"""Codec tags of AVI and Matroska by which FFmpeg decodes in another way, and which nothing in an MP4 can replace."""
 
 
 def store_clip(source: Path, folder: Path, *, cut_only: bool = False) -> StoredClip:
@@ -208,14 +212,19 @@ def _mux(
         source.open(apply_edits=times.edits_applied) as (container, stream),
         closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output,
     ):
+        tag, headers = stream.codec_context.codec_tag, stream.codec_context.extradata or b""
+        if tag in _TELLING_TAGS.get(about.codec, ()):
+            raise CannotCopyError(f"its codec tag {tag} tells decoders how to decode it, and an MP4 has no such tag")
         track = output.add_stream_from_template(stream, opaque=True)
         track.time_base = Fraction(*times.time_base)
         track.codec_context.width, track.codec_context.height = first.width, first.height
-        if about.codec == "hevc" and not about.annex_b and _states_sets(stream.codec_context.extradata or b""):
+        if about.codec == "hevc" and not about.annex_b and _states_sets(headers):
             track.codec_context.codec_tag = "hvc1"
         for number, packet in enumerate(islice(demux(source, container, stream, about.codec), times.num_skipped, None)):
             if number == len(pts):
                 break
+            if about.codec == "mpeg4" and not number:
+                track.codec_context.extradata = headers + mpeg4.user_data_of_tag(tag, headers + bytes(packet))
             packet.stream, packet.time_base = track, Fraction(*times.time_base)
             packet.pts, packet.dts = int(pts[number]), int(dts[number])
             packet.duration = times.last_frame_ticks() if number == last else 0

@@ -28,6 +28,7 @@ from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import OVERLAPS, StoredClip
+from tests.support.bits import to_bits
 from tests.support.clips import one_after_the_other, without_packets, write
 from tests.support.ogm import write_ogm
 from tests.support.reference import seconds, sequential, slice_of, whole
@@ -801,3 +802,44 @@ def test_small_mpeg4(width: int, height: int, tmp_path: Path) -> None:
     recipe = Recipe(codec="mpeg4", width=width, height=height, frames=4, number=False)
     clip = store_clip(write(recipe, tmp_path / "a.mp4"), tmp_path)
     assert decode_with_pyav(whole(clip)).shape == (4, height, width, 3)
+
+
+_VOL = b"\0\0\1\x20"
+
+
+def _like_divx_4(data: bytes) -> bytes:
+    """MPEG-4 without the name of its encoder, and its layer without object type and vol_control_parameters."""
+    at = data.find(_VOL)
+    if at < 0:
+        return data
+    end = data.find(b"\0\0\1", at + 4) % (len(data) + 1)
+    bits = to_bits(data[at + 4 : end])
+    assert (bits[9], bits[17:21] != "1111", bits[21], bits[25]) == ("1", True, "1", "0")  # without VBV
+    changed = bits[0] + "0" * 8 + bits[9:21] + "0" + bits[26 : bits.rindex("0")]
+    changed += "0".ljust(8 - len(changed) % 8, "1")
+    named = data[: at + 4] + int(changed, 2).to_bytes(len(changed) // 8, "big") + data[end:]
+    return named.replace(b"Lavc", b"none")
+
+
+@pytest.mark.parametrize("suffix", ["avi", "nut"])
+@pytest.mark.parametrize(("tag", "is_copied"), [("XVID", True), ("DIVX", True), ("FMP4", True), ("UMP4", False)])
+def test_codec_tags_by_which_ffmpeg_decodes_mpeg4(tag: str, is_copied: bool, suffix: str, tmp_path: Path) -> None:
+    """They stand for an encoder that no user data name."""
+    recipe = Recipe(codec="mpeg4", width=190, height=158, frames=24, gop=8, b_frames=0, style="texture")
+    path, frames = tmp_path / f"a.{suffix}", {}
+    for name in (tag, "mp4v"):
+        with remuxing(write(recipe, tmp_path / "a.mp4"), path) as made:
+            made.track.codec_context.codec_tag = name
+            made.track.codec_context.extradata = _like_divx_4(made.stream.codec_context.extradata)
+            for packet in made.packets:
+                made.mux(packet, _like_divx_4(bytes(packet)))
+        frames[name] = sequential(path)
+        if name == tag:
+            if not is_copied:
+                with pytest.raises(CannotCopyError, match="its codec tag UMP4 tells decoders"):
+                    store_clip(path, tmp_path)
+                return
+            clip = store_clip(path, tmp_path)
+    for number, frame in enumerate(frames[tag]):
+        assert np.array_equal(decode_with_pyav(slice_of(clip, [number]))[0], frame)
+    assert (tag == "FMP4") == all(map(np.array_equal, frames[tag], frames["mp4v"]))
