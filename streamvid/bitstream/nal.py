@@ -194,11 +194,7 @@ def split_packet(packet: memoryview, length_size: int) -> list[memoryview]:
 
 def is_broken(packet: memoryview, units: list[memoryview], length_size: int) -> bool:
     """Whether a packet has bytes outside of its NAL units, because a unit is empty or does not fit: FFmpeg and NVDEC
-    then refuse the whole packet.
-
-    Args:
-        packet, length_size: as in `split_packet`.
-    """
+    then refuse the whole packet. Arguments as in `split_packet`."""
     return len(packet) - sum(map(len, units)) - length_size * len(units) >= _LEAST_UNIT
 
 
@@ -229,11 +225,18 @@ class KnownSets:
         Returns:
             whether a decoder that starts here has the same sets; whether the packet has sets that others may need.
         """
-        kinds = self._syntax.parameter_sets
-        own = dict(self._named(bytes(unit)) for unit in units if self._syntax.unit_type(unit[0]) in kinds)
+        own, same = dict[tuple[int, int | bytes], bytes](), None
+        for unit in units:
+            kind = self._syntax.unit_type(unit[0])
+            if kind in self._syntax.parameter_sets:
+                own.update([self._named(bytes(unit))])
+            elif kind in self._syntax.vcl and same is None:  # sets behind a slice are for the next picture
+                same = self.changed.keys() <= own.keys()
+        if same is None:
+            same = self.changed.keys() <= own.keys()
         if not own:
-            return not self.changed, False
-        same, before = self.changed.keys() <= own.keys(), {**self._stated, **self.changed}
+            return same, False
+        before = {**self._stated, **self.changed}
         for name, unit in own.items():
             self.changed.pop(name, None)
             if self._stated.get(name) != unit:
@@ -359,12 +362,8 @@ def stated_colors(unit: bytes, header_bytes: int, skip_to_vui: Callable[[BitRead
 
 @lru_cache(maxsize=256)
 def stated_area(unit: bytes, header_bytes: int, shown_area: Callable[[BitReader], ShownArea]) -> ShownArea | None:
-    """The displayed area of the pictures of a sequence parameter set, a NAL unit; None if it cannot be read.
-
-    Args:
-        header_bytes: size of the unit's header.
-        shown_area: the codec's function of this name.
-    """
+    """The displayed area of the pictures of a sequence parameter set; arguments as `stated_colors`. None if it cannot
+    be read."""
     with suppress(ValueError):
         return shown_area(BitReader.of_nal(unit[header_bytes:]))
     return None

@@ -344,15 +344,18 @@ def _digests(encoded: EncodedSlice, context: ReusableCodecContext) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("codec", "change"),
+    ("codec", "change", "behind"),
     [
-        ("h264", {"params": (("chroma-qp-offset", "6"),)}),
-        ("hevc", {"params": (("cbqpoffs", "6"), ("crqpoffs", "-6"))}),
-        ("mpeg4", {"options": (("mpeg_quant", "1"),)}),
+        ("h264", {"params": (("chroma-qp-offset", "6"),)}, False),
+        ("h264", {"params": (("chroma-qp-offset", "6"),)}, True),
+        ("hevc", {"params": (("cbqpoffs", "6"), ("crqpoffs", "-6"))}, False),
+        ("hevc", {"params": (("cbqpoffs", "6"), ("crqpoffs", "-6"))}, True),
+        ("mpeg4", {"options": (("mpeg_quant", "1"),)}, False),
     ],
 )
-def test_sets_in_band_that_key_frames_do_not_repeat(codec: Any, change: Any, tmp_path: Path) -> None:
-    """Two recordings as one track: the second's parameter sets come once, with its first key frame."""
+def test_sets_in_band_that_key_frames_do_not_repeat(codec: Any, change: Any, behind: bool, tmp_path: Path) -> None:
+    """Two recordings as one track: the second's parameter sets come once, with its first key frame, or twice, each time
+    behind a packet's slices, as writers do that begin a packet at each slice."""
     recipe = Recipe(codec=codec, width=96, height=64, frames=8, gop=4, b_frames=0)
     first, second = (
         write(one, tmp_path / f"{n}.mp4") for n, one in enumerate([recipe, replace(recipe, seed=1, **change)])
@@ -368,14 +371,17 @@ def test_sets_in_band_that_key_frames_do_not_repeat(codec: Any, change: Any, tmp
     with av.open(str(first)) as one, av.open(str(second)) as other, av.open(str(joined), "w") as output:
         track = output.add_stream_from_template(one.streams.video[0], opaque=True)
         packets = [bytes(packet) for source in (one, other) for packet in source.demux(video=0) if packet.size]
-        packets[8] = sets + packets[8]
+        if behind:
+            packets[7:9] = [packets[7] + sets, packets[8] + sets]
+        else:
+            packets[8] = sets + packets[8]
         for n, data in enumerate(packets):
             packet = av.Packet(data)
             packet.pts = packet.dts = 40 * n
             packet.time_base, packet.stream, packet.is_keyframe = Fraction(1, 1000), track, n % 4 == 0
             output.mux(packet)
     clip = store_clip(joined, tmp_path)
-    assert clip.index.starts.tolist() == [0, 4, 8]
+    assert clip.index.starts.tolist() == [0, 4] + [8] * (not behind)
     check_every_frame(clip)
     # Nor does a decoder that is kept take them to the next clip of the same sample description.
     context = ReusableCodecContext()
