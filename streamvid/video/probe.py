@@ -27,7 +27,7 @@ from streamvid.color.tags import MATRICES, PRIMARIES
 from streamvid.errors import VideoError
 from streamvid.mp4.boxes import NO_MOOV, box, children, lacks_moov, read_moovs, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
-from streamvid.mp4.sample_entry import read_entries, visual_sample_description
+from streamvid.mp4.sample_entry import coded_size, read_entries, visual_sample_description
 from streamvid.text import format_count
 from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
 from streamvid.video.containers import FORMATS, check_pattern, is_motion_jpeg, kind_of_refused, nameless, refused
@@ -282,12 +282,12 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
         context = open_context(track.stsd, 0)
     else:
         context = bare_context(_DECODERS.get(track.codec, track.codec), track.configuration)
+        if track.codec == "h264":  # FFmpeg crops its pictures to the container's size, if that is a little smaller
+            context.width, context.height = coded_size(track.stsd)
     context.options = {**context.options, "skip_loop_filter": "all"}  # pixels are not used
-    # The container's matrix and range apply if the bitstream has none.
-    if track.matrix is not None:
-        context.colorspace = track.matrix
-    if track.full_range is not None:
-        context.color_range = 2 if track.full_range else 1
+    # The container's matrix and range apply if the bitstream has none; 2 and 0: nor has the container.
+    context.colorspace = 2 if track.matrix is None else track.matrix
+    context.color_range = {None: 0, False: 1, True: 2}[track.full_range]
     frames = context.decode(padded_packet(packet)) or context.decode(None)
     found = _frame_format(frames[0] if frames else None)
     # As in FFmpeg, the rotation in the bitstream (a SEI, or EXIF) applies if the container has none.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from contextlib import closing
 from dataclasses import fields, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -174,3 +176,17 @@ def test_a_source_is_left_as_it_was(name: str, tmp_path: Path) -> None:
             assert np.array_equal(got[1], frames[at + count - 1])
         at += count
     assert at == (44 if cuts else 60)
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [((192, 150), True), ((186, 154), True), ((192, 144), False)])
+def test_h264_is_cropped_to_the_size_of_its_sample_entry(size: Any, is_taken: bool, tmp_path: Path) -> None:
+    """As by FFmpeg, where both sizes have as many macroblocks: some encoders state 1088 lines, and their MP4 1080."""
+    path = write(Recipe(width=192, height=154, frames=8, gop=4, b_frames=1), tmp_path / "a.mp4")
+    data = bytearray(path.read_bytes())
+    struct.pack_into(">HH", data, data.index(b"avc1", data.index(b"stsd")) + 28, *size)
+    path.write_bytes(data)
+    expected = sequential(path)
+    clip = ingest_by_tables(path)
+    assert (clip.width, clip.height) == expected[0].shape[1::-1] == (size if is_taken else (192, 154))
+    for number, frame in enumerate(expected):
+        np.testing.assert_array_equal(decode_with_pyav(slice_of(clip.as_file(tmp_path / "b.mp4"), [number]))[0], frame)
