@@ -365,9 +365,8 @@ def classifier(stsd: bytes) -> Classifier:
                 break
             # 7.3.1.2: a zero bit, nal_unit_type (6 bits), nuh_layer_id (6), nuh_temporal_id_plus1 (3)
             kind = (unit[0] >> 1) & 63
-            layer = (unit[0] & 1) << 5 | unit[1] >> 3
             ended = ended or kind in _ENDS
-            if found is not None or kind not in _VCL or layer != 0:
+            if found is not None or kind not in _VCL or (unit[0] & 1) << 5 | unit[1] >> 3:
                 continue
             sps = known.sequence_set(unit, _picture_set)
             first = first or sps
@@ -385,6 +384,7 @@ def classifier(stsd: bytes) -> Classifier:
                 random_access=kind in _RANDOM_ACCESS and knows_all,
                 disposable=kind in _SUB_LAYER_NON_REFERENCE and not tells,
                 skipped_leading=kind in _RASL,
+                tells_sets=tells,
                 temporal_id=max((unit[1] & 7) - 1, 0),
                 hidden=kind in _RASL and skips_leading,
                 order=order.next_rank(units),

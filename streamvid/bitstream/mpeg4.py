@@ -66,6 +66,7 @@ def vop_classifier(headers: bytes) -> Classifier:
         return PacketKind(
             random_access=coded and coding_type == _I_VOP and knows_all,
             disposable=coding_type == _B_VOP and not tells,
+            tells_sets=tells,
             hidden=not coded or passed_over,
             several=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
             uneven=uneven,

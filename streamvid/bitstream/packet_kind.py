@@ -45,6 +45,7 @@ class PacketKind:
         random_access: decoding may start here.
         disposable: no packet of the same or a lower temporal layer refers to it.
         skipped_leading: refers to packets before the random access packet that it follows (HEVC RASL).
+        tells_sets: HEVC and MPEG-4: has parameter sets that later packets may need.
         temporal_id: HEVC's TemporalId, 0 for all other codecs.
         hidden: gives no new frame: it is decoded for reference only (show_frame 0), repeats the previous frame
             (vop_coded 0), or is a B-VOP that FFmpeg passes over.
@@ -71,6 +72,7 @@ class PacketKind:
     random_access: bool = False
     disposable: bool = False
     skipped_leading: bool = False
+    tells_sets: bool = False
     temporal_id: int = 0
     hidden: bool = False
     show_existing: bool = False

@@ -276,10 +276,19 @@ def _flags(kinds: list[PacketKind], pts: Int64, hidden: Bool, codec: str) -> Int
     no_output = np.array([kind.hidden for kind in kinds])
     # The last random access packet at or before each packet in decode order. The first packet counts as one: decoding
     # of the whole clip starts there.
-    anchor = np.maximum.accumulate(np.where(random_access, np.arange(len(kinds)), 0))
-    leading = np.array([kind.skipped_leading for kind in kinds]) if codec == "hevc" else pts < pts[anchor]
+    numbers = np.arange(len(kinds))
+    anchor = np.maximum.accumulate(np.where(random_access, numbers, 0))
+    leading = pts < pts[anchor]
+    if codec == "hevc":  # RADL pictures are none; RASL pictures of a packet that is no random access packet are none
+        skipped = np.array([kind.skipped_leading for kind in kinds])
+        other = np.maximum.accumulate(np.where(skipped | (numbers == anchor), 0, numbers))
+        leading = skipped & (leading | (other <= anchor))  # they come first, whatever their times
     # Leading pictures of the first random access packet refer to packets that the clip does not have.
     undecodable = leading & (anchor == 0)
+    # Those of them with parameter sets for later packets cannot be left out: decoding cannot start before them.
+    telling = np.unique(anchor[leading & np.array([kind.tells_sets for kind in kinds])])
+    random_access[telling[telling > 0]] = False
+    leading &= ~np.isin(anchor, telling)
     return np.asarray(
         random_access * RANDOM_ACCESS
         + disposable * DISPOSABLE

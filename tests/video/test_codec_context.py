@@ -41,7 +41,7 @@ from streamvid.video.transcode import TranscodeOptions, transcode
 from streamvid.video.trim import trim_clip
 from tests.support.bits import to_bits, to_bytes
 from tests.support.clips import write
-from tests.support.reference import sequential, slice_of, whole
+from tests.support.reference import sequential, slice_of, to_rgb, whole
 from tests.support.remux import remuxing
 from tests.support.sps import Rewrite, rewrite, with_level, with_reorder, without_vui
 from tools.clips import Recipe
@@ -391,6 +391,36 @@ def test_sets_in_band_that_key_frames_do_not_repeat(codec: Any, change: Any, beh
         for _, picture in decode_pictures(slice_of(clip, frames), None, context=context, taken=ctypes.c_int64())
     ]
     assert pictures[0] == pictures[2] != pictures[1]
+
+
+@pytest.mark.parametrize(("from_key", "with_leading"), [(0, True), (1, True), (0, False)])
+def test_sets_in_band_with_a_leading_or_trailing_picture(from_key: int, with_leading: bool, tmp_path: Path) -> None:
+    """A RASL picture may be left out, but not its packet, as the picture parameter set there is for trailing ones. With
+    a trailing picture, it makes a CRA picture behind it no start, whose RASL pictures are then like any other."""
+    recipe = Recipe(codec="hevc", width=96, height=64, frames=36, gop=12, b_frames=3, open_gop=True)
+    changed = replace(recipe, params=(("cbqpoffs", "6"), ("crqpoffs", "-6")))
+    (tmp_path / "changed").mkdir()
+    clip = store_clip(write(changed, tmp_path / "changed.mp4"), tmp_path / "changed")
+    units = parameter_sets("hevc", clip.stsd).annex_b.split(START_CODE)[1:]
+    picture_set = next(unit for unit in units if unit[0] >> 1 == 34)
+    path, sets, leading = tmp_path / "a.mkv", len(picture_set).to_bytes(4, "big") + picture_set, 0
+    with remuxing(write(recipe, tmp_path / "plain.mp4"), path) as copy:
+        starts = [n for n, packet in enumerate(copy.packets) if packet.is_keyframe]
+        for n, packet in enumerate(copy.packets[starts[from_key] :]):
+            data = bytes(packet)
+            is_leading = data[4] >> 1 & 63 in (8, 9)
+            leading += is_leading
+            tells = is_leading and leading == 1 if with_leading else n == 2
+            copy.mux(packet, sets * tells + data)
+    assert leading > 2
+    clip = store_clip(path, tmp_path)
+    assert clip.index.starts.tolist() == [0]
+    check_every_frame(clip)
+    expected, alone = sequential(path), ReusableCodecContext()
+    assert len(expected) == len(clip.index.visible)
+    for number in range(len(expected)):
+        [(_, frame)] = decode_frames(slice_of(clip, [number]), context=alone)
+        np.testing.assert_array_equal(to_rgb(frame, full_range=False), expected[number])
 
 
 def test_what_is_shown_before_a_recovery_point_counts(tmp_path: Path) -> None:
