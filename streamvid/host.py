@@ -1,5 +1,5 @@
 """Cores, memory, files and threads that this process may use: what the machine has, within the limits that containers,
-batch systems and shells set."""
+batch systems and shells set; and the errors of its disks."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ TMPDIR_TOO_LONG: Final = (
     "the path of the temporary folder is too long for the sockets of worker processes: set TMPDIR to a folder with a "
     "path of 75 bytes at most"
 )
+
+BROKEN_ERRNOS: Final = {
+    errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESTALE,
+    errno.EHOSTDOWN, errno.ECONNABORTED, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN,  # the last: by a dead FUSE
+}  # fmt: skip
+"""Errors of a mounted storage that does not answer; EIO also of a disk."""
 
 
 def usable_cores() -> int:

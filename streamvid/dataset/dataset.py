@@ -35,9 +35,9 @@ from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
 from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks
 from streamvid.dataset.tables import TableEntry, usable
 from streamvid.errors import DatasetError, InputError
-from streamvid.host import limits_named, usable_cores
+from streamvid.host import BROKEN_ERRNOS, limits_named, usable_cores
 from streamvid.storage.client import asked
-from streamvid.storage.explain import BROKEN_ERRNOS, AccessRefused, StorageUnavailable
+from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.retry import Retry
 from streamvid.storage.shard_cache import ShardCache
 from streamvid.storage.table_bounds import JointLimit

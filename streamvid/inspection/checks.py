@@ -34,10 +34,10 @@ from streamvid.decode.damage import find_damage
 from streamvid.errors import ClipError, DatasetError
 from streamvid.fetch.encoded_batch import encoded_slice, read_slices
 from streamvid.fetch.plan_samples import SamplePlan
+from streamvid.host import BROKEN_ERRNOS
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.sampling.base import Selection
-from streamvid.storage.explain import BROKEN_ERRNOS
 from streamvid.storage.regular_file import MAX_BYTES, NotAFileError, read_file
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.video.frame_index import FrameIndex

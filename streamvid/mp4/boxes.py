@@ -7,7 +7,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator
-from io import RawIOBase
+from io import BufferedReader, RawIOBase
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -15,6 +15,8 @@ from typing import BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
+OpenFile = RawIOBase | BufferedReader
+"""A file that is open for reading. If it is raw, each read must give all bytes that it is asked for."""
 _CONTAINERS: Final = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts")
 MAX_MOOV_BYTES: Final = 256 << 20
 """Bytes of `moov` that are read into memory: enough for days of video."""
@@ -53,7 +55,7 @@ def iter_boxes(data: bytes | bytearray | memoryview, start: int, end: int) -> It
         start += size
 
 
-def iter_file_boxes(file: RawIOBase | BinaryIO, length: int) -> Iterator[tuple[bytes, int, int]]:
+def iter_file_boxes(file: OpenFile, length: int) -> Iterator[tuple[bytes, int, int]]:
     """The top-level boxes of a file as (type, start of payload, end), read lazily.
 
     Ends follow from the sizes in the file and are not checked: an end may lie before the payload or after the end of

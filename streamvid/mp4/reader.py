@@ -9,7 +9,6 @@ those of ISO/IEC 14496-12.
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
-from streamvid.mp4.boxes import display_matrix, iter_boxes, read_timescale, rotation_of_matrix
+from streamvid.mp4.boxes import OpenFile, display_matrix, iter_boxes, read_timescale, rotation_of_matrix
 from streamvid.mp4.edit_list import parse_edit_list
 from streamvid.mp4.fragments import Samples, read_defaults, read_fragment
 from streamvid.mp4.sample_entry import ENTRY_BYTES, codec_of_esds, mjpeg_sample_description
@@ -79,7 +78,7 @@ class VideoTrack:
     has_audio: bool
 
 
-def read_track(file: io.RawIOBase, *, more: bool = False) -> VideoTrack:
+def read_track(file: OpenFile, *, more: bool = False) -> VideoTrack:
     """Read the video track's tables.
 
     Args:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from streamvid.arrays import Int64
-from streamvid.mp4.boxes import MAX_MOOV_BYTES, iter_file_boxes
+from streamvid.mp4.boxes import MAX_MOOV_BYTES, OpenFile, iter_file_boxes
 
 _HEADERS_BYTES: Final = 64
 """Of the boxes behind the moov, which are asked for with it."""
@@ -44,7 +43,7 @@ class TopLevel:
     fragments: tuple[tuple[int, bytes], ...] = ()
 
 
-def read_top_level(file: io.RawIOBase, length: int, *, fragments: bool) -> TopLevel:
+def read_top_level(file: OpenFile, length: int, *, fragments: bool) -> TopLevel:
     """Read a file's tables.
 
     Args:

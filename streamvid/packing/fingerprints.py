@@ -19,7 +19,7 @@ from streamvid.packing.options import Cut
 from streamvid.packing.source_file import MISSING, folder_details, local_details
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
-from streamvid.storage.client import has_ranges
+from streamvid.storage.client import asked, has_ranges
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from streamvid.storage.filesystem import Details
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
@@ -58,7 +58,7 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
         StreamvidError: a storage does not answer, or denies access.
     """
     several = dict.fromkeys(paths)  # parts of one file have its path
-    found = {path: local_details(local_path(path)) for path in several if is_local(path)}
+    found = {path: _local(path) for path in several if is_local(path)}
     folders: dict[str, dict[str, str]] = defaultdict(dict)
     for path in (path for path in several if path not in found):
         folder, _, name = path.rstrip("/").rpartition("/")
@@ -71,6 +71,10 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
     single = [path for path in several if path not in found]
     found |= zip(single, map_in_threads(partial(_remote, hosts), single), strict=True)
     return [found[path] for path in paths]
+
+
+def _local(path: str) -> Details:
+    return asked(path, lambda: local_details(local_path(path)), Retry(COMMAND_SECONDS))
 
 
 def _listing(folder: str) -> dict[str, Details]:

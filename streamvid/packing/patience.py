@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Literal, TypeVar
 
 from streamvid.errors import InputError, StreamvidError, VideoError
-from streamvid.storage.explain import BROKEN_ERRNOS, StorageUnavailable
+from streamvid.host import BROKEN_ERRNOS
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.readable import readable
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path

@@ -20,7 +20,7 @@ import numpy as np
 from streamvid.dataset.schema import MAX_FILE_BYTES
 from streamvid.decode.damage import Damage, find_damage
 from streamvid.errors import StreamvidError, VideoError
-from streamvid.host import memory_is_short
+from streamvid.host import BROKEN_ERRNOS, memory_is_short
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.frame_spans import FrameSpan, no_clip, seconds_at, source_spans, span_columns
 from streamvid.packing.images import is_sequence
@@ -29,7 +29,6 @@ from streamvid.packing.patience import patiently
 from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.packing.source_file import is_changed, local_video, of_this_file, read_image, source_bytes
 from streamvid.packing.source_video import SourceVideo
-from streamvid.storage.explain import BROKEN_ERRNOS
 from streamvid.storage.retry import Retry
 from streamvid.video.clip_index import BROKEN
 from streamvid.video.image import image_clip

@@ -13,6 +13,7 @@ from typing import Final
 
 from streamvid.bitstream.image import AnimationError, is_image, read_header
 from streamvid.errors import DatasetError, InputError, VideoError
+from streamvid.host import BROKEN_ERRNOS
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange, FileVersion
@@ -37,6 +38,7 @@ def local_details(path: str) -> Details:
     """Size and version of a local file, or of all files of a folder of images; MISSING if it cannot be looked at.
 
     Raises:
+        OSError: the storage that is mounted there does not answer.
         InputError: it is no path.
     """
     try:
@@ -46,7 +48,9 @@ def local_details(path: str) -> Details:
                 files = sorted((entry.name, entry.stat()) for entry in entries if entry.is_file())
             return folder_details([(name, status.st_size, str(status.st_mtime_ns)) for name, status in files])
         return Details(found.st_size, str(found.st_mtime_ns), False)
-    except OSError:
+    except OSError as error:
+        if error.errno in BROKEN_ERRNOS:
+            raise
         return MISSING  # reading the file will fail as well, with the reason
     except ValueError as error:
         raise InputError(f"{path!r} cannot be the path of a video: {error}") from error

@@ -13,7 +13,7 @@ from typing import Any, Final
 from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError, InputError, StreamvidError
-from streamvid.host import limit_met
+from streamvid.host import BROKEN_ERRNOS, limit_met
 from streamvid.storage.regular_file import NotAFileError
 from streamvid.storage.url import AnyPath, is_local, redact
 
@@ -48,10 +48,6 @@ _UNAVAILABLE = {
     "rateLimitExceeded", "userRateLimitExceeded",  # Google
     "ServerBusy", "OperationTimedOut",  # Azure
     "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody",  # the request arrived in another form than it was sent
-}  # fmt: skip
-BROKEN_ERRNOS: Final = {
-    errno.EIO, errno.EAGAIN, errno.EBUSY, errno.EREMOTEIO, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ESTALE,
-    errno.EHOSTDOWN, errno.ECONNABORTED, errno.ECONNRESET, errno.ETIMEDOUT, errno.ENOTCONN,  # the last: by a dead FUSE
 }  # fmt: skip
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError, StreamvidError
-from streamvid.host import limit_met
+from streamvid.host import BROKEN_ERRNOS, limit_met
 from streamvid.storage.byte_range import PART_BYTES, REQUEST_BYTES, WASTE, ByteRange, FileVersion, in_parts, join
-from streamvid.storage.explain import BROKEN_ERRNOS, FileChangedError, StorageUnavailable
+from streamvid.storage.explain import FileChangedError, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_cache import RangeCache
 from streamvid.storage.ranges import RemoteRanges

@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Final, Literal
 
-from streamvid.storage.explain import BROKEN_ERRNOS
+from streamvid.host import BROKEN_ERRNOS
 from streamvid.storage.regular_file import regular_file
 
 _PROBED: Final = 4096

@@ -24,9 +24,10 @@ from typing import Final, Self
 
 from streamvid.checks import is_integer
 from streamvid.errors import DatasetError, InputError
+from streamvid.host import BROKEN_ERRNOS
 from streamvid.storage import filesystem
 from streamvid.storage.cache_folder import BusyError, CacheFolder, Lease, claim, give_up, modified
-from streamvid.storage.explain import BROKEN_ERRNOS, StorageUnavailable
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.link import Link
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import redact

@@ -7,7 +7,6 @@ result has the header of the clip's MP4, and writing the clip copies the packets
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from streamvid.bitstream.annexb import dpb_requirement, parameter_sets
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.bitstream.packets import head_of_packet
 from streamvid.checksum import crc32c
+from streamvid.host import BROKEN_ERRNOS
 from streamvid.mp4.reader import VideoTrack, read_track
 from streamvid.mp4.sample_entry import with_coded_size
 from streamvid.mp4.top_level import NeedsDemuxerError
@@ -63,17 +63,17 @@ def ingest_by_tables(source: Path, *, cut_only: bool = False) -> StoredClip:
         OSError: its disk, or the storage that is mounted there, fails; FFmpeg would call a packet damaged.
     """
     try:
-        with source.open("rb", buffering=0) as file:
+        with source.open("rb") as file:  # buffered, as a storage may give less than is asked for
             return _ingest(source, file, cut_only=cut_only)
     except NeedsDemuxerError:
         raise
     except (OSError, EOFError, ValueError, av.error.FFmpegError) as error:
-        if getattr(error, "errno", 0) in (errno.EIO, errno.ESTALE) and not isinstance(error, av.error.FFmpegError):
+        if getattr(error, "errno", 0) in BROKEN_ERRNOS and not isinstance(error, av.error.FFmpegError):
             raise
         raise NeedsDemuxerError(str(error)) from error
 
 
-def _ingest(source: Path, file: io.FileIO, *, cut_only: bool) -> StoredClip:
+def _ingest(source: Path, file: io.BufferedReader, *, cut_only: bool) -> StoredClip:
     signature = file_signature(file.fileno())
     track = read_track(file)
     start = int(track.offset[0])

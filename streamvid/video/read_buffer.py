@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64, UInt8
+from streamvid.mp4.boxes import OpenFile
 
 BLOCK_BYTES: Final = 1 << 20
 """Bytes that are read at once: few calls, and what was read is still in the processor's cache when it is written."""
@@ -28,11 +28,11 @@ class ReadBuffer:
     runs: list[memoryview]
 
 
-def read_blocks(file: io.RawIOBase, offset: Int64, size: Int64) -> Iterator[ReadBuffer]:
+def read_blocks(file: OpenFile, offset: Int64, size: Int64) -> Iterator[ReadBuffer]:
     """Read byte ranges of a file in order, and the gaps between them.
 
     Args:
-        file: open for reading, unbuffered.
+        file: open for reading.
         offset, size: int64 [ranges], in bytes; offsets rise, and ranges do not overlap.
 
     Raises:
@@ -58,7 +58,7 @@ def read_blocks(file: io.RawIOBase, offset: Int64, size: Int64) -> Iterator[Read
         first = stop
 
 
-def read_range(file: io.RawIOBase, start: int, end: int) -> UInt8:
+def read_range(file: OpenFile, start: int, end: int) -> UInt8:
     """The bytes of a file from a start to an end, uint8 [bytes]; errors as in `read_blocks`."""
     data = np.empty(end - start, dtype=np.uint8)
     _fill(file, start, data.data)
@@ -86,7 +86,7 @@ def coalesce(offset: Int64, size: Int64) -> tuple[Int64, Int64]:
     return offset, np.minimum(size, BLOCK_BYTES)
 
 
-def _fill(file: io.RawIOBase, at: int, view: memoryview) -> None:
+def _fill(file: OpenFile, at: int, view: memoryview) -> None:
     file.seek(at)
     done = 0
     while done < len(view):
