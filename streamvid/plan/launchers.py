@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -47,6 +48,17 @@ def find_launch() -> Launch | None:
         InputError: a variable is missing or no number, or variables contradict each other.
     """
     return _torchrun() or _lightning() or _slurm() or _mpi()
+
+
+def told_of_others() -> str:
+    """What says that this process is one of several, for messages; "" if nothing does."""
+    with suppress(InputError):
+        launch = _slurm() or _mpi()
+        if launch is not None and launch.size > 1:
+            return f"{launch.source} says that it is rank {launch.rank} of {launch.size}"
+        if "LOCAL_RANK" in os.environ and number_of("LOCAL_RANK"):
+            return f"LOCAL_RANK is {number_of('LOCAL_RANK')}"
+    return ""
 
 
 def number_of(name: str) -> int:

@@ -68,7 +68,8 @@ def find_world(
     settle: bool = True,
 ) -> World:
     """Find rank and world size: the given ones, else from a mesh, from torch.distributed, or from the environment
-    variables of a launcher (`streamvid.plan.launchers`), else those of a single process.
+    variables of a launcher (`streamvid.plan.launchers`), else those of a single process. If that is the only one by
+    one of these, and one of several by another, the log says so, once per process.
 
     Args:
         rank, world_size: both or neither; world_size=1 needs no rank.
@@ -98,10 +99,10 @@ def find_world(
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        if settle and size == 1:
+            _warn_of_others(PROCESS_GROUP, launchers.told_of_others())
         return _on_nodes(rank, size, ranks_per_node, PROCESS_GROUP)
-    launch = launchers.find_launch()
-    if launch is None:
-        return _on_nodes(0, 1, ranks_per_node, "nothing that says otherwise")
+    launch = launchers.find_launch() or launchers.Launch(0, 1, "nothing that says otherwise")
     if settle and launch.rank is None:
         raise InputError(
             "LOCAL_RANK and NODE_RANK do not say the rank without WORLD_SIZE and LOCAL_WORLD_SIZE: set these, or make "
@@ -109,6 +110,8 @@ def find_world(
         )
     if settle and not launch.one_run and launch.size > 1:
         _log_launch(launch)
+    if settle and launch.size == 1:
+        _warn_of_others(launch.source, launchers.told_of_others())
     return _on_nodes(launch.rank or 0, launch.size, ranks_per_node, launch.source)
 
 
@@ -131,6 +134,16 @@ def _log_launch(launch: launchers.Launch) -> None:
         "give the loaders world_size=1",
         launch.source, launch.rank, launch.size,
     )  # fmt: skip
+
+
+@cache
+def _warn_of_others(source: str, told: str) -> None:
+    if told:
+        log.warning(
+            "this process is the only one by %s, but %s: loaders give it all clips; if it is one of several of a run, "
+            "set RANK and WORLD_SIZE for each, or give the loaders rank and world_size; else world_size=1",
+            source, told,
+        )  # fmt: skip
 
 
 def _on_nodes(rank: int, size: int, ranks_per_node: int | None, source: str) -> World:

@@ -153,6 +153,35 @@ def test_tasks_that_may_be_runs_of_their_own_are_told_their_part(
         ]
 
 
+ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        (torchrun(0, 1, 1), ""),
+        (srun(0, 1, 1) | ALONE, ""),
+        (srun(2, 4, 4) | ALONE, "Slurm's step says that it is rank 2 of 4"),
+        (mpirun(3, 4, 4) | ALONE, "Open MPI says that it is rank 3 of 4"),
+        (ALONE | {"LOCAL_RANK": "3"}, "LOCAL_RANK is 3"),
+        ({"LOCAL_RANK": "3"}, "LOCAL_RANK is 3"),
+    ],
+)
+def test_the_only_process_by_one_of_several_that_say(
+    environment: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each of them would stream all clips, as with WORLD_SIZE=1 from a container's image."""
+    world._warn_of_others.cache_clear()
+    use(monkeypatch, environment)
+    find_world(world_size=1)
+    find_world(settle=False)
+    assert not caplog.records
+    assert find_world() == find_world() == World(0, 1)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == bool(told)
+    assert all(f"but {told}: loaders give it all clips" in warning for warning in warnings)
+
+
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:-1", "cuda:x", -1, "", "cuda:4", 4, True])
 def test_no_such_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 4)
