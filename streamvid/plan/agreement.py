@@ -12,6 +12,7 @@ import weakref
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final
 
+import streamvid
 from streamvid.errors import InputError
 from streamvid.plan.checkpoint import Cursor
 from streamvid.plan.world import MESH, PROCESS_GROUP, World
@@ -176,6 +177,7 @@ def _plan(cursor: Cursor) -> dict[str, str]:
     schedule, position = cursor.schedule, cursor.position
     identity, plan = schedule.identity, schedule.plan
     return {
+        "the version of streamvid": streamvid.__version__,
         "the dataset, or the selection of its clips (where, keys, weights)": identity.dataset,
         "sampling or its padding": identity.sampling,
         "seed": str(plan.stream.seed),

@@ -64,6 +64,13 @@ def test_one_rank_that_differs_is_named(change: dict[str, Any], name: str) -> No
         check(Agreement(), start(1, **change))
 
 
+def test_a_rank_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(Agreement(), start(0))
+    monkeypatch.setattr(sv, "__version__", "0.0.9")
+    with pytest.raises(InputError, match=r"the version of streamvid differs \(0.0.9 and "):
+        check(Agreement(), start(1))
+
+
 def test_a_state_of_one_rank_alone() -> None:
     check(Agreement(), start(0))
     with pytest.raises(InputError, match="the state that was loaded differs"):
