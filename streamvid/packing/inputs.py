@@ -194,6 +194,8 @@ def _find(given: str, lists: MetadataLists, extensions: tuple[str, ...], *, sequ
     if local and os.path.isdir(given):
         return _below(given, _walk(given), shown, extensions, sequences=sequences)
     if local and os.path.isfile(given):
+        if given.startswith(("/dev/", "/proc/")):  # such as /dev/stdin, which is another file in a worker process
+            given = os.path.realpath(given)
         return _listed(given, lists) if is_list(given) else [_single(given)]
     ranged = has_ranges(given)
     magic = glob.has_magic(given if ranged else urlsplit(given).path)

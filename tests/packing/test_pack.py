@@ -155,6 +155,14 @@ def test_the_same_bytes_with_any_number_of_workers(
     assert len(list((tmp_path / "one/ds/shards").glob("*.tar"))) > 1
 
 
+@pytest.mark.usefixtures("worker_processes")
+def test_a_file_by_a_descriptor_of_this_process(videos: Path, tmp_path: Path) -> None:
+    """As /dev/stdin of ``pack /dev/stdin dataset < one.mp4``; workers have other files there."""
+    with (videos / "a/one.mp4").open("rb") as file:
+        report = pack(f"/dev/fd/{file.fileno()}", tmp_path / "ds", workers=1)
+    assert (report.clips, report.rejected) == (1, ())
+
+
 def test_nothing_of_this_machine_is_in_the_files(videos: Path, tmp_path: Path) -> None:
     shutil.copytree(videos, tmp_path / "elsewhere")
     pack([videos], tmp_path / "x" / "ds")
