@@ -7,7 +7,6 @@ holds the fingerprint of the pack that wrote dataset.json last, and the checksum
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import json
@@ -36,8 +35,7 @@ from streamvid.dataset.manifest import (
 )
 from streamvid.dataset.revisions import commit, kept_manifests, kept_revisions, table_files, with_etags
 from streamvid.dataset.tables import TABLE_FOLDER
-from streamvid.errors import InputError, StreamvidError
-from streamvid.host import limit_met
+from streamvid.errors import InputError
 from streamvid.packing.fingerprints import differing_parts
 from streamvid.packing.journal import (
     PROGRESS_FOLDER,
@@ -203,8 +201,10 @@ def claim(destination: str, fingerprint: str, *, overwrite: bool, base: str | No
     resumed = holder == fingerprint
     if not resumed:
         _clear(destination, everything=not append)
-    elif state.manifest is not None and not append:
-        filesystem.remove_file(join(destination, FILE_NAME))  # that pack was killed before it removed them
+    elif not append:  # that pack may have been killed before it had removed them
+        if state.manifest is not None:
+            filesystem.remove_file(join(destination, FILE_NAME))
+        _remove_changes(destination)
     return resumed
 
 
@@ -217,23 +217,6 @@ def work_folder(destination: str) -> Iterator[Path]:
         os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         yield Path(name)
-
-
-@contextmanager
-def disk_errors_named(destination: str, *, then: str) -> Iterator[None]:
-    """A context that adds the destination to an OSError without a file name, as Arrow's, and what to do if the disk is
-    full or a limit of this process is met (a StreamvidError), such as its memory or threads."""
-    try:
-        yield
-    except (OSError, MemoryError, RuntimeError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what = f"{os.strerror(error.errno)}; free some, there or in {tempfile.gettempdir()}, and do the same again"
-            raise OSError(error.errno, f"{what}: {then}", error.filename or redact(destination)) from error
-        if (limit := limit_met(error)) is not None:
-            raise StreamvidError(f"{redact(destination)}: {limit}, and do the same again: {then}") from error
-        if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, redact(destination)) from error
 
 
 def remove_temporaries(destination: str) -> None:
@@ -290,6 +273,9 @@ def publish(
     if strays:
         kept = {shard.name for manifest in kept_manifests(destination) for shard in manifest.shards}
         strays = [path for path in strays if path.rpartition("/")[2][:8] not in kept]
+    if base is None:
+        ours = {join(destination, file) for table in manifest.tables for file in table.files}
+        strays += [path for path in consolidated_files(destination) if path not in ours]
     map_in_threads(filesystem.remove_file, strays)
     _write_rejected(destination, rejected)
     for name, content in (tables or {}).items():
@@ -365,12 +351,18 @@ def _clear(destination: str, *, everything: bool) -> None:
     """Remove the journal of another pack and, if `everything`, the dataset."""
     if everything:
         # dataset.json first: without it, half-removed shards are not taken for a dataset.
-        for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE, *table_files(destination)):
+        for leftover in (FILE_NAME, REPORT_FILE, REJECTED_FILE):
             filesystem.remove_file(join(destination, leftover))
-        map_in_threads(filesystem.remove_file, [*kept_revisions(destination).values()])
+        _remove_changes(destination)
     _remove_progress_files(destination)
     if everything:
         map_in_threads(filesystem.remove_file, [*shard_files(destination), *consolidated_files(destination)])
+
+
+def _remove_changes(destination: str) -> None:
+    """Remove the earlier revisions of a dataset without dataset.json, and the tables of its changes."""
+    tables = [join(destination, name) for name in table_files(destination)]
+    map_in_threads(filesystem.remove_file, [*tables, *kept_revisions(destination).values()])
 
 
 def shard_files(destination: str) -> list[str]:

@@ -28,7 +28,6 @@ from streamvid.packing.destination import (
     DestinationState,
     abandon,
     claim,
-    disk_errors_named,
     publish,
     read_rejected,
     read_state,
@@ -57,6 +56,7 @@ from streamvid.packing.tables import write_tables
 from streamvid.progress import PackProgress
 from streamvid.storage.client import asked
 from streamvid.storage.folder_lock import lock_folder
+from streamvid.storage.local_writes import disk_errors_named
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, given_path, given_paths, join, redact
 from streamvid.text import format_count, is_utf8

@@ -25,9 +25,10 @@ from streamvid.dataset.revisions import (
     table_files,
 )
 from streamvid.errors import InputError
-from streamvid.packing.destination import consolidated_files, disk_errors_named, remove_temporaries, shard_files
+from streamvid.packing.destination import consolidated_files, remove_temporaries, shard_files
 from streamvid.packing.tables import write_tables
 from streamvid.storage import filesystem
+from streamvid.storage.local_writes import disk_errors_named
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import AnyPath, is_local, join, redact

@@ -1,4 +1,4 @@
-"""Writes local files beside their place, and then gives them their names."""
+"""Writes local files beside their place, and then gives them their names; names the folder in errors of its disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import contextlib
 import errno
 import os
 import secrets
+import tempfile
 from collections.abc import Iterable, Iterator
+
+from streamvid.errors import StreamvidError
+from streamvid.host import limit_met
+from streamvid.storage.url import redact
 
 
 @contextlib.contextmanager
@@ -37,3 +42,20 @@ def name_new(temporary: str, name: str) -> None:
         if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK) or os.path.exists(name):
             raise
         os.replace(temporary, name)  # no hard links here, so no atomic way
+
+
+@contextlib.contextmanager
+def disk_errors_named(destination: str, *, then: str) -> Iterator[None]:
+    """A context that adds the destination to an OSError without a file name, as Arrow's, and what to do if the disk is
+    full or a limit of this process is met (a StreamvidError), such as its memory or threads."""
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            what = f"{os.strerror(error.errno)}; free some, there or in {tempfile.gettempdir()}, and do the same again"
+            raise OSError(error.errno, f"{what}: {then}", error.filename or redact(destination)) from error
+        if (limit := limit_met(error)) is not None:
+            raise StreamvidError(f"{redact(destination)}: {limit}, and do the same again: {then}") from error
+        if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, redact(destination)) from error

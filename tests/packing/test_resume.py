@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from streamvid.dataset.dataset import Dataset
@@ -23,6 +24,8 @@ from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.shard_writer import HashingFile
 from streamvid.progress import PackProgress
+from streamvid.revising.annotate import annotate
+from streamvid.revising.forget import forget
 from streamvid.storage import filesystem
 from streamvid.video.encoders import Target
 from streamvid.video.transcode import TranscodeOptions
@@ -83,14 +86,17 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
 
 
 def test_killed_before_any_of_its_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replacing a dataset: whenever it dies there is none, or a whole one; and the second run ends as the only one."""
+    """Replacing a dataset: whenever it dies there is none, or a whole one; and the second run ends as the only one,
+    without files of the old one, such as its earlier revisions."""
     source = tmp_path / "in"
     source.mkdir()
     for n in range(3):
         write(Recipe(width=64, height=64, frames=2, gop=2, b_frames=0, seed=n), source / f"{n}.mp4")
     (source / "broken.mp4").write_bytes(b"no video")
     old, destination = tmp_path / "old", tmp_path / "ds"
-    pack([source / "0.mp4"], old, shard_size=1)
+    pack([source / "0.mp4", source / "1.mp4"], old, shard_size=1)
+    annotate(old, pa.table({"key": ["0"], "x": [1]}))
+    forget(old, ["1"])
 
     def again() -> None:
         pack([source], destination, shard_size=18_000, overwrite=True, workers=1)
