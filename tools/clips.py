@@ -17,6 +17,7 @@ from typing import Any
 import av
 import av.stream
 import numpy as np
+from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
 from streamvid.mp4.boxes import MIRRORED, write_rotation
 from streamvid.video.encoders import leave_real_time
@@ -56,10 +57,10 @@ _MUXERS = {"mp4": "mp4", "mov": "mov", "mkv": "matroska", "webm": "webm", "avi":
 _SOUND = {"mp4": "aac", "mov": "aac", "ts": "aac", "mkv": "libopus", "webm": "libopus", "avi": "pcm_s16le"}
 # ISO/IEC 23091-2 numbers: matrix, primaries, transfer; and what FFmpeg's scaler calls the matrix.
 _COLOURS = {
-    "bt601": (6, 6, 6, "smpte170m"),
-    "bt709": (1, 1, 1, "itu709"),
-    "bt2020": (9, 9, 14, "bt2020"),
-    "untagged": (2, 2, 2, "smpte170m"),
+    "bt601": (6, 6, 6, Colorspace.SMPTE170M),
+    "bt709": (1, 1, 1, Colorspace.ITU709),
+    "bt2020": (9, 9, 14, Colorspace.BT2020),
+    "untagged": (2, 2, 2, Colorspace.SMPTE170M),
 }
 
 
@@ -251,10 +252,14 @@ def _cover_packets(stream: Any) -> Iterator[Any]:
 
 def _encode(stream: Any, recipe: Recipe, pictures: Iterable[Image]) -> Iterator[Any]:
     *_, matrix = _COLOURS[recipe.colour]
-    levels = "JPEG" if recipe.full_range else "MPEG"
+    levels = ColorRange.JPEG if recipe.full_range else ColorRange.MPEG
+    # One for all: `VideoFrame.reformat` makes one for each frame, in which most of the time of a small frame goes.
+    reformatter = VideoReformatter()
     for picture, tick in zip(pictures, recipe.frame_ticks(), strict=True):
         source = av.VideoFrame.from_ndarray(picture, format="rgb24")
-        frame = source.reformat(format=recipe.pix_fmt, dst_colorspace=matrix, dst_color_range=levels)
+        frame = reformatter.reformat(
+            source, format=recipe.pix_fmt, dst_colorspace=matrix, dst_color_range=levels, threads=1
+        )
         frame.pts, frame.time_base = tick, recipe.time_base
         packets = stream.encode(frame)
         if recipe.codec == "av1":
