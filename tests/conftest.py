@@ -59,7 +59,7 @@ np.testing.assert_array_equal = _equal
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.support.s3_server", "tests.support.faulty_s3"]
+pytest_plugins = ["tests.support.s3_server", "tests.support.faulty_s3", "tests.support.forked_python"]
 if importlib.util.find_spec("xdist"):  # not on every machine with a GPU
     pytest_plugins.append("tests.support.scheduler")
 

@@ -9,7 +9,6 @@ import json
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import Counter
@@ -320,8 +319,8 @@ print(len(next(iterator)["clip"]))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_python_ends_while_an_iterator_is_alive(packed: Packed, engine: EngineName) -> None:
-    command = [sys.executable, "-c", ALIVE, str(packed.path), engine]
+def test_python_ends_while_an_iterator_is_alive(packed: Packed, engine: EngineName, forked_python: Path) -> None:
+    command = [str(forked_python), "-c", ALIVE, str(packed.path), engine]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.split()) == (0, ["2"]), done.stderr
 

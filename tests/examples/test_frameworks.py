@@ -32,11 +32,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-# Both runs, each in processes forked from one that has imported the framework: to import it takes most of the time. If
-# they are several, they have a launcher's environment. Between the runs a line of dashes.
+# Both runs, each in processes forked from one that has imported the framework, and what optimizers and loaders import:
+# that takes most of the time. If they are several, they have a launcher's environment. Between the runs a line of
+# dashes.
 _RANKS = """
 import importlib, json, os, runpy, sys
-importlib.import_module(sys.argv[1])
+for module in (sys.argv[1], "torch._dynamo", "av", "streamvid.loader.stream_loader"):
+    importlib.import_module(module)
 
 def rank_of_a_run():
     for size, port, arguments in json.loads(sys.argv[2]):

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ kill -TERM $(cat "$STAND_IN_FILES/nodes")
 TORCHRUN = (
     "words=()\n"
     'for word in "$@"; do [[ $word == is_host=* ]] && word+=",keep_alive_interval=1"; words+=("$word"); done\n'
-    f'exec {sys.executable} -m torch.distributed.run --local-addr 127.0.0.1 "${{words[@]}}"'
+    'exec "$PYTHON_EXEC" -m torch.distributed.run --local-addr 127.0.0.1 "${words[@]}"'
 )
 
 # A pace that leaves time to stop a run in the middle.
@@ -72,8 +71,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """A PATH with `torchrun`, and nothing of another launch."""
+def environment(tmp_path: Path, forked_python: Path) -> dict[str, str]:
+    """A PATH with `torchrun`, the Python that it starts ranks by, and nothing of another launch."""
     programs = tmp_path / "bin"
     programs.mkdir()
     add_program(programs / "torchrun", TORCHRUN)
@@ -81,6 +80,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     return kept | {
         "PATH": f"{programs}:{os.environ['PATH']}",
         "PYTHONPATH": os.getcwd(),
+        "PYTHON_EXEC": str(forked_python),
         "OMP_NUM_THREADS": "1",
         "RANKS_PER_NODE": "1",
         "RUN_DIR": str(tmp_path / "run"),

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -135,6 +134,7 @@ class Jobs:
 
     dataset: Path
     folder: Path
+    python: Path
     started: list[Job]
 
     def start(
@@ -145,13 +145,14 @@ class Jobs:
         environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         environment |= {
             "PYTHONPATH": os.getcwd(),
+            "PYTHON_EXEC": str(self.python),
             "OMP_NUM_THREADS": "1",
             "EXAMPLE": os.path.abspath("examples/resume.py"),
             "PAUSED_FILES": files,
             "PAUSE_AFTER": str(pause_after),
             "PAUSE_IN_SAVE": "1" if in_save else "",
         }
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+        command = [str(self.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
         command += [str(self.folder / "rank.py"), str(self.dataset), "--checkpoint", str(self.checkpoint)]
         command += ["--every", str(EVERY), "--epochs", str(EPOCHS), "--batch-size", str(batch), "--threads", "1"]
         command += ["--seen", str(self.folder / name), *options]
@@ -180,8 +181,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def jobs(dataset: Path, tmp_path: Path) -> Iterator[Jobs]:
-    jobs = Jobs(dataset, tmp_path, [])
+def jobs(dataset: Path, tmp_path: Path, forked_python: Path) -> Iterator[Jobs]:
+    jobs = Jobs(dataset, tmp_path, forked_python, [])
     yield jobs
     for job in jobs.started:
         if job.process.poll() is None:

@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -842,10 +841,12 @@ def digests(batches: Iterable[Batch]) -> list[tuple[int, str]]:
 
 
 @pytest.mark.processes
-def test_ranks_that_are_killed_and_resumed_as_one(whole: Path, damaged: Path, tmp_path: Path) -> None:
+def test_ranks_that_are_killed_and_resumed_as_one(
+    whole: Path, damaged: Path, tmp_path: Path, forked_python: Path
+) -> None:
     """Real processes, without a word between them: every good clip once, every bad one noted once."""
 
-    command = [sys.executable, "-c", RANK, str(damaged), str(tmp_path)]
+    command = [str(forked_python), "-c", RANK, str(damaged), str(tmp_path)]
     ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [-signal.SIGKILL] * 2

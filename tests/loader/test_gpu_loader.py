@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -430,7 +429,7 @@ def test_a_forked_worker_leaves_the_garbage_of_the_main_process_alone(dataset: P
 
 
 SCRIPT = """
-import sys, time, threading
+import os, sys, time, threading
 import streamvid as sv
 from streamvid.sampling.windows import Window
 ds = sv.ClipDataset(sys.argv[1], sampling=Window(4), transform=sv.Transform(resize=(32, 32)))
@@ -443,7 +442,7 @@ if __name__ == "__main__":
     batches = iter(proxy)
     for number in range(3):
         next(batches)
-    print("running", flush=True)
+    print("running", os.getpid(), flush=True)
     if sys.argv[2] == "interrupt":
         for batch in batches:
             pass
@@ -451,23 +450,22 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["interrupt", "end"])
-def test_ctrl_c_and_the_end_of_the_program(dataset: Path, how: str) -> None:
+def test_ctrl_c_and_the_end_of_the_program(dataset: Path, how: str, forked_python: Path) -> None:
     """A Ctrl-C reaches all processes of a terminal; and an iterator may still be there when Python ends."""
-    command = [sys.executable, "-c", SCRIPT, str(dataset), how]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
+    command = [str(forked_python), "-c", SCRIPT, str(dataset), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "running\n"
-        children = processes_below(process.pid)
+        running, pid = process.stdout.readline().split()
+        assert running == "running"
+        children = processes_below(int(pid))
         if how == "interrupt":
             assert len(children) >= 2
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(int(pid), signal.SIGINT)
         try:
             _, errors = process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             # It would go on for ever, and take the machine from all tests behind this one.
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(int(pid), signal.SIGKILL)
             raise
     assert process.returncode in ((1, -signal.SIGINT, 130) if how == "interrupt" else (0,)), errors
     assert ("KeyboardInterrupt" in errors) == (how == "interrupt")

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -470,9 +469,9 @@ loader.close()
 
 
 @pytest.mark.parametrize("keep", [0, 5000])
-def test_a_shard_truncated_while_it_is_read(packed: Packed, tmp_path: Path, keep: int) -> None:
+def test_a_shard_truncated_while_it_is_read(packed: Packed, tmp_path: Path, keep: int, forked_python: Path) -> None:
     path = copy(packed, tmp_path)
-    command = [sys.executable, "-c", TRUNCATED_LATER, str(path), str(keep)]
+    command = [str(forked_python), "-c", TRUNCATED_LATER, str(path), str(keep)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused"), done.stdout

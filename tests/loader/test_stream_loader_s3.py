@@ -176,10 +176,11 @@ for epoch in range(2):
 """
 
 
-def test_ranks_of_a_node_share_the_cache(datasets: tuple[str, str], tmp_path: Path) -> None:
+def test_ranks_of_a_node_share_the_cache(datasets: tuple[str, str], tmp_path: Path, forked_python: Path) -> None:
     _, remote = datasets
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-    command += [sys.executable, "-c", RANK, remote, str(tmp_path / "cache")]
+    python = str(forked_python)
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
+    command += [python, "-c", RANK, remote, str(tmp_path / "cache")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = [[int(word) for word in line.split()] for line in done.stdout.splitlines() if line.strip()]

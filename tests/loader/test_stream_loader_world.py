@@ -7,7 +7,6 @@ import logging
 import multiprocessing
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -373,14 +372,14 @@ torch.distributed.destroy_process_group()
 """
 
 
-def test_torchrun_is_known_before_the_process_group(dataset: str, tmp_path: Path) -> None:
+def test_torchrun_is_known_before_the_process_group(dataset: str, tmp_path: Path, forked_python: Path) -> None:
     (tmp_path / "rank.py").write_text(UNDER_TORCHRUN)
     environment = {name: value for name, value in os.environ.items() if not is_launchers(name)}
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        [str(forked_python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          str(tmp_path / "rank.py"), dataset, str(tmp_path)],
         capture_output=True, text=True, timeout=200,
-        env=environment | {"PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"},
+        env=environment | {"PYTHONPATH": os.getcwd(), "PYTHON_EXEC": str(forked_python), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
