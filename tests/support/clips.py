@@ -6,14 +6,18 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 
 import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
 
 from tools import clips
 from tools.clips import Recipe
+from tools.pictures import Image
 
 ENCODED = "STREAMVID_TESTS_CLIPS"
 """The environment variable that names the folder of encoded clips."""
@@ -27,6 +31,21 @@ def write(recipe: Recipe, path: Path | str) -> Path:
         part = clips.write(recipe, f"{kept}.{os.getpid()}")
         part.replace(kept)
     return Path(shutil.copyfile(kept, path))
+
+
+def frames_of(pictures: Iterable[Image], pix_fmt: str = "yuv420p") -> Iterator[av.VideoFrame]:
+    """Frames for an encoder, of pictures as `paint` gives them. To open swscale for each takes longer than to convert a
+    small one."""
+    reformatter = VideoReformatter()
+    for picture in pictures:
+        yield reformatter.reformat(av.VideoFrame.from_ndarray(picture, format="rgb24"), format=pix_fmt, threads=1)
+
+
+def decoded_pictures(frames: Iterable[av.VideoFrame]) -> list[Image]:
+    """The pictures of decoded frames by swscale, uint8 [height, width, 3]."""
+    reformatter = VideoReformatter()
+    converted = (reformatter.reformat(frame, format="rgb24", threads=1) for frame in frames)
+    return [np.asarray(frame.to_ndarray(), dtype=np.uint8) for frame in converted]
 
 
 def one_after_the_other(parts: list[Path], path: Path) -> Path:

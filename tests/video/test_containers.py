@@ -25,11 +25,11 @@ from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import CUT_OFF, StoredClip
 from streamvid.video.timestamps import _fill_times, decoded_times
 from tests.support import images, mpeg4
-from tests.support.clips import write
+from tests.support.clips import decoded_pictures, frames_of, write
 from tests.support.remux import remuxing
 from tests.support.serving import Handler, serving
 from tools.clips import Recipe, read_frame_number
-from tools.pictures import draw_frame_number
+from tools.pictures import Image, draw_frame_number
 from tools.recipes import Codec
 
 FRAMES, RATE, WIDTH, HEIGHT = 15, 30, 352, 288
@@ -54,13 +54,17 @@ def encode(
         stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
         stream.codec_context.thread_count = 1
         audio: Any = output.add_stream(sound, rate=48000) if sound else None
-        for number in range(frames):
-            picture = np.full((size[1], size[0], 3), 4 * number % 256, dtype=np.uint8)
+
+        def picture(number: int) -> Image:
             if noisy:
-                picture = np.random.default_rng(number).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+                made = np.random.default_rng(number).integers(0, 256, (*size[::-1], 3), dtype=np.uint8)
+            else:
+                made = np.full((size[1], size[0], 3), 4 * number % 256, dtype=np.uint8)
             if numbered:
-                draw_frame_number(picture, number)
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=pix_fmt)
+                draw_frame_number(made, number)
+            return made
+
+        for number, frame in enumerate(frames_of(map(picture, range(frames)), pix_fmt)):
             frame.pts, frame.time_base = times[number] if times else number, Fraction(1, rate)
             output.mux(stream.encode(frame))
             leave_real_time()
@@ -83,7 +87,7 @@ def prepare(source: Path, folder: Path, **options: Any) -> tuple[StoredClip, boo
 def decoded(path: Path) -> list[np.ndarray[Any, Any]]:
     with open_video(path) as container:
         container.streams.video[0].codec_context.thread_count = 1
-        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        return decoded_pictures(container.decode(video=0))
 
 
 def check(source: Path, folder: Path, *, copied: bool, rate: int = RATE, frames: int = FRAMES, **options: Any) -> None:

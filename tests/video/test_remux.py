@@ -30,6 +30,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import OVERLAPS, StoredClip
 from tests.support.bits import to_bits
 from tests.support.clips import one_after_the_other, without_packets, write
+from tests.support.clips import frames_of, one_after_the_other, without_packets, write
 from tests.support.ogm import write_ogm
 from tests.support.reference import seconds, sequential, slice_of, whole
 from tests.support.remux import remuxing
@@ -654,10 +655,7 @@ def test_decode_times_of_pages(per_page: int, tmp_path: Path) -> None:
     encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 160, 96, "yuv420p", Fraction(1, 25)
     encoder.max_b_frames = 2
     recipe = Recipe(width=160, height=96, frames=40, fps=Fraction(25))
-    pictures = [
-        av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p") for picture in paint(recipe)
-    ]
-    packets = [bytes(packet) for picture in (*pictures, None) for packet in encoder.encode(picture)]
+    packets = [bytes(packet) for picture in (*frames_of(paint(recipe)), None) for packet in encoder.encode(picture)]
     source = write_ogm(tmp_path / "a.ogm", packets, fourcc=b"XVID", size=(160, 96), per_page=per_page)
     clip = store_clip(source, tmp_path)
     frames = decode_with_pyav(slice_of(clip, range(len(clip.index.visible))))

@@ -32,7 +32,7 @@ from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import CUT_OFF, StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
-from tests.support.clips import without_packets, write
+from tests.support.clips import frames_of, without_packets, write
 from tests.support.field_pictures import Picture, write_fields
 from tests.support.ogm import write_ogm
 from tests.support.reference import slice_of, to_rgb, whole
@@ -365,8 +365,7 @@ def test_what_cannot_be_stored_is_decoded_from_the_file(tmp_path: Path) -> None:
         stream: Any = output.add_stream("mpeg2video", rate=25)
         stream.width, stream.height, stream.pix_fmt, stream.bit_rate = 160, 96, "yuv420p", 4_000_000
         recipe = Recipe(width=160, height=96, frames=20, gop=10)
-        for number, picture in enumerate(paint(recipe)):
-            frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
+        for number, frame in enumerate(frames_of(paint(recipe))):
             frame.pts, frame.time_base = number, Fraction(1, 25)
             output.mux(stream.encode(frame))
         output.mux(stream.encode(None))
@@ -402,10 +401,7 @@ def test_packets_without_data_are_no_frames(tmp_path: Path) -> None:
     encoder: Any = av.CodecContext.create("mpeg2video", "w")
     encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 160, 96, "yuv420p", Fraction(1, 25)
     recipe = Recipe(width=160, height=96, frames=12)
-    pictures = [
-        av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p") for picture in paint(recipe)
-    ]
-    packets = [bytes(packet) for picture in (*pictures, None) for packet in encoder.encode(picture)]
+    packets = [bytes(packet) for picture in (*frames_of(paint(recipe)), None) for packet in encoder.encode(picture)]
     source = write_ogm(tmp_path / "a.ogm", [*packets[:5], b"", *packets[5:], b""], fourcc=b"MPG2", size=(160, 96))
     clip = converted(source, tmp_path / "out", TranscodeOptions("h264"))
     assert numbers(clip, recipe) == list(range(12))
