@@ -20,11 +20,11 @@ from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_se
 from streamvid.bitstream.nal import DpbRequirement
 from streamvid.bitstream.packets import START_CODE, Packets
 from streamvid.video.remux import store_clip
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.reference import whole
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
-NAMES = [name for name, recipe in hard_recipes().items() if recipe.codec in NAL_SYNTAX]
+NAMES = [name for name, recipe in hard_clips().items() if recipe.codec in NAL_SYNTAX]
 
 
 def units(data: bytes, codec: str) -> list[bytes]:
@@ -36,7 +36,7 @@ def units(data: bytes, codec: str) -> list[bytes]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_packets_are_those_that_ffmpeg_makes(name: str, tmp_path: Path) -> None:
-    recipe = hard_recipes()[name]
+    recipe = hard_clips()[name]
     clip = store_clip(write(recipe, tmp_path / f"source.{recipe.container}"), tmp_path)
     part = whole(clip)
     settings = parameter_sets(clip.codec, clip.stsd)

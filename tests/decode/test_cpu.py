@@ -29,13 +29,13 @@ from streamvid.video.image_decoder import image_pipeline
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.images import HEIGHT, WIDTH, taken
 from tests.support.reference import slice_of, whole
 from tests.support.stuck import Hangs, woken
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
-HARD = hard_recipes()
+HARD = hard_clips()
 LONG = Recipe(width=96, height=64, frames=120, gop=40, b_frames=3)
 
 

@@ -15,11 +15,11 @@ from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.dali import fuse, group, reason_of
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.reference import slice_of
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
-HARD = hard_recipes()
+HARD = hard_clips()
 
 
 @pytest.mark.parametrize(

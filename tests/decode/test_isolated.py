@@ -25,14 +25,14 @@ from streamvid.decode.slice_frames import CrashedDecoderError, DamagedClipError,
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.workers import WorkerProcess
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.clock import soon
 from tests.support.open_files import open_files
 from tests.support.processes import alive, bytes_written, processes_below
 from tests.support.reference import slice_of, whole
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
-HARD = hard_recipes()
+HARD = hard_clips()
 STARTED = 100
 """More bytes than a process writes before its first frames."""
 LONG = Recipe(width=96, height=64, frames=120, gop=40, b_frames=3)

@@ -21,10 +21,10 @@ from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.clock import soon
 from tests.support.reference import slice_of
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
 
 def key(number: int) -> SessionKey:
@@ -414,7 +414,7 @@ def test_cores_take_jobs_of_exactly_the_least_pixels() -> None:
 @pytest.mark.parametrize("name", ["h264", "h264_interlaced", "h264_open_gop", "hevc", "hevc_open_gop", "hevc_10bit"])
 def test_jobs_decode_on_the_cpu_to_the_planes_of_the_sequential_decode(name: str, tmp_path: Any) -> None:
     """As the CPU assist decodes: parameter sets in band, one codec context for all jobs."""
-    recipe = hard_recipes()[name]
+    recipe = hard_clips()[name]
     clip = store_clip(write(recipe, tmp_path / "source.mp4"), tmp_path)
     with av.open(str(clip.mp4)) as container:
         whole = [frame.to_ndarray() for frame in container.decode(video=0)]

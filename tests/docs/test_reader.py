@@ -17,12 +17,11 @@ from streamvid.packing.index import index
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video import index_file
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.foreign import CLIP, encoded, write_tar
 from tests.support.packed import make_videos
-from tools.recipes import hard_recipes
 
-HARD = hard_recipes()
+HARD = hard_clips()
 
 
 def clips(dataset: Path) -> Iterator[tuple[dict[str, Any], Path, Path]]:

@@ -28,12 +28,12 @@ from streamvid.fetch.encoded_batch import row_color
 from streamvid.packing.options import PackOptions
 from streamvid.storage import range_reader
 from tests.support.batches import assert_same
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.clock import Clock
 from tests.support.packed import edit_index, edit_parquet, pack_recipes, pack_with_columns, replace_packets, reseal
 from tests.support.reference import sequential
 from tests.support.views import upright
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
 
 def _coded(one: Recipe) -> tuple[object, ...]:
@@ -42,7 +42,7 @@ def _coded(one: Recipe) -> tuple[object, ...]:
     return *looks, one.open_gop, one.hidden, one.variable, one.trim > 0
 
 
-HARD = dict({_coded(one): (name, one) for name, one in hard_recipes().items()}.values())
+HARD = dict({_coded(one): (name, one) for name, one in hard_clips().items()}.values())
 SMALL = Recipe(width=96, height=64, gop=12, frames=30)
 RECIPES: dict[str, Recipe] = {
     "b_frames": replace(SMALL, b_frames=3),

@@ -16,10 +16,11 @@ from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.sampling.spread import All
+from tests.support.clips import hard_clips
 from tests.support.packed import make_videos
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
-HARD: Final = hard_recipes()
+HARD: Final = hard_clips()
 SMALL: Final[dict[str, Any]] = {"width": 64, "height": 64, "frames": 24, "gop": 8}
 
 

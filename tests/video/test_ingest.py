@@ -30,12 +30,12 @@ from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 from streamvid.video.trim import trim_clip
 from tests.mp4.test_reader import made
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.reference import sequential, slice_of
 from tests.support.tables import metadata_of
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
-HARD = {name: recipe for name, recipe in hard_recipes().items() if recipe.container in ("mp4", "mov")}
+HARD = {name: recipe for name, recipe in hard_clips().items() if recipe.container in ("mp4", "mov")}
 ODD = {name for name, recipe in HARD.items() if recipe.trim or recipe.trim_end or recipe.codec in ("mpeg4", "mjpeg")}
 ODD |= {"h264_avc3", "h264_fragmented", "vp9_mp4"}
 

@@ -27,17 +27,17 @@ from streamvid.video import native_decoder
 from streamvid.video.codec_context import ReusableCodecContext
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.nvdec_driver import compile_c
 from tests.support.packed import pack_recipes
 from tests.support.reference import joined, slice_of, whole
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
 SOURCE = Path(native_decoder.__file__).parents[1] / "native/ffmpeg.c"
 SMALL = Recipe(width=96, height=64, frames=30, gop=12, b_frames=3, style="texture")
 RECIPES = {
     **{
-        name: hard_recipes()[name]
+        name: hard_clips()[name]
         for name in (
             "h264_pyramid", "h264_open_gop", "h264_avc3", "hevc_open_gop_from_cra", "hevc_10bit", "vp9_hidden_frames",
             "vp9_odd", "vp8_hidden_frames", "mpeg4_avi_b_frames",

@@ -29,16 +29,15 @@ from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import OVERLAPS, StoredClip
 from tests.support.bits import to_bits
-from tests.support.clips import one_after_the_other, without_packets, write
-from tests.support.clips import frames_of, one_after_the_other, without_packets, write
+from tests.support.clips import frames_of, hard_clips, one_after_the_other, without_packets, write
 from tests.support.ogm import write_ogm
 from tests.support.reference import seconds, sequential, slice_of, whole
 from tests.support.remux import remuxing
-from tools.clips import Recipe, hard_recipes, lie_about_duration, lie_about_size, paint, read_frame_number, truncate
+from tools.clips import Recipe, lie_about_duration, lie_about_size, paint, read_frame_number, truncate
 from tools.damage import lie_about_order
 from tools.recipes import Codec, Container
 
-HARD = hard_recipes()
+HARD = hard_clips()
 
 
 @pytest.mark.parametrize("name", HARD)

@@ -32,14 +32,14 @@ from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import CUT_OFF, StoredClip
 from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
-from tests.support.clips import frames_of, without_packets, write
+from tests.support.clips import frames_of, hard_clips, without_packets, write
 from tests.support.field_pictures import Picture, write_fields
 from tests.support.ogm import write_ogm
 from tests.support.reference import slice_of, to_rgb, whole
 from tests.support.remux import remuxing
-from tools.clips import Recipe, flip_bytes, hard_recipes, paint, read_frame_number
+from tools.clips import Recipe, flip_bytes, paint, read_frame_number
 
-HARD = hard_recipes()
+HARD = hard_clips()
 WIDE = Recipe(width=320, height=176, frames=40, gop=20)
 
 

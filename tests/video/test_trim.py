@@ -23,11 +23,11 @@ from streamvid.video.frame_index import DISPOSABLE, HIDDEN, RANDOM_ACCESS
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.trim import non_displayed_bytes, trim_clip
-from tests.support.clips import write
+from tests.support.clips import hard_clips, write
 from tests.support.reference import sequential, slice_of, to_rgb
-from tools.clips import Recipe, hard_recipes
+from tools.clips import Recipe
 
-HARD = hard_recipes()
+HARD = hard_clips()
 Frames = list[npt.NDArray[np.uint8]]
 
 
