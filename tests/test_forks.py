@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,8 +98,8 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_recipes(recipes, tmp_path_factory.mktemp("forks"), options=sv.PackOptions(compatible_with="any"))
 
 
-def test_nothing_that_a_child_does_waits_or_touches_its_parent(dataset: Path) -> None:
-    script = [sys.executable, "-c", SCRIPT, json.dumps([KINDS, ACTS, str(dataset)])]
+def test_nothing_that_a_child_does_waits_or_touches_its_parent(dataset: Path, forked_python: Path) -> None:
+    script = [str(forked_python), "-c", SCRIPT, json.dumps([KINDS, ACTS, str(dataset)])]
     ran = subprocess.run(script, capture_output=True, text=True, check=False)
     codes = dict(json.loads(line) for line in ran.stdout.splitlines())
     bad = [(kind, act, code) for kind, acts in codes.items() for act, code in acts.items() if code != 7]

@@ -22,13 +22,13 @@ VP9 = Recipe(codec="vp9", container="mp4", width=128, height=96, gop=8, frames=5
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, forked_python: Path) -> Path:
     """`videos`, `set` and `models`."""
     folder = tmp_path_factory.mktemp("serve")
     recipes = {f"{n}.mp4": replace(VP9, seed=n, frames=50 + 9 * n) for n in range(4)}
     pack_recipes(recipes, folder, {"label": ["right", "left"] * 2}, options=PackOptions("any"))
     options = ["--models", str(folder / "models"), "--steps", "3", "--batch-size", "2", "--server", "cpu"]
-    command = [sys.executable, "examples/serve/train.py", str(folder / "set"), *options]
+    command = [str(forked_python), "examples/serve/train.py", str(folder / "set"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "step 3  loss" in done.stdout

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import av
@@ -16,10 +15,10 @@ import streamvid as sv
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_ends_above_bicubic(tmp_path: Path) -> None:
+def test_it_ends_above_bicubic(tmp_path: Path, forked_python: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, "examples/super_resolution.py", "--out", str(tmp_path), "--steps", "200", "--crop", "48"],
+        [str(forked_python), "examples/super_resolution.py", "--out", str(tmp_path), "--steps", "200", "--crop", "48"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -115,7 +115,7 @@ def test_the_report_counts_missing_and_surplus_rows(tmp_path: Path) -> None:
 
 
 def test_many_videos_take_little_memory(tmp_path: Path) -> None:
-    count = 20_000
+    count = 5_000
     sources = [SourceVideo(f"/in/{n // 100}/v{n}.mp4", f"{n // 100}/v{n}.mp4", f"k{n}") for n in range(count)]
     (tmp_path / "l.csv").write_text("path,n,text\n" + "".join(f"v{n}.mp4,{n},some text {n}\n" for n in range(count)))
     lists = MetadataLists()
