@@ -18,7 +18,7 @@ import streamvid as sv
 from streamvid.dataset import members
 from streamvid.packing.options import PackOptions
 from tests.support.batches import assert_same
-from tests.support.clock import Clock
+from tests.support.clock import Clock, soon
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.foreign import write_tar
 from tests.support.packed import SMALL, make_videos, pack_recipes
@@ -108,6 +108,7 @@ def test_the_loop_can_be_left_while_the_bucket_is_away(s3: FaultyS3, tmp_path: P
     ) as loader:  # fmt: skip
         s3.fault = lambda method, key, before: "503" if key.endswith("00000300.tar") else None
         for _ in loader:
+            assert soon(lambda: any(key.endswith("00000300.tar") for _, key, _ in s3.requests)), "it is not waited for"
             break
 
 

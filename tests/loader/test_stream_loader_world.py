@@ -235,9 +235,11 @@ def test_another_rank_after_the_first_epoch(dataset: str, monkeypatch: pytest.Mo
 
 def test_given_ranks_are_final(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with loader(dataset, rank=1, world_size=2) as source:
-        take(source)
+        expected = [take(source) for _ in range(2)]
+    with loader(dataset, rank=1, world_size=2) as source:
+        first = take(source)
         joins(monkeypatch, 0, 4)
-        take(source)
+        assert [first, take(source)] == expected
 
 
 def test_a_step_that_cannot_be_filled_in_the_world_that_comes(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
