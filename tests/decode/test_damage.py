@@ -24,7 +24,7 @@ from tests.support.clips import without_packets, write
 from tests.support.reference import slice_of
 from tools.clips import Recipe
 
-BASE = Recipe(width=208, height=120, frames=80, gop=20, b_frames=3, style="texture")
+BASE = Recipe(width=128, height=80, frames=80, gop=20, b_frames=3, style="texture")
 CODECS = {
     "h264": BASE,
     "hevc_open_gop": replace(BASE, codec="hevc", open_gop=True),
