@@ -25,7 +25,7 @@ from tools.clips import Recipe
 from tools.damaged_sources import make_damaged, try_level
 from tools.recipes import Codec, Container
 
-LONG = Recipe(width=128, height=96, frames=240, gop=30, b_frames=0, style="texture")
+LONG = Recipe(width=96, height=64, frames=240, gop=30, b_frames=0, style="texture")
 SURVEYED = tuple(
     replace(LONG, frames=140, gop=gop, codec=codec, container=container)  # type: ignore[arg-type]
     for codec, container, gop in (("h264", "mp4", 20), ("h264", "ts", 70), ("vp9", "webm", 20), ("hevc", "mkv", 20))
