@@ -62,25 +62,26 @@ class Program(NamedTuple):
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Path]:
-    """The executable, while its server runs. The server starts with the first use of its socket.
+    """The executable, while its server runs.
 
     Args:
         folder: for the executable and the socket, whose path is limited to some 100 bytes.
     """
     address, python = folder / "socket", folder / "python"
+    # Closed here once the server has it: if that ends, clients are refused instead of waiting.
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(address))
         listening.listen(100)
-        # The server ends with this pipe, so with this process, too.
-        with subprocess.Popen(
+        server = subprocess.Popen(
             [sys.executable, "-u", "-m", __name__, str(listening.fileno())],
             stdin=subprocess.PIPE, pass_fds=[listening.fileno()], env={**os.environ, "OMP_NUM_THREADS": "1"},
-        ) as server:  # fmt: skip
-            python.write_text(_CLIENT.format(python=sys.executable, address=str(address)))
-            python.chmod(0o755)
-            yield python
-            assert server.stdin is not None
-            server.stdin.close()
+        )  # fmt: skip
+        server.wait()  # it goes on as no child of this process: tests look at these, and kill them
+    assert server.stdin is not None
+    with server.stdin:  # the server ends with this pipe, so with this process, too
+        python.write_text(_CLIENT.format(python=sys.executable, address=str(address)))
+        python.chmod(0o755)
+        yield python
 
 
 @pytest.fixture(scope="session")
@@ -185,6 +186,9 @@ def _run(program: Program) -> None:
 
 
 if __name__ == "__main__":
+    if os.fork():
+        os._exit(0)
+    os.setsid()
     # An optimizer imports PyTorch's compiler, for more than a second.
     for module in ("torch.distributed.run", "torch._dynamo", "av", *LOADERS):
         importlib.import_module(module)

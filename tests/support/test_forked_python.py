@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.clock import soon
-from tests.support.processes import alive
+from tests.support.processes import alive, command_line, processes_below
 
 # Prints its process id, and waits; ends with 7 at a SIGTERM.
 WAITS = """
@@ -38,6 +38,12 @@ def test_arguments_streams_environment_and_folder(forked_python: Path, tmp_path:
     options = {"input": "in", "env": environment, "cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60}
     done = subprocess.run([forked_python, "-u", "script.py", "a", "b c"], **options)  # type: ignore[call-overload]
     assert done.stdout == f"__main__ ['a', 'b c'] in 2 {tmp_path}\n", done.stderr
+
+
+def test_its_server_is_no_child_of_the_tests(forked_python: Path) -> None:
+    """Some look for children, and kill them."""
+    assert subprocess.run([forked_python, "-c", "pass"], timeout=60).returncode == 0
+    assert not [pid for pid in processes_below(os.getpid()) if b"forked_python" in command_line(pid)]
 
 
 @pytest.mark.parametrize(
