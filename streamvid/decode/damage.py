@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,9 @@ _MIN_PACKETS: Final = 64
 not know the parameter sets in the packets of earlier parts."""
 _KEPT_BYTES: Final = 128 << 20
 """Memory for frames that are kept while others are decoded."""
+_DECODED_PARTLY: Final = ("hevc", "vp8")
+"""Codecs of which FFmpeg may leave out a part of a picture without an error."""
+_LEFT_OUT: Final = "FFmpeg leaves out a part of a picture"
 _SHOWN: Final = 5
 """Runs of frame numbers that a message lists."""
 
@@ -65,8 +68,8 @@ def find_damage(index: FrameIndex, frames: Int64, encode: Callable[[Int64], Enco
     """Decode frames of a clip as a loader does, and find the frames that fail.
 
     A frame is damaged if a slice of only this frame does not decode; a window is damaged if one of its frames is. A
-    HEVC frame is also damaged if it shows uninitialised memory, which a loader does not notice. Undamaged parts are
-    decoded once. In a damaged part the frames are found by bisection.
+    frame of HEVC or VP8 is also damaged if it shows uninitialised memory, which a loader does not notice. Undamaged
+    parts are decoded once. In a damaged part the frames are found by bisection.
 
     Args:
         index: the clip's packets.
@@ -100,6 +103,9 @@ def _search(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedS
         return
     if (cause := _cause(encode(np.sort(frames)))) is None:
         return
+    if cause.rows:
+        found.update(dict.fromkeys(np.sort(frames)[[*cause.rows]].tolist(), cause.text))
+        return
     before = len(found)
     if len(frames) > 1:
         half = len(frames) // 2
@@ -129,24 +135,51 @@ class _Cause(NamedTuple):
     Attributes:
         text: in words.
         spreads: whether all frames that need the damaged packets fail, too.
+        rows: the damaged frames among the slice's; () if unknown.
     """
 
     text: str
     spreads: bool = True
+    rows: tuple[int, ...] = ()
 
 
 def _cause(encoded: EncodedSlice) -> _Cause | None:
     """The cause for which a slice does not decode to its frames in order; None if it does."""
+    partly = encoded.codec in _DECODED_PARTLY
+    context, kept = ReusableCodecContext(any_history=partly), _kept_frames(encoded) if partly else 0
     try:
-        rows = [row for row, _ in decode_frames(encoded)]
+        passes = [_numbered(decode_frames(encoded, context=context), kept) for _ in range(1 + partly)]
     except DamagedClipError as error:
         return _Cause(error.reason)
+    rows = [row for row, _ in passes[0]]
     if encoded.in_order and rows != sorted(rows):
         return _Cause("they come out of a decoder in another order than the index says")
+    if changed := [row for (row, before), (_, after) in zip(passes[0], passes[-1], strict=True) if before != after]:
+        return _Cause(_LEFT_OUT, rows=tuple(changed))
     if encoded.codec == "h264":
         return _missing_references(encoded)
-    text = _hidden_damage(encoded) if encoded.codec == "hevc" else None
+    text = _error_of_hevc(encoded) if encoded.codec == "hevc" else None
     return None if text is None else _Cause(text)
+
+
+def _kept_frames(encoded: EncodedSlice) -> int:
+    return max(1, _KEPT_BYTES // (6 * encoded.width * encoded.height))
+
+
+def _numbered(frames: Iterator[tuple[int, VideoFrame]], kept: int) -> list[tuple[int, list[int]]]:
+    """Numbers of frames, with a checksum of each plane if `kept` is not 0.
+
+    A picture that FFmpeg decodes only partly shows what its memory held before. New memory is zeroed; after a pass,
+    that of the last `kept` frames is filled with ones for the next: the sums of two passes by one decoder then differ.
+    """
+    found: list[tuple[int, list[int]]] = []
+    held: deque[VideoFrame] = deque(maxlen=kept)  # so that no memory is reused within a pass
+    for number, frame in frames:
+        held.append(frame)
+        found.append((number, _sums(frame) if kept else []))
+    for plane in (plane for frame in held for plane in frame.planes):  # which the decoder has let go of
+        plane.update(b"\xff" * plane.buffer_size)
+    return found
 
 
 def _missing_references(encoded: EncodedSlice) -> _Cause | None:
@@ -163,13 +196,12 @@ def _missing_references(encoded: EncodedSlice) -> _Cause | None:
     return None
 
 
-def _hidden_damage(encoded: EncodedSlice) -> str | None:
-    """The cause for which FFmpeg does not decode a part of a HEVC picture, or None. FFmpeg only logs such a
-    part, or does not notice it, and the part shows uninitialised memory, different in every run.
+def _error_of_hevc(encoded: EncodedSlice) -> str | None:
+    """The cause for which FFmpeg does not decode a part of a picture, or None. It only logs such a part, or does not
+    notice it.
 
     A strict decoder raises an error, but also for invalid SEI messages, which many encoders write, so it gets only
-    slices and parameter sets. It decodes everything twice, from one key frame to the next: into new memory, which is
-    zeroed, and into memory that contains the pictures of the first pass.
+    slices and parameter sets, from one key frame to the next.
     """
     import av
 
@@ -180,7 +212,6 @@ def _hidden_damage(encoded: EncodedSlice) -> str | None:
         return None
     stsd = in_band_description("hevc", width=encoded.width, height=encoded.height)
     reorder = reorder_depth(encoded.display_order) if encoded.in_order else MAX_REORDER
-    kept = max(1, _KEPT_BYTES // (6 * encoded.width * encoded.height))
     kind_of = hevc.classifier(encoded.stsd)
     split = np.split(encoded.data, np.cumsum(encoded.sizes)[:-1])
     kinds = [kind_of(memoryview(part.tobytes())) for part in split]
@@ -193,20 +224,16 @@ def _hidden_damage(encoded: EncodedSlice) -> str | None:
         run = [hevc.pictures(packets[n]) for n in taken]
         if hevc.has_vps(sets.annex_b):  # without it, a strict decoder refuses the others; then they are in band, too
             run[0] = hevc.pictures(sets.annex_b) + run[0]
-        ranks = encoded.display_order[taken].tolist()
-        context = ReusableCodecContext(strict=True)
-        sums: list[list[list[int]]] = []
-        for _ in range(2):
-            frames: deque[Any] = deque(maxlen=kept)  # so that no memory is reused within a pass
-            sums.append([])
-            try:
-                for frame in context.decode(stsd, zip(run, ranks, strict=True), reorder=reorder):
-                    frames.append(frame)
-                    sums[-1].append(_sums(frame))
-            except av.error.FFmpegError as error:
-                return f"FFmpeg: {error.strerror or type(error).__name__}"
-        if sums[0] != sums[1]:
-            return "FFmpeg leaves out a part of a picture"
+        ranks, context = encoded.display_order[taken].tolist(), ReusableCodecContext(strict=True)
+        try:
+            passes = []
+            for _ in range(2):
+                frames = context.decode(stsd, zip(run, ranks, strict=True), reorder=reorder)
+                passes.append(_numbered(((frame.pts or 0, frame) for frame in frames), _kept_frames(encoded)))
+        except av.error.FFmpegError as error:
+            return f"FFmpeg: {error.strerror or type(error).__name__}"
+        if passes[0] != passes[1]:
+            return _LEFT_OUT
     return None
 
 

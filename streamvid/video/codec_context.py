@@ -60,10 +60,13 @@ class ReusableCodecContext(threading.local):
     Args:
         strict: raise for any error in a NAL unit: see `open_context`.
         taken: called before each packet that PyAV feeds to the decoder.
+        any_history: keep a codec context even if damage in the stream before, or its codec, may show in the next.
     """
 
-    def __init__(self, *, strict: bool = False, taken: Callable[[], object] = lambda: None) -> None:
-        self._strict, self._taken = strict, taken
+    def __init__(
+        self, *, strict: bool = False, taken: Callable[[], object] = lambda: None, any_history: bool = False
+    ) -> None:
+        self._strict, self._taken, self._any_history = strict, taken, any_history
         self._kept: _Kept | None = None
         self._damaged = self._told = False
 
@@ -130,7 +133,7 @@ class ReusableCodecContext(threading.local):
         # generator that is garbage after an error is closed, too, and its decoder may have been finalized before.
         with suppress(*(() if native else (GeneratorExit,))):
             yield kept.context
-        if not (self._damaged or self._told or _has_history(kept)):
+        if not self._told and (self._any_history or not (self._damaged or _has_history(kept))):
             kept.context.flush_buffers()
             self._kept = kept
 

@@ -140,12 +140,13 @@ def test_damage_within_a_picture_of_motion_jpeg_is_found(container: str, tmp_pat
 HEVC = Recipe(codec="hevc", width=160, height=144, frames=24, gop=12, b_frames=3)
 
 
-def test_damage_of_hevc_that_ffmpeg_does_not_tell_of_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", [HEVC, replace(HEVC, codec="vp8", b_frames=0, container="webm")])
+def test_damage_that_ffmpeg_does_not_tell_of_is_found(recipe: Recipe, tmp_path: Path) -> None:
     """Single bits are flipped. What is accepted looks the same in every window."""
-    clip = store_clip(write(HEVC, tmp_path / "a.mp4"), tmp_path).as_file(tmp_path / "b.mp4")
+    clip = store_clip(write(recipe, tmp_path / f"a.{recipe.container}"), tmp_path).as_file(tmp_path / "b.mp4")
     whole, draw, found = clip.mp4.read_bytes(), random.Random(2), 0
     all_frames = np.arange(len(clip.index.visible))
-    for _ in range(12):
+    for _ in range(24):
         data = bytearray(whole)
         data[draw.randrange(int(clip.index.offset[0]) + 60, len(data))] ^= 1 << draw.randrange(8)
         clip.mp4.write_bytes(data)
@@ -157,6 +158,18 @@ def test_damage_of_hevc_that_ffmpeg_does_not_tell_of_is_found(tmp_path: Path) ->
             window = all_frames[first : first + 3]
             assert np.array_equal(decode_with_pyav(clip.slice(window)), pictures[window])
     assert found >= 4
+
+
+@pytest.mark.parametrize(("frames", "short"), [(24, 5), (3, 1)])
+def test_a_picture_of_vp8_that_ends_early_is_named(frames: int, short: int, tmp_path: Path) -> None:
+    """With those that are predicted from it, up to the next key frame. The second of three gets the same memory again
+    when they are decoded once more."""
+    recipe = replace(HEVC, codec="vp8", b_frames=0, container="webm", style="texture", frames=frames)
+    clip = store_clip(write(recipe, tmp_path / "a.webm"), tmp_path)
+    sizes = clip.index.size.copy()
+    sizes[short] -= sizes[short] // 3
+    found = find_damage(clip.index, np.arange(frames), replace(clip, index=replace(clip.index, size=sizes)).slice)
+    assert found == Damage((*range(short, min(12, frames)),), frames, "FFmpeg leaves out a part of a picture")
 
 
 def test_sei_messages_that_are_not_as_they_should_be_are_no_damage(tmp_path: Path) -> None:
