@@ -68,8 +68,9 @@ def find_damage(index: FrameIndex, frames: Int64, encode: Callable[[Int64], Enco
     """Decode frames of a clip as a loader does, and find the frames that fail.
 
     A frame is damaged if a slice of only this frame does not decode; a window is damaged if one of its frames is. A
-    frame of HEVC or VP8 is also damaged if it shows uninitialised memory, which a loader does not notice. Undamaged
-    parts are decoded once. In a damaged part the frames are found by bisection.
+    frame of HEVC or VP8 is also damaged if it shows uninitialised memory, which a loader does not notice.
+    Undamaged parts are decoded once, of these codecs several times. In a damaged part the frames are found by
+    bisection, or are those that came out differently.
 
     Args:
         index: the clip's packets.
@@ -163,6 +164,7 @@ def _cause(encoded: EncodedSlice) -> _Cause | None:
 
 
 def _kept_frames(encoded: EncodedSlice) -> int:
+    """How many frames `_KEPT_BYTES` hold, with 4:4:4 in 16 bits for the largest."""
     return max(1, _KEPT_BYTES // (6 * encoded.width * encoded.height))
 
 

@@ -42,7 +42,7 @@ class GpuInterrupts:
 
     def avoid(self) -> None:
         """Keep marked threads off cores that were busy since the last call, if that leaves them three quarters of the
-        process' cores. To be called often; most calls do nothing."""
+        process' cores. Counts once a second at most, however often it is called."""
         if not self._counts or (seconds := monotonic() - self._then) < _EVERY_S:
             return
         before, self._last, self._then = self._last, self._total(), monotonic()

@@ -50,7 +50,7 @@ def find_launch() -> Launch | None:
     return _torchrun() or _lightning() or _slurm() or _mpi()
 
 
-def told_of_others() -> str:
+def sign_of_other_ranks() -> str:
     """What says that this process is one of several, for messages; "" if nothing does."""
     with suppress(InputError):
         launch = _slurm() or _mpi()

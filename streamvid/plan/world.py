@@ -100,7 +100,7 @@ def find_world(
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         if settle and size == 1:
-            _warn_of_others(PROCESS_GROUP, launchers.told_of_others())
+            _warn_of_others(PROCESS_GROUP, launchers.sign_of_other_ranks())
         return _on_nodes(rank, size, ranks_per_node, PROCESS_GROUP)
     launch = launchers.find_launch() or launchers.Launch(0, 1, "nothing that says otherwise")
     if settle and launch.rank is None:
@@ -111,7 +111,7 @@ def find_world(
     if settle and not launch.one_run and launch.size > 1:
         _log_launch(launch)
     if settle and launch.size == 1:
-        _warn_of_others(launch.source, launchers.told_of_others())
+        _warn_of_others(launch.source, launchers.sign_of_other_ranks())
     return _on_nodes(launch.rank or 0, launch.size, ranks_per_node, launch.source)
 
 

@@ -279,13 +279,15 @@ def _flags(kinds: list[PacketKind], pts: Int64, hidden: Bool, codec: str) -> Int
     numbers = np.arange(len(kinds))
     anchor = np.maximum.accumulate(np.where(random_access, numbers, 0))
     leading = pts < pts[anchor]
-    if codec == "hevc":  # RADL pictures are none; RASL pictures of a packet that is no random access packet are none
+    if codec == "hevc":  # RASL pictures alone, and of these only the ones of a random access packet
         skipped = np.array([kind.skipped_leading for kind in kinds])
         other = np.maximum.accumulate(np.where(skipped | (numbers == anchor), 0, numbers))
-        leading = skipped & (leading | (other <= anchor))  # they come first, whatever their times
+        # Whatever their times, if nothing else has come since that packet.
+        leading = skipped & (leading | (other <= anchor))
     # Leading pictures of the first random access packet refer to packets that the clip does not have.
     undecodable = leading & (anchor == 0)
-    # Those of them with parameter sets for later packets cannot be left out: decoding cannot start before them.
+    # A leading picture's packet that has parameter sets for later ones cannot be left out, as it is where decoding
+    # starts at the random access packet before it.
     telling = np.unique(anchor[leading & np.array([kind.tells_sets for kind in kinds])])
     random_access[telling[telling > 0]] = False
     leading &= ~np.isin(anchor, telling)
