@@ -14,6 +14,7 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.bitstream import hevc
 from streamvid.bitstream.h264_gaps import FrameNumbers
+from streamvid.bitstream.packet_info import tells_sets
 from streamvid.bitstream.packets import Packets
 from streamvid.checksum import crc32c
 from streamvid.decode.slice_frames import DamagedClipError, decode_frames
@@ -218,6 +219,9 @@ def _error_of_hevc(encoded: EncodedSlice) -> str | None:
     split = np.split(encoded.data, np.cumsum(encoded.sizes)[:-1])
     kinds = [kind_of(memoryview(part.tobytes())) for part in split]
     units = [hevc.SYNTAX.leading_units(part.data, sets.length_size) for part in split]
+    # Then no decoder was kept for a second pass of `_cause`.
+    changes_sets = any(map(tells_sets("hevc", encoded.stsd), (part.data for part in split)))
+    kept = _kept_frames(encoded) if changes_sets else 0
     idr = [n for n, leading in enumerate(units) if hevc.SYNTAX.is_idr(leading)]
     for first, end in pairwise([*np.union1d(encoded.starts, idr).astype(int).tolist(), len(packets)]):
         # Where decoding begins, pictures that refer to earlier ones are skipped.
@@ -229,12 +233,12 @@ def _error_of_hevc(encoded: EncodedSlice) -> str | None:
         ranks, context = encoded.display_order[taken].tolist(), ReusableCodecContext(strict=True)
         try:
             passes = []
-            for _ in range(2):
+            for _ in range(1 + changes_sets):
                 frames = context.decode(stsd, zip(run, ranks, strict=True), reorder=reorder)
-                passes.append(_numbered(((frame.pts or 0, frame) for frame in frames), _kept_frames(encoded)))
+                passes.append(_numbered(((frame.pts or 0, frame) for frame in frames), kept))
         except av.error.FFmpegError as error:
             return f"FFmpeg: {error.strerror or type(error).__name__}"
-        if passes[0] != passes[1]:
+        if passes[0] != passes[-1]:
             return _LEFT_OUT
     return None
 
