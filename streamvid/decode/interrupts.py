@@ -1,7 +1,7 @@
 """Keeps threads of decoding off CPU cores that are busy with the GPU's interrupts.
 
-A decode session sleeps in the driver about twice per picture, until the GPU interrupts: 70,000 times a second for small
-frames, probably on one core. On an H200 any session's thread that came to run on one of the 16 cores took five times as
+The GPU interrupts about once per picture, to wake a decode session that sleeps in the driver, always on the same core:
+30,000 times a second for small frames. On an H200 a session's thread that came to run on that core took five times as
 long for everything, its engine stood still, and the kernel left it there (docs/performance.md).
 """
 
