@@ -18,7 +18,7 @@ from streamvid.dataset.revisions import Base
 from streamvid.dataset.roots import Bounds, resolve_roots
 from streamvid.dataset.schema import CATEGORIES, FIELD_PREFIX
 from streamvid.errors import DatasetError
-from streamvid.inspection.verify import ShardTask, check_shard
+from streamvid.inspection.shard_check import ShardTask, check_shard
 from streamvid.packing.clip_rows import Row
 from streamvid.packing.shard_writer import NewShard
 from streamvid.storage import filesystem

@@ -17,16 +17,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-import streamvid.inspection.verify as verify_module
 from streamvid.checksum import crc32c, file_sha256
 from streamvid.cli.main import main
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.manifest import SHARD_EXTENSIONS
 from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
-from streamvid.inspection import beside, checks
+from streamvid.inspection import beside, checks, shard_check
+from streamvid.inspection import verify as verify_module
 from streamvid.inspection.checks import sampled
-from streamvid.inspection.verify import Problem, VerifyReport, verify
+from streamvid.inspection.shard_check import Problem
+from streamvid.inspection.verify import VerifyReport, verify
 from streamvid.packing.pack import pack
 from tests.support import hostile
 from tests.support.faulty_s3 import faulty_s3
@@ -93,9 +94,9 @@ def test_what_the_disk_cannot_read_is_told_with_all_else(copy: Path, monkeypatch
     def read_file(path: Path, most: int) -> bytes:
         raise error
 
-    read_local = verify_module._read_local
+    read_local = shard_check._read_local
     monkeypatch.setattr(checks, "file_sha256", sha256)
-    monkeypatch.setattr(verify_module, "_read_local", read)
+    monkeypatch.setattr(shard_check, "_read_local", read)
     monkeypatch.setattr(checks, "read_file", read_file)
     unread = "it cannot be read (Input/output error): check the disk"
     assert verify(copy).problems == (
@@ -281,8 +282,8 @@ def check_all(folder: Path | str) -> str:
     """What is found in a sample of all clips; in this process, which takes less time."""
     found = []
     for entry in read_manifest(str(folder)).shards:
-        task = verify_module.ShardTask(str(folder), entry, tuple(range(entry.clips)), False, 1)
-        found += [f"{p.shard} {p.clip}: {p.what}" for p in verify_module.check_shard(task).problems]
+        task = shard_check.ShardTask(str(folder), entry, tuple(range(entry.clips)), False, 1)
+        found += [f"{p.shard} {p.clip}: {p.what}" for p in shard_check.check_shard(task).problems]
     return "\n".join(found)
 
 
@@ -466,8 +467,8 @@ def test_a_worker_fetches_into_a_folder_of_its_parent_which_removes_it_when_the_
     get = filesystem.get_file
     monkeypatch.setattr(filesystem, "get_file", lambda url, local: (held.append(local), get(url, local))[1])
     entry = read_manifest("memory://verify/work").shards[0]
-    task = verify_module.ShardTask("memory://verify/work", entry, None, False, 1, work=str(tmp_path))
-    assert verify_module.check_shard(task).problems == []
+    task = shard_check.ShardTask("memory://verify/work", entry, None, False, 1, work=str(tmp_path))
+    assert shard_check.check_shard(task).problems == []
     assert {local.parent.parent for local in held} == {tmp_path}
 
 
@@ -479,14 +480,14 @@ def test_of_a_bucket_a_sample_reads_only_its_own_bytes(copy: Path, monkeypatch: 
     fsspec.filesystem("memory").put(str(copy), "/verify/sample", recursive=True)
     fetched: list[str] = []
     ranges: list[tuple[Any, int, int]] = []
-    get, read = filesystem.get_file, verify_module.read_ranges
+    get, read = filesystem.get_file, shard_check.read_ranges
     monkeypatch.setattr(filesystem, "get_file", lambda url, local: (fetched.append(url), get(url, local))[1])
     monkeypatch.setattr(
-        verify_module, "read_ranges", lambda wanted, **rest: (ranges.extend(wanted), read(wanted, **rest))[1]
+        shard_check, "read_ranges", lambda wanted, **rest: (ranges.extend(wanted), read(wanted, **rest))[1]
     )
     entry = read_manifest("memory://verify/sample").shards[0]
-    task = verify_module.ShardTask("memory://verify/sample", entry, (1,), True, 1)
-    assert verify_module.check_shard(task).problems == []
+    task = shard_check.ShardTask("memory://verify/sample", entry, (1,), True, 1)
+    assert shard_check.check_shard(task).problems == []
     assert sorted(url.rpartition(".")[2] for url in fetched) == ["idx", "packets", "parquet"]
     clips = Dataset.open(copy).clips
     wanted = [
@@ -496,7 +497,7 @@ def test_of_a_bucket_a_sample_reads_only_its_own_bytes(copy: Path, monkeypatch: 
     assert [(start, end - start) for _, start, end in ranges] == wanted
     _flip_in("mp4")(copy)
     fsspec.filesystem("memory").put(str(_tar(copy)), f"/verify/sample/{entry.file('tar')}")
-    (problem,) = verify_module.check_shard(task).problems
+    (problem,) = shard_check.check_shard(task).problems
     assert problem.what == "the SHA-256 of its mp4 is not the one in the parquet"
 
 
