@@ -18,7 +18,7 @@ from streamvid.mp4.sample_entry import decoder_specific_info
 
 _START: Final = b"\x00\x00\x01"
 _VOP_START_CODE: Final = b"\x00\x00\x01\xb6"
-_VOL, _GOV, _VOP = range(0x20, 0x30), 0xB3, 0xB6
+_VOL, _GOV, _VISUAL_OBJECT, _VOP = range(0x20, 0x30), 0xB3, 0xB5, 0xB6
 _I_VOP, _B_VOP = 0, 2
 _USER_DATA: Final = 0xB2
 _SETS: Final = NalSyntax(1, 0, 255, range(_VOP, _VOP + 1), (), _VOL[0], (*_VOL, _USER_DATA))
@@ -259,13 +259,15 @@ class Vol:
         width, height: size of its pictures; 0 if its shape is no rectangle.
         interlaced: whether pictures may be coded as fields.
         plain: whether it is without sprites, overlapped motion compensation, other bit depths, partitioned data,
-            scalability and the like.
+            scalability and the like, and no decoder takes it for one of another version.
+        versioned: whether it states its version.
     """
 
     width: int = 0
     height: int = 0
     interlaced: bool = False
     plain: bool = False
+    versioned: bool = False
 
 
 def video_object_layers(headers: bytes) -> list[Vol]:
@@ -274,10 +276,15 @@ def video_object_layers(headers: bytes) -> list[Vol]:
     Raises:
         ValueError: a layer ends early.
     """
-    found = []
+    found, of_object = [], 1
     for kind, at in _start_codes(headers):
-        if kind in _VOL:
-            found.append(_read_vol(BitReader(headers[at : at + _VOL_BYTES])))
+        if kind == _VISUAL_OBJECT and headers[at] & 0x80:  # is_visual_object_identifier
+            of_object = headers[at] >> 3 & 15  # visual_object_verid
+        elif kind in _VOL:
+            layer = _read_vol(BitReader(headers[at : at + _VOL_BYTES]))
+            versioned = bool(headers[at + 1] & 0x40)  # is_object_layer_identifier
+            # Without a version of its own NVDEC takes the object's, FFmpeg the first.
+            found.append(replace(layer, plain=layer.plain and (versioned or of_object == 1), versioned=versioned))
         elif kind == _VOP:
             break
     return found

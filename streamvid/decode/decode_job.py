@@ -15,6 +15,7 @@ import numpy as np
 
 from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
+from streamvid.bitstream.mpeg4 import video_object_layers
 from streamvid.bitstream.nal import DpbRequirement
 from streamvid.bitstream.packet_info import classifier
 from streamvid.bitstream.packets import Packets
@@ -46,14 +47,15 @@ class SessionKey(NamedTuple):
         codec: as in docs/format.md.
         width, height: of decoded frames, in pixels.
         bit_depth: bits per sample, 8, 10 or 12.
-        dpb_group: as `streamvid.bitstream.nal.DpbRequirement.group`.
+        group: as `streamvid.bitstream.nal.DpbRequirement.group`. For MPEG-4, whether the stream states its version: if
+            not, NVIDIA's parser takes that of the stream before, unless it was drained.
     """
 
     codec: str
     width: int
     height: int
     bit_depth: int
-    dpb_group: str
+    group: str
 
     @property
     def pitch(self) -> int:
@@ -257,6 +259,12 @@ def stream_bit_depth(codec: str, stsd: bytes) -> int:
     return 8
 
 
+@lru_cache(maxsize=4096)
+def _version_group(headers: bytes) -> str:
+    """`SessionKey.group` of an MPEG-4 stream with these headers."""
+    return "" if all(layer.versioned for layer in video_object_layers(headers)) else "without version"
+
+
 def _headers(encoded: EncodedSlice, packets: Packets, number: int) -> bytes:
     """The bytes before the first VOP of an MPEG-4 packet; empty for other codecs."""
     if encoded.codec != "mpeg4":
@@ -358,11 +366,13 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
             # These replace the parameter sets of the sample description.
             has_sps = syntax.sequence_parameter_sets(sets)
             need = dpb_requirement(encoded.codec, sets) if has_sps else required
-            key = stated if need is required else stated._replace(dpb_group=need.group)
+            key = stated if need is required else stated._replace(group=need.group)
         headers = in_band or _headers(encoded, packets, start)
         if headers and (problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native)):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
         known = not syntax and has_headers(encoded.codec, headers)  # the packet has its own headers
+        if encoded.codec == "mpeg4":
+            key = stated._replace(group=_version_group(headers if known else header))
         jobs.append(
             GopJob(
                 encoded=encoded,

@@ -45,7 +45,7 @@ def largest(key: SessionKey, seen: Iterable[SessionKey]) -> SessionKey:
     """The configuration to open a session with for jobs of `key`: the largest width and height among the
     configurations in `seen` that the session can be reconfigured for."""
     found = [key, *(other for other in seen if alike(other, key))]
-    return key._replace(width=max(k.width for k in found), height=max(k.height for k in found), dpb_group="")
+    return key._replace(width=max(k.width for k in found), height=max(k.height for k in found), group="")
 
 
 def alike(one: SessionKey, other: SessionKey) -> bool:

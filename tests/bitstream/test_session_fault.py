@@ -12,12 +12,14 @@ import pytest
 from streamvid.bitstream.annexb import parameter_sets
 from streamvid.bitstream.session_fault import needs_packets, packets_fault, session_fault
 from streamvid.bitstream.vpx import coded_sizes
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.decode_job import split_at_idr
 from streamvid.decode.gpu import decode_support
 from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
+from tests.support import mpeg4
 from tests.support.clips import write
 from tests.support.field_pictures import Picture, write_fields
 from tests.support.reference import joined, whole
@@ -128,6 +130,23 @@ def test_a_stream_that_changes_its_size_is_no_job(codec: Any, tmp_path: Path) ->
         small = replace(small, data=_in_band(small), sizes=small.sizes + _extra(small))
     with pytest.raises(VideoError, match="another way"):
         split_at_idr([joined(parts[0], small)], targets)
+
+
+def test_mpeg4_without_a_version_is_no_stream_to_follow_another(tmp_path: Path) -> None:
+    """NVIDIA's parser takes the version of the stream before, or of the object; FFmpeg takes the first."""
+    vops = mpeg4.encoded(tmp_path)
+    states = store_clip(mpeg4.mux(vops, tmp_path / "states.mkv"), tmp_path)
+    for name, of_object in (("none", None), ("first", 1), ("fifth", 5)):
+        silent = [one._replace(data=mpeg4.without_version(one.data, of_object=of_object)) for one in vops]
+        (tmp_path / name).mkdir()
+        clip = store_clip(mpeg4.mux(silent, tmp_path / name / "a.mkv"), tmp_path / name)
+        np.testing.assert_array_equal(decode_with_pyav(whole(clip)), decode_with_pyav(whole(states)))
+        headers = silent[0].data[: silent[0].data.index(b"\0\0\1\xb6")]
+        assert bool(session_fault("mpeg4", headers, clip.width, clip.height, native=True)) is (of_object == 5)
+        if of_object == 5:
+            continue
+        jobs = split_at_idr([whole(states), whole(clip), whole(states)], [None] * 3)  # type: ignore[list-item]
+        assert [job.key == jobs[0].key for job in jobs] == [True] * 2 + [False] * 2 + [True] * 2
 
 
 def packets_of(encoded: EncodedSlice) -> list[memoryview]:

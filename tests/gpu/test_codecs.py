@@ -126,12 +126,14 @@ def test_vops_that_are_not_coded_are_no_frames(pool: NvdecSessionPool, tmp_path:
 
 
 def test_streams_of_one_size_share_a_session(tmp_path: Path) -> None:
-    """Whatever came before: MPEG-4 of other tools, VP9 and VP8 with pictures that are not displayed."""
+    """Whatever came before: MPEG-4 of other tools, or that states no version, VP9 and VP8 with hidden pictures."""
     clips = []
     for name in ("mpeg4", "mpeg4_coarse", "mpeg4_qpel", "mpeg4_open", "vp9", "vp9_hidden", "vp8", "vp8_hidden"):
         (tmp_path / name).mkdir()
         recipe = replace(CLIPS[name], seed=len(name))
         clips.append(store_clip(write(recipe, tmp_path / name / f"a.{recipe.container}"), tmp_path / name))
+    vops = [one._replace(data=mpeg4.without_version(one.data)) for one in mpeg4.encoded(tmp_path)]
+    clips.append(store_clip(mpeg4.mux(vops, tmp_path / "a.mkv"), tmp_path))
     alone = []
     for clip in clips:
         first = NvdecSessionPool(device_id=0, engines=1, library=native_library())

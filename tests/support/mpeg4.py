@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import NamedTuple
 
 import av
 
+from tests.support.bits import to_bits
 from tests.support.clips import write
 from tools.clips import Recipe
 
@@ -40,6 +42,33 @@ def encoded(folder: Path, *, b_frames: int = 0, frames: int = 24) -> list[Vop]:
     assert base is not None
     found = [Vop(bytes(one), round((one.pts or 0) * base * 1000)) for one in packets]
     return [one._replace(data=headers + one.data) if one.kind == 0 else one for one in found]
+
+
+def without_version(data: bytes, *, of_object: int | None = None) -> bytes:
+    """A packet, or headers, of a stream of version 1 whose VideoObjectLayer does not say so, as Xvid writes it.
+
+    Args:
+        of_object: the version that the VisualObject states nevertheless.
+    """
+
+    def layer(found: re.Match[bytes]) -> bytes:
+        bits = to_bits(found[2])
+        bits = bits[: bits.rindex("0")]  # the last 0 and the 1s behind it are stuffing
+        # is_object_layer_identifier, and without video_object_layer_verid and video_object_layer_priority
+        return found[1] + _stuffed(bits[:9] + "0" + bits[17:])
+
+    # is_visual_object_identifier, visual_object_verid, visual_object_priority; visual_object_type, video_signal_type
+    stated = ("0" if of_object is None else f"1{of_object:04b}001") + "00010"
+    data = re.sub(
+        rb"(\x00\x00\x01\xb5).*?(?=\x00\x00\x01)", lambda found: found[1] + _stuffed(stated), data, flags=re.S
+    )
+    return re.sub(rb"(\x00\x00\x01\x20)(.*?)(?=\x00\x00\x01|$)", layer, data, flags=re.S)
+
+
+def _stuffed(bits: str) -> bytes:
+    """Up to a whole byte, for a start code to follow (next_start_code)."""
+    bits += "0" + "1" * (-len(bits) % 8 - 1 if len(bits) % 8 else 7)
+    return int(bits, 2).to_bytes(len(bits) // 8, "big")
 
 
 def not_coded(ms: int) -> Vop:
