@@ -12,10 +12,16 @@ from streamvid.mp4 import boxes
 from streamvid.mp4.sample_entry import visual_sample_description
 
 _SUPERFRAME_MARKER: Final = 0b110
+_KEY_FRAME_TAG: Final = 10
+"""Bytes of a VP8 key frame before its compressed header (RFC 6386, 9.1)."""
+_FLAG_BYTES: Final = 2
+"""Bytes of the compressed header that are enough for its first flags."""
 
 
 def classify_vp8(packet: memoryview) -> PacketKind:
     """Classify a packet by its first byte: bit 0 is 0 for a key frame, and bit 4 is show_frame (RFC 6386, 9.1).
+
+    Decoding cannot start at a key frame that keeps the segment map of the frame before it.
 
     No packet is disposable: a frame that refreshes no picture still changes the probabilities, unless
     refresh_entropy_probs is 0, and the segment map, if there is one. libvpx writes one of these into every such frame.
@@ -25,7 +31,22 @@ def classify_vp8(packet: memoryview) -> PacketKind:
     size = None
     with suppress(ValueError):
         size = next(iter(coded_sizes("vp8", bytes(packet[:10]))), None)
-    return PacketKind(random_access=packet[0] & 1 == 0, hidden=packet[0] >> 4 & 1 == 0, size=size)
+    is_key = packet[0] & 1 == 0
+    starts = is_key and not _keeps_segments(bytes(packet[_KEY_FRAME_TAG : _KEY_FRAME_TAG + _FLAG_BYTES]))
+    return PacketKind(random_access=starts, hidden=packet[0] >> 4 & 1 == 0, size=size)
+
+
+def _keeps_segments(header: bytes) -> bool:
+    """Whether a key frame has segments without a map of them: color_space, clamping_type, segmentation_enabled and
+    update_mb_segmentation_map (9.2, 9.3), coded at even probability by the boolean coder (7.3)."""
+    value, span, place, flags = int.from_bytes(header.ljust(_FLAG_BYTES, b"\0"), "big"), 255, 8 * _FLAG_BYTES - 8, []
+    for _ in range(4):
+        split = (span + 1) // 2
+        flags.append(value >= split << place)
+        value, span = (value - (split << place), span - split) if flags[-1] else (value, split)
+        while span < 128:
+            span, place = 2 * span, place - 1
+    return flags[2] and not flags[3]
 
 
 def classify_vp9(packet: memoryview) -> PacketKind:
