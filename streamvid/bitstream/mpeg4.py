@@ -42,7 +42,7 @@ def vop_classifier(headers: bytes) -> Classifier:
     decoders output none; it still counts for the times of B-VOPs. A packet of several VOPs ("packed bitstream") is not
     a frame; FFmpeg splits it only in AVI files."""
     clock, known, layer = VopClock(), KnownSets(_SETS, _sections(headers), lambda unit: 0), _layer(headers)
-    distances = _FieldDistances()
+    distances = _Distances()
     with suppress(ValueError):
         clock.read_headers(headers)
 
@@ -61,8 +61,8 @@ def vop_classifier(headers: bytes) -> Classifier:
         if clock.resolution:  # else no header came before it
             with suppress(ValueError):
                 time, is_b, coded = clock.take(data[at + 4 : at + 4 + _HEADER_BYTES])
-                if layer is not None and layer.interlaced:
-                    uneven, passed_over = distances.take(time, is_b=is_b)
+                in_fields = layer is not None and layer.interlaced
+                uneven, passed_over = distances.take(time, is_b=is_b, in_fields=in_fields)
         return PacketKind(
             random_access=coded and coding_type == _I_VOP and knows_all,
             disposable=coding_type == _B_VOP and not tells,
@@ -89,8 +89,8 @@ def finalize_interlaced(kinds: list[PacketKind]) -> list[PacketKind]:
     ]
 
 
-class _FieldDistances:
-    """The distances of VOPs in an interlaced stream, as FFmpeg counts them (decode_vop_header in mpeg4videodec.c)."""
+class _Distances:
+    """The distances of VOPs, as FFmpeg counts them (decode_vop_header in mpeg4videodec.c)."""
 
     def __init__(self) -> None:
         self._t_frame = 0  # from a reference to the first B-VOP of the stream, in ticks
@@ -98,15 +98,16 @@ class _FieldDistances:
         self._future: int | None = None
         self._first_b = True  # no B-VOP came since the last reference: it sets T_FRAME if decoding begins there
 
-    def take(self, time: int, *, is_b: bool) -> tuple[bool, bool]:
+    def take(self, time: int, *, is_b: bool, in_fields: bool) -> tuple[bool, bool]:
         """Take the next VOP in decode order.
 
         Args:
             time: its display time, in ticks.
+            in_fields: whether the stream is interlaced.
 
         Returns:
             Whether the distances of a B-VOP depend on where decoding began, and whether FFmpeg passes over it, because
-            it finds no field between those of its references.
+            it is not between its references, or finds no field between those of them.
         """
         if not is_b:
             self._past, self._future, self._first_b = self._future, time, True
@@ -115,7 +116,9 @@ class _FieldDistances:
             return False, False
         past, future = self._past, self._future
         if not past < time < future:
-            return True, True
+            return in_fields, True
+        if not in_fields:
+            return False, False
         self._t_frame = self._t_frame or time - past
         is_even = (future - past) % self._t_frame == (time - past) % self._t_frame == 0
         is_even = is_even and not (self._first_b and time - past != self._t_frame)
