@@ -53,7 +53,9 @@ def vop_classifier(headers: bytes) -> Classifier:
         if at:  # most packets have no headers
             with suppress(ValueError):
                 clock.read_headers(data)
-            layer = _layer(data[: max(at, 0)]) or layer
+            if (own := _layer(data[: max(at, 0)])) is not None:
+                layer = own
+                distances.begin()
         knows_all, tells = known.take(_sections(data[: max(at, 0)]))
         if at < 0 or at + 4 >= len(data):
             return PacketKind()
@@ -93,10 +95,14 @@ class _Distances:
     """The distances of VOPs, as FFmpeg counts them (decode_vop_header in mpeg4videodec.c)."""
 
     def __init__(self) -> None:
-        self._t_frame = 0  # from a reference to the first B-VOP of the stream, in ticks
+        self._t_frame = 0  # from a reference to the first B-VOP behind a VideoObjectLayer, in ticks
         self._past: int | None = None  # times of the last two references
         self._future: int | None = None
         self._first_b = True  # no B-VOP came since the last reference: it sets T_FRAME if decoding begins there
+
+    def begin(self) -> None:
+        """Take a VideoObjectLayer, which comes before the VOP of its packet."""
+        self._t_frame = 0
 
     def take(self, time: int, *, is_b: bool, in_fields: bool) -> tuple[bool, bool]:
         """Take the next VOP in decode order.

@@ -92,6 +92,8 @@ def test_h264_that_does_not_say_how_far_it_reorders(
 INTERLACED = replace(SMALL, codec="mpeg4", options=(("flags", "+ildct+ilme"), ("b_strategy", "0")))
 SLOWER = tuple(20 * n if n < 16 else 20 * (2 * n - 16) for n in range(40))
 """The times of frames whose distance doubles at a key frame, in ms."""
+THIRDS = tuple(1000 * n // 30 for n in range(60) if n % 3 != 1)
+"""The times of two frames of three, in ms."""
 
 
 def test_interlaced_mpeg4_takes_the_distance_of_fields_from_the_first_b_frame(tmp_path: Path) -> None:
@@ -123,9 +125,21 @@ def test_interlaced_mpeg4_at_uneven_distances_is_decoded_from_its_start(
 @pytest.mark.parametrize("b_frames", [1, 2])
 def test_b_frames_of_interlaced_mpeg4_that_ffmpeg_passes_over_are_no_frames(b_frames: int, tmp_path: Path) -> None:
     """Of frames that come 67 and 33 ms after another, it finds some at no field between those that they refer to."""
-    ticks = tuple(1000 * n // 30 for n in range(60) if n % 3 != 1)
-    clip = store_clip(write(replace(INTERLACED, b_frames=b_frames, ticks=ticks), tmp_path / "a.mp4"), tmp_path)
+    clip = store_clip(write(replace(INTERLACED, b_frames=b_frames, ticks=THIRDS), tmp_path / "a.mp4"), tmp_path)
     assert len(clip.index.visible) < 40 == len(clip.index.pts)
+    check_every_frame(clip)
+
+
+@pytest.mark.parametrize("kinds", [(0,), (1,), (0, 1, 2)], ids=["keys", "p-frames", "all"])
+def test_interlaced_mpeg4_whose_headers_come_again_counts_anew(kinds: tuple[int, ...], tmp_path: Path) -> None:
+    source = write(replace(INTERLACED, b_frames=2, ticks=THIRDS), tmp_path / "a.mp4")
+    with remuxing(source, tmp_path / "b.mkv") as copy:
+        for packet in copy.packets:
+            data = bytes(packet)
+            coding_type = data[data.index(b"\0\0\1\xb6") + 4] >> 6
+            copy.mux(packet, (copy.stream.codec_context.extradata if coding_type in kinds else b"") + data)
+    clip = store_clip(tmp_path / "b.mkv", tmp_path)
+    assert len(clip.index.visible) == len(sequential(tmp_path / "b.mkv"))
     check_every_frame(clip)
 
 
