@@ -80,10 +80,15 @@ class _TemporalUnits:
 
     def __init__(self, configuration: bytes) -> None:
         self._sequence: _Sequence | None = None
+        self._is_still = False  # reduced_still_picture_header: frame headers begin behind show_frame, which is set
         self._slots = [_Picture()] * 8  # the reference slots
         for kind, _, payload in _obus(memoryview(configuration)[4:]):
             if kind == _SEQUENCE_HEADER:
-                self._sequence = _sequence(payload)
+                self._take_sequence(payload)
+
+    def _take_sequence(self, payload: memoryview) -> None:
+        self._sequence = _sequence(payload)
+        self._is_still = bool(len(payload) and payload[0] & 0b1000)
 
     def classify(self, unit: memoryview) -> PacketKind:
         """A random access point begins with a sequence header, without which decoders cannot start, and a key frame
@@ -95,16 +100,17 @@ class _TemporalUnits:
         displayed = Counter[int]()  # of each spatial layer, of which a decoder outputs the highest
         for kind, layer, payload in _obus(unit):
             if kind == _SEQUENCE_HEADER:
-                self._sequence = _sequence(payload)
+                self._take_sequence(payload)
                 if self._sequence is not None:
                     colors, samples = self._sequence.colors, self._sequence.samples
                 has_header = True
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
-                starts = has_header and first >> 4 == 0b0001  # not show_existing_frame, KEY_FRAME, show_frame
+                # not show_existing_frame, KEY_FRAME, show_frame
+                starts = has_header and (self._is_still or first >> 4 == 0b0001)
             if kind in (_FRAME_HEADER, _FRAME):
                 # show_existing_frame, show_frame; a frame that is cut off counts as shown, so that it is missed.
-                shown = bool(not len(payload) or payload[0] & 0b1001_0000)
+                shown = self._is_still or bool(not len(payload) or payload[0] & 0b1001_0000)
                 displayed[layer] += shown
                 picture, refreshed = self._frame(BitReader(payload[:_FRAME_BYTES]))
                 refreshes |= refreshed != 0

@@ -253,6 +253,14 @@ def test_av1_key_frames_without_a_sequence_header(tmp_path: Path) -> None:
         np.testing.assert_array_equal(frame, right[number])
 
 
+@pytest.mark.parametrize("header", ["0100 1100", "0100 0100", "0001 0010", "1000 0000"])
+def test_av1_stills_with_reduced_headers(header: str) -> None:
+    """Their frame headers lack what others begin with, as libaom writes AVIF and single frames."""
+    still = (1, "000 1 1 00000 0101 0101")  # still_picture, reduced_still_picture_header
+    (kind,) = packet_info.classify("av1", b"", [av1_unit(still, (6, header))])
+    assert (kind.random_access, kind.hidden, kind.several, kind.disposable) == (True, False, False, False)
+
+
 def test_av1_pictures_of_a_unit_that_are_displayed() -> None:
     """A decoder outputs one of the layers of a temporal unit, and every picture of a layer."""
     key, inter, hidden, shown_again = (6, "0 00 1 0 0"), (6, "0 01 1"), (6, "0 01 0"), (3, "1 000")
