@@ -143,7 +143,14 @@ class Columns:
             InputError, DatasetError: as in `get`.
         """
         if name not in self._arrays:
-            self._arrays[name] = _numpy(self.get(name))
+            column = self.get(name)
+            try:
+                self._arrays[name] = _numpy(column)
+            except pa.ArrowInvalid:
+                raise DatasetError(
+                    f"the column {name!r} has whole numbers beyond 2^53 and clips without one, for which batches have "
+                    "NaN: float64 would round the others; give each clip one, or the column as text (annotate)"
+                ) from None
         made = self._arrays[name]
         rows = np.asarray(rows, dtype=np.int64)
         if made is not None:
@@ -190,13 +197,13 @@ def _numpy(column: pa.Array) -> tuple[npt.NDArray[Any], Bool | None] | None:
         size = kind.list_size
         values = column.values.slice(column.offset * size, len(column) * size)
         if values.null_count and not pa.types.is_floating(values.type):  # of list elements, or of a clip without a list
-            values = values.cast(pa.float64(), safe=False)
+            values = values.cast(pa.float64())
         array = values.to_numpy(zero_copy_only=False).reshape(len(column), size)
         return array, np.asarray(column.is_null()) if column.null_count else None
     if not is_number(column) and not pa.types.is_boolean(kind):
         return None
     if column.null_count:
-        column = column.cast(pa.float64(), safe=False)
+        column = column.cast(pa.float64())
         return np.asarray(column.to_numpy(zero_copy_only=False), dtype=np.float64), None
     array = column.to_numpy(zero_copy_only=False)
     return (np.asarray(array, dtype=np.int64) if pa.types.is_integer(kind) else np.asarray(array)), None

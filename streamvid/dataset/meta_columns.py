@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -79,7 +79,7 @@ def from_parquet(table: pa.Table) -> MetaColumns:
             errors[name] = f"the column {name!r} holds {column.type}, which cannot be used here"
             continue
         try:
-            arrays[name] = _cast(column, target)
+            arrays[name] = column.cast(target, safe=target != pa.float64())
         except pa.ArrowException as error:
             errors[name] = f"the column {name!r} holds values that cannot be used ({str(error).splitlines()[0]})"
     return MetaColumns(arrays, errors, {f.name: type_text(f.type) for f in table.schema})
@@ -202,10 +202,3 @@ def memory_type(kind: pa.DataType) -> pa.DataType | None:
         inner = memory_type(kind.value_type)
         return None if inner is None else pa.list_(inner)
     return None
-
-
-def _cast(column: pa.Array, target: pa.DataType) -> pa.Array:
-    if target == pa.int64() and column.type == pa.uint64():
-        most: Any = pc.max(column).as_py()
-        target = pa.float64() if most is not None and most >= 1 << 63 else target
-    return column.cast(target, safe=target != pa.float64())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any, Final
@@ -103,7 +104,7 @@ def read_list(path: str) -> ParsedList:
         # "2024-01-01" is inferred as a date, for which JSON has no type, so such columns are read again as text.
         text = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
         inferred = table
-        table = typed = _usable(table)
+        table = typed = whole_as_text(_usable(_exact(table, kind, data)))
         if text and kind != ".parquet":
             written = _parse(kind, data, text)
             for name in text:
@@ -198,6 +199,34 @@ def label_column(table: pa.Table, shown: str) -> pa.Array:
 def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
     """The column `label`: all integers or all text, None for empty cells; errors as in `label_column`."""
     return list(label_column(table, shown).to_pylist())
+
+
+def whole_as_text(table: pa.Table) -> pa.Table:
+    """A table in which columns with whole numbers of 2^63 or more, such as hashes, are text: no other type of a
+    dataset's columns holds them and negative ones exactly."""
+    least = pa.scalar(1 << 63, pa.uint64())
+    for number, field in enumerate(table.schema):
+        if field.type == pa.uint64() and pc.any(pc.greater_equal(table[number], least)).as_py():
+            table = table.set_column(number, field.name, table[number].cast(pa.string()))
+    return table
+
+
+def _exact(table: pa.Table, kind: str, data: bytes) -> pa.Table:
+    """A list in which columns of whole numbers too large for int64, which pyarrow reads as float64, are text, as they
+    were written."""
+    for number, field in enumerate(table.schema if kind != ".parquet" else ()):
+        column, name = table[number], field.name
+        large = field.type == pa.float64() and pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py()
+        if not large or name == "label":
+            continue
+        if kind == ".csv":
+            texts = _parse(kind, data, [name])[name]
+        else:
+            values = [json.loads(line).get(name) for line in data.splitlines() if line.strip()]
+            texts = pa.chunked_array([pa.array([None if v is None else json.dumps(v) for v in values], pa.string())])
+        if pc.all(pc.match_substring_regex(texts, r"^([+-]?[0-9]+)?$")).as_py():
+            table = table.set_column(number, name, texts)
+    return table
 
 
 def _usable(table: pa.Table) -> pa.Table:

@@ -95,7 +95,7 @@ def column_of_values(values: Sequence[Any]) -> pa.Array:
     if scalars <= {int, float} or len(scalars) == 1:
         try:
             column = pa.array([float(v) if float in scalars and type(v) is int else v for v in values])
-            if column_type(column.type) == column.type:
+            if column_type(column.type) == column.type and column.type != pa.uint64():
                 return column
         except (pa.ArrowException, OverflowError):
             pass

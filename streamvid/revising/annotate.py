@@ -25,7 +25,7 @@ from streamvid.dataset.revisions import change, publish_revision, table_name
 from streamvid.dataset.selection import unknown_keys
 from streamvid.errors import InputError
 from streamvid.packing.destination import work_folder
-from streamvid.packing.lists import label_column, read_list
+from streamvid.packing.lists import label_column, read_list, whole_as_text
 from streamvid.packing.revise import forgotten_clips, opened_to_change
 from streamvid.packing.typed_columns import column_type, is_text, large_type, to_type
 from streamvid.storage.parquet import check_fixed_lists, read_parquet
@@ -134,7 +134,7 @@ def _read(table: object) -> tuple[str, pa.Table]:
                 raise InputError(f"{shown} has two columns of one name: rename one")
         else:
             found = read_list(path).typed
-    return shown, found
+    return shown, whole_as_text(found)
 
 
 def _keys(table: pa.Table, shown: str) -> pa.Array:

@@ -37,7 +37,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any], pa.DataType]] = {
     "uint16": (pa.uint16(), [65535, None, 0], pa.int64()),
     "uint32": (pa.uint32(), [4294967295, 0, None], pa.int64()),
     "int64": (pa.int64(), [-(1 << 63), (1 << 63) - 1, None], pa.int64()),
-    "uint64": (pa.uint64(), [1 << 63, 1, None], pa.float64()),
+    "uint64": (pa.uint64(), [(1 << 63) - 1, 1, None], pa.int64()),
     "small uint64": (pa.uint64(), [1, 2, None], pa.int64()),
     "float32": (pa.float32(), [0.1, None, 2.5], pa.float64()),
     "float64": (pa.float64(), [0.1, None, 1e300], pa.float64()),
@@ -94,6 +94,20 @@ def test_a_parquet_list_keeps_its_types(tmp_path: Path, name: str) -> None:
             assert found.get("x").to_pylist() == by_json.to_pylist()
     elif name == "date":
         assert found.get("x").to_pylist() == ["2024-05-06", None, "2024-05-06"]
+
+
+def test_whole_numbers_beyond_int64_are_text(tmp_path: Path) -> None:
+    given = [(1 << 64) - 1, None, (1 << 53) + 1]
+    table = pa.table({"path": ["a", "b", "c"], "x": pa.array(given, pa.uint64()), "y": [2.0**64, None, 0.5]})
+    pq.write_table(table, tmp_path / "l.parquet")
+    rows = [{"path": name, "x": x, "y": y} for name, x, y in zip("abc", given, table["y"].to_pylist(), strict=True)]
+    (tmp_path / "l.jsonl").write_text("".join(f"{json.dumps(row)}\n\n" for row in rows))
+    (tmp_path / "l.csv").write_text("x,path,y\n18446744073709551615,a,1e20\n,b,1e19\n9007199254740993,c,-1e300\n")
+    for name, missing in (("l.parquet", None), ("l.jsonl", None), ("l.csv", "")):
+        metas, made = through_a_list(tmp_path / name, ("path",))
+        texts = ["18446744073709551615", missing, "9007199254740993"]
+        assert made["meta_x"].to_pylist() == [json.loads(meta)["x"] for meta in metas] == texts
+        assert made["meta_y"].type == pa.float64()
 
 
 def test_columns_without_a_type_of_their_own(tmp_path: Path) -> None:
