@@ -99,7 +99,8 @@ def local_rank() -> int:
 def ranks_per_node(size: int) -> int | None:
     """Ranks on every node; None unless every node is known to have the same number.
 
-    The result is the same on all ranks of a world, so that they divide clips among nodes alike.
+    The result is the same on all ranks of a world, so that they divide clips among nodes alike, except where
+    LOCAL_WORLD_SIZE differs between nodes.
 
     Raises:
         InputError: as in `local_world_size`.

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 PROCESS_GROUP: Final = "torch.distributed's process group"
 MESH: Final = "the mesh"
-"""The sources of a `World` that torch.distributed says, and a DeviceMesh."""
+ARGUMENTS: Final = "the arguments"
+"""The sources of a `World` that torch.distributed says, a DeviceMesh, and the caller."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class World:
     rank: int
     size: int
     nodes: int = 1
-    source: str = field(default="the arguments", compare=False)
+    source: str = field(default=ARGUMENTS, compare=False)
 
     def __post_init__(self) -> None:
         size = integer(self.size, "world_size")
@@ -89,7 +90,7 @@ def find_world(
     if (rank is None) != (world_size is None):
         raise InputError("give rank and world_size together, or neither")
     if rank is not None and world_size is not None:
-        return _on_nodes(rank, world_size, ranks_per_node, "the arguments")
+        return _on_nodes(rank, world_size, ranks_per_node, ARGUMENTS)
     if settle:
         _refuse_workers()
     if mesh is not None:
@@ -160,8 +161,18 @@ def warn_if_one_node(world: World, ranks_per_node: int | None) -> None:
 
     Args:
         ranks_per_node: as given to `find_world`.
+
+    Raises:
+        InputError: this node has another number of ranks than others, some of whose ranks may not see that, and no
+            process group compares the ranks.
     """
     per_node = ranks_per_node or launchers.ranks_per_node(world.size)
+    alone = world.size == 1 or world.source in (PROCESS_GROUP, MESH, ARGUMENTS)
+    if not (alone or per_node) and (here := launchers.local_world_size()) is not None:
+        raise InputError(
+            f"locality='node' needs nodes of equally many ranks, and this one has {here} of {world.size}: give "
+            "ranks_per_node, a common divisor of all nodes' ranks, or leave locality out"
+        )
     if world.rank or world.nodes > 1 or world.size == 1 or per_node == world.size:
         return
     why = (

@@ -108,6 +108,26 @@ def test_locality_without_effect(
     assert said in caplog.text
 
 
+def test_nodes_of_unequal_size_without_a_process_group(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nodes of two, one and three ranks the first takes all for nodes of two, as its environment does not say
+    otherwise. Each would stream other clips than the others think."""
+    node_of = (0, 0, 1, 2, 2, 2)
+    for rank, node in enumerate(node_of):
+        here = node_of.count(node)
+        sizes = {"LOCAL_WORLD_SIZE": str(here), "GROUP_RANK": str(node), "GROUP_WORLD_SIZE": "3"}
+        use(monkeypatch, torchrun(rank, 6, here) | sizes)
+        with loader(dataset, locality="node") as source:
+            if node:
+                with pytest.raises(sv.InputError, match=rf"this one has {here} of 6: give ranks_per_node"):
+                    next(iter(source))
+            else:
+                next(iter(source))
+        with loader(dataset, locality="node", ranks_per_node=1) as source:
+            take(source)
+        with loader(dataset, rank=rank, world_size=6, locality="node") as source:
+            take(source)
+
+
 def test_a_loader_made_before_the_process_group(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """len() and state_dict() answer for the world that is known, and leave it open."""
     seen: Counter[int] = Counter()
