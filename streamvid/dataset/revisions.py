@@ -174,20 +174,19 @@ FIRST_REWRITTEN: Final = 50_000_000
 """The first number of rewritten shards, which concurrent packs, whose numbers start at 0, do not reach."""
 
 
-def _used_numbers(path: str, manifest: Manifest) -> set[int]:
-    return {int(shard.name) for revision in (manifest, *kept_manifests(path)) for shard in revision.shards}
-
-
 def next_number(path: str, manifest: Manifest) -> int:
     """The number for the next shard that is packed: above those of all packed shards of all revisions, of which
-    `manifest` is the newest."""
-    return max((used for used in _used_numbers(path, manifest) if used < FIRST_REWRITTEN), default=-1) + 1
+    `manifest` is the newest. Earlier ones are read only if it has the last packed shard in a rewritten form."""
+    numbers = [int(shard.name) for shard in manifest.shards]
+    if not numbers or numbers[-1] >= FIRST_REWRITTEN:
+        numbers += [int(shard.name) for revision in kept_manifests(path) for shard in revision.shards]
+    return max((number for number in numbers if number < FIRST_REWRITTEN), default=-1) + 1
 
 
 def rewritten_numbers(path: str, manifest: Manifest) -> Iterator[int]:
-    """Numbers for shards that are rewritten; arguments as in `next_number`. Each is reserved when it is taken, by an
-    empty .parquet, so that no other writer uses it."""
-    for number in count(max([FIRST_REWRITTEN - 1, *_used_numbers(path, manifest)]) + 1):
+    """Numbers for shards that are rewritten, above all of the newest revision, which has the latest of each. Each is
+    reserved when it is taken, by an empty .parquet, so that no other writer uses it."""
+    for number in count(max([FIRST_REWRITTEN - 1, *(int(shard.name) for shard in manifest.shards)]) + 1):
         if filesystem.create_bytes(join(path, SHARD_FOLDER, f"{number:08d}.parquet"), b""):
             yield number
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import streamvid as sv
+from streamvid.dataset import revisions
 from streamvid.dataset.manifest import Manifest, Overlay
 from streamvid.dataset.revisions import Base, changing, publish_revision, read_manifest, table_name
 from streamvid.errors import DatasetError, InputError
@@ -322,3 +323,20 @@ def test_a_revision_in_a_bucket_writes_etags_down(folder: Path) -> None:
             lists.append([key for _, key, _ in site.requests].count("bucket"))
         assert lists[0] > lists[1]
     assert not any(entry.etags for entry in annotated(str(folder), [1] * 6).shards)
+
+
+def test_numbers_of_new_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier revisions, of which there may be thousands, are read only where the newest does not tell."""
+    manifest = read_manifest(str(folder))
+    (folder / "revisions").mkdir(exist_ok=True)
+    names = ("00000000", "00000007")
+    packed = replace(manifest, shards=tuple(replace(manifest.shards[0], name=name) for name in names))
+    (folder / revisions.revision_file(0)).write_bytes(replace(packed, seconds=1.0).to_json())
+    rewritten = replace(packed, shards=(packed.shards[0], replace(packed.shards[1], name="50000004")))
+    assert revisions.next_number(str(folder), rewritten) == 8
+    appended = replace(rewritten, shards=(*rewritten.shards, replace(packed.shards[0], name="00000009")))
+    monkeypatch.setattr(revisions, "kept_manifests", lambda _: pytest.fail("all revisions were read"))
+    assert revisions.next_number(str(folder), appended) == 10
+    (folder / "shards" / "50000005.parquet").touch()  # of another writer
+    assert next(revisions.rewritten_numbers(str(folder), appended)) == 50_000_006
+    assert (folder / "shards" / "50000006.parquet").exists()
