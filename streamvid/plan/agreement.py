@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 import weakref
 from dataclasses import astuple
@@ -40,10 +41,12 @@ class Agreement:
 
     Args:
         mesh: the mesh whose ranks are compared; default: all ranks of the process group.
+        transform: the `repr` of the run's transform, which is compared, too.
     """
 
-    def __init__(self, mesh: DeviceMesh | None = None) -> None:
-        self._mesh = mesh
+    def __init__(self, mesh: DeviceMesh | None = None, transform: str = "") -> None:
+        # Functions have other addresses in other processes.
+        self._mesh, self._transform = mesh, re.sub(r" at 0x[0-9a-f]+", "", transform)
         # A weak reference, because a store's port is free only after group and store are gone.
         self._group: weakref.ref[Any] | None = None
         self._watched = False  # whether to warn when other ranks leave the current iteration
@@ -61,7 +64,7 @@ class Agreement:
         self._watched = False
         if world.source not in (PROCESS_GROUP, MESH):
             return
-        plan = _plan(cursor)
+        plan = _plan(cursor) | {"the transform": self._transform}
         mine = json.dumps([*plan.values()])
         try:
             store = self._joined(world)

@@ -212,21 +212,23 @@ def test_an_epoch_set_before_the_process_group(dataset: str, monkeypatch: pytest
             assert [take(source) for _ in range(2)] == expected
 
 
+@pytest.mark.parametrize("option", ["seed", "transform"])
 def test_a_rank_of_torchrun_known_before_the_process_group_is_compared(
-    dataset: str, monkeypatch: pytest.MonkeyPatch
+    dataset: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    values = {"seed": (0, 1), "transform": (sv.Transform(crop=32), sv.Transform(crop=32, horizontal_flip=0.5))}[option]
     store = torch.distributed.HashStore()
     monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=Group()))
     monkeypatch.setattr(distributed_c10d, "_get_process_group_store", lambda _: store)
     for rank in range(2):
         with monkeypatch.context() as patch:
             use(patch, torchrun(rank, 2, 2))
-            with loader(dataset, seed=rank) as source:
+            with loader(dataset, **{option: values[rank]}) as source:
                 joins(patch, rank, 2)
                 if rank == 0:
                     next(iter(source))
                 else:
-                    with pytest.raises(sv.InputError, match="seed differs"):
+                    with pytest.raises(sv.InputError, match=f"{option} differs"):
                         next(iter(source))
 
 
