@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -32,13 +31,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-# Both runs, each in processes forked from one that has imported the framework, and what optimizers and loaders import:
-# that takes most of the time. If they are several, they have a launcher's environment. Between the runs a line of
+# Both runs, each in processes forked from one that has imported the framework: that takes most of the time. If they are
+# several, they have a launcher's environment. Between the runs a line of
 # dashes.
 _RANKS = """
 import importlib, json, os, runpy, sys
-for module in (sys.argv[1], "torch._dynamo", "av", "streamvid.loader.stream_loader"):
-    importlib.import_module(module)
+importlib.import_module(sys.argv[1])
+sys.executable = sys.argv[3]  # which Lightning starts rank 1 by
 
 def rank_of_a_run():
     for size, port, arguments in json.loads(sys.argv[2]):
@@ -60,7 +59,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def run(module: str, runs: Sequence[tuple[int, int, list[str]]]) -> list[str]:
+def run(python: Path, module: str, runs: Sequence[tuple[int, int, list[str]]]) -> list[str]:
     """What each run prints: of so many processes, with a port, of these arguments. Nothing is said about exceptions at
     exit."""
     environment = {
@@ -68,7 +67,7 @@ def run(module: str, runs: Sequence[tuple[int, int, list[str]]]) -> list[str]:
         "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-c", _RANKS, module, json.dumps(runs)],
+        [python, "-c", _RANKS, module, json.dumps(runs), python],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -98,7 +97,7 @@ FRAMEWORKS = {
 
 
 @pytest.fixture(scope="module")
-def runs(dataset: Path) -> Iterator[dict[str, Future[tuple[list[Sample], list[Sample]]]]]:
+def runs(dataset: Path, forked_python: Path) -> Iterator[dict[str, Future[tuple[list[Sample], list[Sample]]]]]:
     """Of each framework that is installed, what was seen before the stop and after it. All at once."""
 
     def stopped_and_resumed(framework: str) -> tuple[list[Sample], list[Sample]]:
@@ -106,7 +105,7 @@ def runs(dataset: Path) -> Iterator[dict[str, Future[tuple[list[Sample], list[Sa
         common = [f"examples/frameworks/{example}", str(dataset), "--checkpoints", str(dataset.parent / framework)]
         limits = ["--steps", "2"], ["--epochs", "1"]
         runs = [(size, free_port(), common + limit + options) for size, limit in zip(sizes, limits, strict=True)]
-        before, after, _ = run(module, runs)
+        before, after, _ = run(forked_python, module, runs)
         return samples(before, framework), samples(after, framework)
 
     with ThreadPoolExecutor(len(FRAMEWORKS)) as pool:
