@@ -279,6 +279,14 @@ class Vol:
     versioned: bool = False
 
 
+def headers_of(packet: bytes | memoryview) -> bytes:
+    """The bytes before a packet's first VOP."""
+    if bytes(packet[:4]) == _VOP_START_CODE:  # most packets
+        return b""
+    data = bytes(packet)
+    return data[: max(0, data.find(_VOP_START_CODE))]
+
+
 def video_object_layers(headers: bytes) -> list[Vol]:
     """The VideoObjectLayers among headers.
 

@@ -56,14 +56,14 @@ def has_headers(codec: str, headers: bytes) -> bool:
 
 def needs_packets(codec: str, stsd: bytes, *, native: bool) -> bool:
     """Whether `packets_fault` has to look at the packets, because the headers leave a fault open."""
-    return codec in ("vp8", "vp9") or (codec == "h264" and not native and _may_have_fields(stsd))
+    return codec in ("vp8", "vp9", "mpeg4") or (codec == "h264" and not native and _may_have_fields(stsd))
 
 
 def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width: int, height: int) -> str:
     """Why decode sessions give other pictures than FFmpeg for these packets; "" if they do not.
 
-    VP8 and VP9 may change their frame size midway, or have spatial layers. H.264 whose parameter sets allow fields may
-    have none, as much of broadcast.
+    VP8 and VP9 may change their frame size midway, or have spatial layers; MPEG-4 may be interlaced from the middle on,
+    where recordings were joined. H.264 whose parameter sets allow fields may have none, as much of broadcast.
 
     Args:
         codec, stsd: as in docs/format.md.
@@ -71,6 +71,10 @@ def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width:
         width, height: size of frames, in pixels.
     """
     try:
+        if codec == "mpeg4":
+            found = {mpeg4.headers_of(packet) for packet in packets}
+            faults = [session_fault(codec, headers, width, height, native=True) for headers in found]
+            return next(filter(None, faults), "")
         if codec == "h264":
             syntax, sets = NAL_SYNTAX[codec], parameter_sets(codec, stsd)
             sps = {h264.read_sps(BitReader.of_nal(unit[1:])) for unit in syntax.sequence_parameter_sets(sets.annex_b)}

@@ -15,7 +15,7 @@ import numpy as np
 
 from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
-from streamvid.bitstream.mpeg4 import video_object_layers
+from streamvid.bitstream.mpeg4 import headers_of, video_object_layers
 from streamvid.bitstream.nal import DpbRequirement
 from streamvid.bitstream.packet_info import classifier
 from streamvid.bitstream.packets import Packets
@@ -265,14 +265,6 @@ def _version_group(headers: bytes) -> str:
     return "" if all(layer.versioned for layer in video_object_layers(headers)) else "without version"
 
 
-def _headers(encoded: EncodedSlice, packets: Packets, number: int) -> bytes:
-    """The bytes before the first VOP of an MPEG-4 packet; empty for other codecs."""
-    if encoded.codec != "mpeg4":
-        return b""
-    packet = packets[number]
-    return packet[: max(0, packet.find(b"\0\0\1\xb6"))]
-
-
 def stream_headers(codec: str, stsd: bytes) -> bytes:
     """The headers that a decoder needs before the first packet, and that packets need not repeat: parameter sets in
     Annex B, and the headers of MPEG-4; empty for other codecs.
@@ -367,7 +359,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
             has_sps = syntax.sequence_parameter_sets(sets)
             need = dpb_requirement(encoded.codec, sets) if has_sps else required
             key = stated if need is required else stated._replace(group=need.group)
-        headers = in_band or _headers(encoded, packets, start)
+        headers = headers_of(packets[start]) if encoded.codec == "mpeg4" else in_band
         if headers and (problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native)):
             raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
         known = not syntax and has_headers(encoded.codec, headers)  # the packet has its own headers

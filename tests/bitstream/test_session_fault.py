@@ -13,7 +13,7 @@ from streamvid.bitstream.annexb import parameter_sets
 from streamvid.bitstream.session_fault import needs_packets, packets_fault, session_fault
 from streamvid.bitstream.vpx import coded_sizes
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.decode.decode_job import split_at_idr
+from streamvid.decode.decode_job import split_at_idr, stream_headers
 from streamvid.decode.gpu import decode_support
 from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route
@@ -147,6 +147,24 @@ def test_mpeg4_without_a_version_is_no_stream_to_follow_another(tmp_path: Path) 
             continue
         jobs = split_at_idr([whole(states), whole(clip), whole(states)], [None] * 3)  # type: ignore[list-item]
         assert [job.key == jobs[0].key for job in jobs] == [True] * 2 + [False] * 2 + [True] * 2
+
+
+def test_mpeg4_that_is_interlaced_from_the_middle_on_is_decoded_by_cores(tmp_path: Path) -> None:
+    parts = []
+    for name, flags in (("plain", "+mv4"), ("interlaced", "+ildct+ilme")):
+        (tmp_path / name).mkdir()
+        recipe = Recipe(codec="mpeg4", container="avi", frames=6, gop=3, b_frames=0, options=(("flags", flags),))
+        parts.append(whole(store_clip(write(recipe, tmp_path / name / "a.avi"), tmp_path / name)))
+    plain, interlaced = parts
+    headers = np.frombuffer(stream_headers("mpeg4", interlaced.stsd), dtype=np.uint8)
+    sizes = interlaced.sizes + np.array([len(headers), *[0] * 5])
+    interlaced = replace(interlaced, data=np.concatenate([headers, interlaced.data]), sizes=sizes)
+    both = joined(plain, interlaced)
+    for encoded, problem in ((plain, ""), (both, "deinterlace")):
+        assert needs_packets("mpeg4", encoded.stsd, native=True)
+        fault = packets_fault("mpeg4", encoded.stsd, packets_of(encoded), encoded.width, encoded.height)
+        assert problem in fault
+        assert bool(fault) is bool(problem)
 
 
 def packets_of(encoded: EncodedSlice) -> list[memoryview]:
