@@ -97,10 +97,8 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
     """
     options = {"protocol_whitelist": "file", "format_whitelist": ",".join(FORMATS), "enable_drefs": "0"}
     options["max_pixels"] = str(MAX_PIXELS)  # limits the pictures that FFmpeg decodes to find out about the streams
-    if not apply_edits:
-        options["ignore_editlist"] = "1"
-    if not fill_times:
-        options["fflags"] = "nofillin"
+    options |= {} if apply_edits else {"ignore_editlist": "1"}
+    options |= {} if fill_times else {"fflags": "nofillin"}
     try:
         with nameless(source) as url:
             name = "mjpeg" if is_motion_jpeg(source) else None
@@ -209,8 +207,7 @@ def read_stream_info(source: VideoFile) -> StreamInfo:
         if codec not in CODECS:
             raise CannotCopyError(f"its codec is {codec}; streamvid stores {', '.join(CODECS)}")
         # avcC and hvcC begin with their version, 1; Annex B begins with a start code (ISO/IEC 14496-15).
-        extradata = context.extradata or b""
-        annex_b = codec in ("h264", "hevc") and extradata[:1] != b"\x01"
+        annex_b = codec in ("h264", "hevc") and (context.extradata or b"")[:1] != b"\x01"
         return StreamInfo(codec, context.profile or "", annex_b, container.format.name.split(",")[0])
 
 
@@ -240,8 +237,9 @@ def probe_first_frame(source: VideoFile) -> FrameFormat:
 
     Raises:
         ValueError: no frame decodes, or the frame is too large, or has an unsupported display matrix.
+        CannotCopyError: it is H.264 without IDR pictures and recovery points. Decoders show that from an I picture on.
     """
-    with suppress(av.error.InvalidDataError, _NoFrameError):
+    with suppress(av.error.InvalidDataError, _NoFrameError, CannotCopyError):
         return _first_frame(source, apply_edits=True)
     return _first_frame(source, apply_edits=False)
 
@@ -254,8 +252,11 @@ def _first_frame(source: VideoFile, *, apply_edits: bool) -> FrameFormat:
     with source.open(apply_edits=apply_edits) as (container, stream):
         context = stream.codec_context
         width, height, most = context.width, context.height, limit_pixels(context)
+        codec = context.codec.canonical_name
         try:
-            for packet in chain(demux(source, container, stream, context.codec.canonical_name), [None]):
+            for number, packet in enumerate(chain(demux(source, container, stream, codec), [None])):
+                if packet is None and not number and codec == "h264":
+                    raise CannotCopyError("it has no IDR picture and no recovery point")
                 for frame in context.decode(packet):
                     found = _frame_format(frame, source.path)
                     if packet and context.name == "mjpeg" and not found.rotation:
@@ -303,15 +304,14 @@ def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> Frame
         raise _NoFrameError("not one frame of it can be decoded")
     if not (0 < frame.width <= MAX_SIDE and 0 < frame.height <= MAX_SIDE):
         raise ValueError(f"its frames are {frame.width}x{frame.height}; the limit is {MAX_SIDE} on a side")
+    stated_range = _COLOR_RANGES.get(int(frame.color_range), "unknown")
     return FrameFormat(
         width=frame.width,
         height=frame.height,
         pix_fmt=frame.format.name,
         color_space=MATRICES.get(int(frame.colorspace), "unknown"),
         color_primaries=PRIMARIES.get(int(frame.color_primaries), "unknown"),
-        color_range="pc"
-        if frame.format.name.startswith("yuvj")
-        else _COLOR_RANGES.get(int(frame.color_range), "unknown"),
+        color_range="pc" if frame.format.name.startswith("yuvj") else stated_range,
         rotation=frame_rotation(frame, source),
         interlaced=frame.interlaced_frame,
     )

@@ -14,7 +14,9 @@ import av
 import numpy as np
 import pytest
 
+from streamvid.bitstream.nal import split_packet
 from streamvid.bitstream.packet_info import classifier
+from streamvid.bitstream.sei import SEI
 from streamvid.checksum import crc32c
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder, decode_with_pyav
 from streamvid.errors import VideoError
@@ -28,6 +30,7 @@ from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import OVERLAPS, StoredClip
+from streamvid.video.transcode import TranscodeOptions, transcode
 from tests.support.bits import to_bits
 from tests.support.clips import frames_of, hard_clips, one_after_the_other, without_packets, write
 from tests.support.ogm import write_ogm
@@ -576,6 +579,26 @@ def test_vpx_that_begins_in_the_middle_of_a_gop(codec: Codec, container: Contain
     clip = store_clip(write(recipe, tmp_path / f"a.{container}"), tmp_path)
     frames = decode_with_pyav(slice_of(clip, range(len(clip.index.visible))))
     assert [read_frame_number(frame) for frame in frames] == recipe.shown()
+
+
+def test_h264_without_idr_pictures_and_recovery_points_is_transcoded(tmp_path: Path) -> None:
+    """FFmpeg shows it from an I picture on."""
+    recipe = Recipe(width=96, height=64, frames=60, gop=12, b_frames=2, open_gop=True)
+    with remuxing(write(recipe, tmp_path / "whole.mp4"), tmp_path / "a.mkv") as copy:
+        units = [split_packet(memoryview(bytes(packet)), 4) for packet in copy.packets]
+        begin = next(n for n, own in enumerate(units) if n and any(unit[0] & 31 == SEI for unit in own))
+        for packet, own in zip(copy.packets[begin:], units[begin:], strict=True):
+            kept = [bytes(unit) for unit in own if unit[0] & 31 != SEI]
+            packet.is_keyframe = False
+            copy.mux(packet, b"".join(len(unit).to_bytes(4, "big") + unit for unit in kept))
+    expected = sequential(tmp_path / "a.mkv")
+    assert len(expected) > 40
+    with pytest.raises(CannotCopyError, match="no IDR picture and no recovery point: transcode it"):
+        store_clip(tmp_path / "a.mkv", tmp_path)
+    transcode(tmp_path / "a.mkv", tmp_path / "b.mp4", TranscodeOptions())
+    got = sequential(tmp_path / "b.mp4")
+    assert len(got) == len(expected)
+    assert all(np.abs(one.astype(int) - other).mean() < 4 for one, other in zip(got, expected, strict=True))
 
 
 def test_an_edit_list_that_hides_all_is_named(tmp_path: Path) -> None:
