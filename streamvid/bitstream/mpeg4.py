@@ -60,10 +60,10 @@ def vop_classifier(headers: bytes) -> Classifier:
         if at < 0 or at + 4 >= len(data):
             return PacketKind()
         coding_type, coded, uneven, passed_over = data[at + 4] >> 6, True, False, False
+        in_fields = layer is not None and layer.interlaced
         if clock.resolution:  # else no header came before it
             with suppress(ValueError):
                 time, is_b, coded = clock.take(data[at + 4 : at + 4 + _HEADER_BYTES])
-                in_fields = layer is not None and layer.interlaced
                 uneven, passed_over = distances.take(time, is_b=is_b, in_fields=in_fields)
         return PacketKind(
             random_access=coded and coding_type == _I_VOP and knows_all,
@@ -71,6 +71,7 @@ def vop_classifier(headers: bytes) -> Classifier:
             tells_sets=tells,
             hidden=not coded or passed_over,
             several=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
+            in_fields=in_fields,
             uneven=uneven,
             size=(layer.width, layer.height) if layer else None,
         )
@@ -79,8 +80,8 @@ def vop_classifier(headers: bytes) -> Classifier:
 
 
 def finalize_interlaced(kinds: list[PacketKind]) -> list[PacketKind]:
-    """The kinds of an interlaced clip's packets, in decode order, by what direct mode takes from the first B-VOP that a
-    decoder has met: T_FRAME, in which the distances of fields are counted (7.7.2.2).
+    """The kinds of a clip's packets, in decode order, of which some are interlaced, by what direct mode takes from the
+    first B-VOP that a decoder has met: T_FRAME, in which the distances of fields are counted (7.7.2.2).
 
     No packet is disposable. If the distances are uneven, decoding starts at the first packet alone.
     """

@@ -61,6 +61,7 @@ class PacketKind:
         drops_prior: HEVC: begins a sequence, and decoders drop the pictures before it that are not output yet
             (NoOutputOfPriorPicsFlag).
         several: MPEG-4, VP9 and AV1: it holds several pictures that are displayed, and a packet is one frame.
+        in_fields: MPEG-4: its VideoObjectLayer is interlaced.
         uneven: MPEG-4: a B-VOP of an interlaced stream at distances that depend on where decoding began.
         lone_field: H.264: it holds one field of a frame; the other field is in another packet.
         colors: H.264 and HEVC: from a sequence parameter set in the packet; None if it has none.
@@ -83,6 +84,7 @@ class PacketKind:
     broken: bool = False
     drops_prior: bool = False
     several: bool = False
+    in_fields: bool = False
     uneven: bool = False
     lone_field: bool = False
     colors: StatedColors | None = None

@@ -132,7 +132,7 @@ def build_clip(
     """
     _check_packets(kinds, codec, cut_only=cut_only)
     found = traits(codec, kinds, times.pts)
-    if codec == "mpeg4" and frame_format.interlaced:
+    if any(kind.in_fields for kind in kinds):
         kinds = mpeg4.finalize_interlaced(kinds)
     flags = _flags(kinds, times.pts, times.hidden, codec)
     if bool(np.all(flags & HIDDEN)):

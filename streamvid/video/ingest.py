@@ -227,9 +227,9 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> tuple[_Header, dict[
         with suppress(ValueError, av.error.FFmpegError):
             found = _probe(track, _head_as_packet(track, heads[0]))
     found = found or _probe(track, heads[0] if first <= most else read(_spans(track, [0], first))[0])
-    if track.codec == "mpeg4" and found.frame_format.interlaced:
-        raise NeedsDemuxerError("interlaced MPEG-4, in which decoding may not start at every key frame")
     kinds = [found.of(memoryview(_head_as_packet(track, head))) for head in heads]
+    if any(kind.in_fields for kind in kinds):
+        raise NeedsDemuxerError("interlaced MPEG-4, in which decoding may not start at every key frame")
     if not all(kind.random_access for kind in compress(kinds, track.sync[looked])):
         raise NeedsDemuxerError("a key frame by the container that is none by the bitstream")
     if any(kind.drops_prior for kind in kinds[1:]):

@@ -72,7 +72,7 @@ class StreamInfo:
 
 @dataclass(frozen=True)
 class FrameFormat:
-    """The format of the first decoded frame, which headers may contradict: columns of docs/format.md, `interlaced`."""
+    """The format of the first decoded frame, which headers may contradict: columns of docs/format.md."""
 
     width: int
     height: int
@@ -81,7 +81,6 @@ class FrameFormat:
     color_primaries: str
     color_range: str
     rotation: int
-    interlaced: bool = False
 
 
 def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = True) -> InputContainer:
@@ -313,7 +312,6 @@ def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> Frame
         color_primaries=PRIMARIES.get(int(frame.color_primaries), "unknown"),
         color_range="pc" if frame.format.name.startswith("yuvj") else stated_range,
         rotation=frame_rotation(frame, source),
-        interlaced=frame.interlaced_frame,
     )
 
 

@@ -130,6 +130,26 @@ def test_b_frames_of_interlaced_mpeg4_that_ffmpeg_passes_over_are_no_frames(b_fr
     check_every_frame(clip)
 
 
+@pytest.mark.parametrize("container", ["mp4", "mkv"])
+def test_mpeg4_that_is_interlaced_from_the_middle_on(container: str, tmp_path: Path) -> None:
+    """As where recordings were joined: from there on, packets of B-frames are needed by others."""
+    plain = write(replace(SMALL, codec="mpeg4"), tmp_path / "plain.mp4")
+    source = tmp_path / f"a.{container}"
+    with remuxing(plain, source) as copy, av.open(str(write(INTERLACED, tmp_path / "laced.mp4"))) as laced:
+        for packet in copy.packets:
+            copy.mux(packet)
+        stream = laced.streams.video[0]
+        headers, last = bytes(stream.codec_context.extradata or b""), copy.packets[-1]
+        for number, packet in enumerate(one for one in laced.demux(stream) if one.size):
+            behind = av.Packet((headers if packet.is_keyframe else b"") + bytes(packet))
+            behind.pts, behind.dts = packet.pts + 41 * last.duration, last.dts + (number + 1) * last.duration
+            behind.time_base, behind.is_keyframe = last.time_base, packet.is_keyframe
+            copy.mux(behind)
+    clip = store_clip(source, tmp_path)
+    assert len(clip.index.visible) == len(sequential(source)) == 80
+    check_every_frame(clip)
+
+
 @pytest.mark.parametrize("kinds", [(0,), (1,), (0, 1, 2)], ids=["keys", "p-frames", "all"])
 def test_interlaced_mpeg4_whose_headers_come_again_counts_anew(kinds: tuple[int, ...], tmp_path: Path) -> None:
     source = write(replace(INTERLACED, b_frames=2, ticks=THIRDS), tmp_path / "a.mp4")
