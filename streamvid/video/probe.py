@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import av
 
-from streamvid.bitstream import jpeg, packet_info
+from streamvid.bitstream import jpeg, mpeg4, packet_info
 from streamvid.bitstream.image import MAX_SIDE
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.color.tags import MATRICES, PRIMARIES
@@ -136,8 +136,7 @@ class VideoFile:
     def open(
         self, *, apply_edits: bool = True, fill_times: bool = True
     ) -> Iterator[tuple[InputContainer, VideoStream]]:
-        """A context with the open file and its video track, which one thread decodes, because worker processes use all
-        cores.
+        """A context with the open file and its video track, decoded by one thread, as worker processes use all cores.
 
         Arguments and errors as in `open_video` and `video_stream`.
         """
@@ -258,9 +257,8 @@ def _first_frame(source: VideoFile, *, apply_edits: bool) -> FrameFormat:
                     raise CannotCopyError("it has no IDR picture and no recovery point")
                 for frame in context.decode(packet):
                     found = _frame_format(frame, source.path)
-                    if packet and context.name == "mjpeg" and not found.rotation:
-                        return replace(found, rotation=jpeg.rotation(bytes(packet)))
-                    return found
+                    own = jpeg.rotation(bytes(packet)) if packet and codec == "mjpeg" else 0
+                    return replace(found, rotation=found.rotation or own)
         except av.error.FFmpegError as error:
             if width * height <= most:
                 raise
@@ -351,6 +349,8 @@ def _classifier(stream: VideoStream, codec: str) -> Classifier:
     finds no key frames: there FFmpeg's flag is by the bitstream, too."""
     name, versions = _CONFIGURATIONS.get(codec, (b"", ()))
     extradata = stream.codec_context.extradata or b""
+    if codec == "mpeg4":
+        return mpeg4.vop_classifier(extradata)
     if codec not in CODECS or (name and extradata[:1] not in versions):
         return lambda packet: PacketKind()
     stsd = visual_sample_description(bytes(4), box(name, extradata), width=0, height=0)
@@ -365,6 +365,7 @@ def demux(source: VideoFile, container: InputContainer, stream: VideoStream, cod
     """The track's packets from the first key frame on, without empty ones, and without a last one that is cut off.
 
     A key frame is what the container calls one, or the bitstream: some muxers leave the flag out where an edit begins.
+    Of MPEG-4 the bitstream alone decides, as decoders show any other picture, too.
     Pictures behind a recovery point of H.264 may show what came before it, so that then earlier packets count, too.
 
     Args:
@@ -379,8 +380,7 @@ def demux(source: VideoFile, container: InputContainer, stream: VideoStream, cod
         # "Packed bitstream" of DivX: a B-frame is in the packet of the frame it precedes, and a placeholder after it.
         unpack = av.BitStreamFilterContext("mpeg4_unpack_bframes", stream)
     elif codec == "vp9":
-        # Some WebMs have non-displayed pictures in packets of their own, at the next one's time. In an MP4 both are one
-        # packet, a superframe, and FFmpeg's muxer would make it.
+        # Some WebMs have non-displayed pictures in packets of their own. In an MP4 they are in the next, a superframe.
         unpack = av.BitStreamFilterContext("vp9_superframe", stream)
     started, classify = False, _classifier(stream, codec)
     framed = codec == "h264" and (stream.codec_context.extradata or b"")[:1] == b"\1"  # its parameter sets are known
@@ -389,8 +389,10 @@ def demux(source: VideoFile, container: InputContainer, stream: VideoStream, cod
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
         for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
-            if not started:
+            if not started or codec == "mpeg4":
                 begins = classify(memoryview(bytes(unpacked))).random_access
+                unpacked.is_keyframe = begins if codec == "mpeg4" else unpacked.is_keyframe
+            if not started:
                 started = unpacked.is_keyframe or begins
                 yield from held if started and not begins else ()
                 held.append(unpacked)

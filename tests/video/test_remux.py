@@ -581,6 +581,20 @@ def test_vpx_that_begins_in_the_middle_of_a_gop(codec: Codec, container: Contain
     assert [read_frame_number(frame) for frame in frames] == recipe.shown()
 
 
+@pytest.mark.parametrize(("b_frames", "begin"), [(0, 17), (2, 19)])
+def test_mpeg4_whose_pictures_are_all_key_frames_by_the_container(b_frames: int, begin: int, tmp_path: Path) -> None:
+    """FFmpeg then begins at the first picture that an edit list shows, and decodes that by a gray one."""
+    recipe = Recipe(codec="mpeg4", width=96, height=64, frames=40, gop=12, b_frames=b_frames)
+    source = write(replace(recipe, delay=Fraction(-begin, 25)), tmp_path / "a.mp4")
+    expected = sequential(source)
+    source.write_bytes(source.read_bytes().replace(b"stss", b"free"))
+    assert not all(map(np.array_equal, sequential(source), expected))
+    clip = store_clip(source, tmp_path)
+    assert len(clip.index.visible) == len(expected)
+    for number, frame in enumerate(expected):
+        assert np.array_equal(decode_with_pyav(slice_of(clip, [number]))[0], frame)
+
+
 def test_h264_without_idr_pictures_and_recovery_points_is_transcoded(tmp_path: Path) -> None:
     """FFmpeg shows it from an I picture on."""
     recipe = Recipe(width=96, height=64, frames=60, gop=12, b_frames=2, open_gop=True)
