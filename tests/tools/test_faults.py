@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked_python import LOADERS
 from tools import corpus
 from tools.bench.faults import Run, bucket, fail, run, spoil
 
 CLIPS = 40
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_have_imported_pytorch() -> Iterator[None]:
+    """Ranks are forked from a server of this module's own, which has."""
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server._stop()
+    server.set_forkserver_preload(["tools.bench.faults", "torch", "av", *LOADERS])
+    server.ensure_running()
+    yield
+    server._stop()
 
 
 def test_a_damaged_epoch_that_is_killed_and_resized_twice(tmp_path: Path) -> None:
