@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import itertools
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
@@ -54,6 +55,9 @@ def _equal(actual: Any, desired: Any, *more: Any, **options: Any) -> None:
 
 
 np.testing.assert_array_equal = _equal
+
+# Workers of a DataLoader that a fork server starts: PyTorch is imported once, not by each.
+multiprocessing.set_forkserver_preload(["torch", "streamvid.loader.clip_dataset"])
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so all programs that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

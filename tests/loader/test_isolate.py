@@ -188,14 +188,14 @@ def test_without_it_a_stuck_thread_costs_no_batch_where_bad_clips_are_skipped(
     assert all(same(got[place], whole[place]) for place in whole)
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
-def test_in_the_workers_of_a_dataloader(dataset: Path, how: str) -> None:
+@pytest.mark.parametrize(("how", "workers"), [("fork", 2), ("spawn", 1), ("forkserver", 1)])
+def test_in_the_workers_of_a_dataloader(dataset: Path, how: str, workers: int) -> None:
     plain = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=sv.Transform(resize=(32, 32)))
     isolated = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=sv.Transform(resize=(32, 32)), isolate=True)
     assert same(isolated[3], plain[3])  # the workers are forked from a process that has one
     (own,) = decoders()
     loader = torch.utils.data.DataLoader(
-        isolated, batch_size=3, num_workers=2, multiprocessing_context=multiprocessing.get_context(how)
+        isolated, batch_size=3, num_workers=workers, multiprocessing_context=multiprocessing.get_context(how)
     )
     for batch, expected in zip(loader, torch.utils.data.DataLoader(plain, batch_size=3), strict=True):
         assert same(batch, expected)
