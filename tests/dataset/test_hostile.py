@@ -70,7 +70,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def test_what_is_no_file_does_not_hold_up_a_dataset(packed: Path, tmp_path: Path) -> None:
+def test_what_is_no_file_does_not_hold_up_a_dataset(packed: Path, tmp_path: Path, forked_python: Path) -> None:
     places = []
     files = ["dataset.json", *(str(path.relative_to(packed)) for path in sorted((packed / "shards").iterdir()))]
     read = [name for name in files if not name.endswith(".idx")]  # nothing but DALI and verify reads it
@@ -80,7 +80,7 @@ def test_what_is_no_file_does_not_hold_up_a_dataset(packed: Path, tmp_path: Path
             (folder / name).unlink()
             make(folder / name)
             places.append(str(folder))
-    for place, text in zip(places, outcomes(read_all, places), strict=True):
+    for place, text in zip(places, outcomes(forked_python, read_all, places), strict=True):
         name = place.rpartition(" ")[2]
         assert text != "accepted", place
         assert name in text or f"shard {name.partition('.')[0]}" in text, (place, text)
@@ -161,7 +161,7 @@ def test_many_files_that_each_stand_for_little_enough(
         Dataset.open(path)
 
 
-def test_parquet_that_stands_for_gigabytes(packed: Path, tmp_path: Path) -> None:
+def test_parquet_that_stands_for_gigabytes(packed: Path, tmp_path: Path, forked_python: Path) -> None:
     table = pq.read_table(packed / f"{SHARD}.parquet")
     made = bombs(table, tmp_path)
     places = []
@@ -172,19 +172,19 @@ def test_parquet_that_stands_for_gigabytes(packed: Path, tmp_path: Path) -> None
         document["clips"] = document["shards"][0]["clips"] = rows
         (folder / "dataset.json").write_text(json.dumps(document))
         places.append(str(folder))
-    for name, text in zip(made, outcomes(read_all, places), strict=True):
+    for name, text in zip(made, outcomes(forked_python, read_all, places), strict=True):
         assert re.search("00000000[^\n]*$", text), (name, text)
         if "row groups" not in name and "lists in" not in name:
             assert "cannot be read: it" in text, (name, text)
 
 
-def test_a_manifest_of_brackets(tmp_path: Path) -> None:
+def test_a_manifest_of_brackets(tmp_path: Path, forked_python: Path) -> None:
     size = MAX_BYTES // 5
     for text in (b"[]," * size, b"{}," * size, b"[[[" * size, b"1.5," * size):
         (tmp_path / str(len(os.listdir(tmp_path)))).mkdir()
         (tmp_path / str(len(os.listdir(tmp_path)) - 1) / "dataset.json").write_bytes(b"[" + text + b"0]")
     places = [str(path) for path in sorted(tmp_path.iterdir())]
-    for text in outcomes(read_all, places):
+    for text in outcomes(forked_python, read_all, places):
         assert "too many values" in text
 
 

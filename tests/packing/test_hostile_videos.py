@@ -33,7 +33,7 @@ def pack_for_gpu(path: str) -> None:
         pack([path], f"{path}.gpu", progress=False)
 
 
-def test_headers_that_claim_enormous_pictures(tmp_path: Path) -> None:
+def test_headers_that_claim_enormous_pictures(tmp_path: Path, forked_python: Path) -> None:
     paths = []
     for codec, container, mark, skipped, side in (
         ("mjpeg", "avi", JPEG, 3, b"\xff\xff"),
@@ -51,7 +51,7 @@ def test_headers_that_claim_enormous_pictures(tmp_path: Path) -> None:
             at = data.find(mark, first)
         path.write_bytes(data)
         paths.append(str(path))
-    found = outcomes(pack_alone, paths)
+    found = outcomes(forked_python, pack_alone, paths)
     assert all("can be packed" in text for text in found), found
 
 
@@ -72,7 +72,9 @@ def index_alone(path: str) -> None:
 
 
 @pytest.mark.parametrize("function", [pack_alone, index_alone])
-def test_parameter_sets_that_claim_enormous_pictures(function: Callable[[str], None], tmp_path: Path) -> None:
+def test_parameter_sets_that_claim_enormous_pictures(
+    function: Callable[[str], None], tmp_path: Path, forked_python: Path
+) -> None:
     """FFmpeg would allocate up to 17 of them, and spend seconds on what it makes up for each."""
     paths = []
     for codec in bombs.CONTAINERS:
@@ -80,13 +82,13 @@ def test_parameter_sets_that_claim_enormous_pictures(function: Callable[[str], N
         for side in (16384, 16000):
             target = tmp_path / f"{codec}-{side}{whole.suffix}"
             paths.append(str(bombs.claiming(codec, whole, target, side, side)))
-    found = dict(zip((Path(path).stem for path in paths), outcomes(function, paths), strict=True))
+    found = dict(zip((Path(path).stem for path in paths), outcomes(forked_python, function, paths), strict=True))
     assert all("can be packed" in text for text in found.values()), found
     for codec in ("h264", "hevc"):
         assert "its frames are 16000x16000; the limit is 67,108,864 pixels" in found[f"{codec}-16000"]
 
 
-def test_sizes_that_change_midway(tmp_path: Path) -> None:
+def test_sizes_that_change_midway(tmp_path: Path, forked_python: Path) -> None:
     paths = []
     for codec in ("h264", "hevc", "av1", "vp9", "vp8", "mjpeg"):
         small = bombs.source(codec, tmp_path, frames=10)
@@ -96,9 +98,11 @@ def test_sizes_that_change_midway(tmp_path: Path) -> None:
         last = [] if codec in ("h264", "hevc") else [(small, enormous)]
         for n, two in enumerate([(small, large), (large, small), *last]):
             paths.append(str(bombs.joined(codec, *two, tmp_path / f"{codec}-{n}{small.suffix}")))
-    found = dict(zip((Path(path).stem for path in paths), outcomes(pack_alone, paths), strict=True))
+    found = dict(zip((Path(path).stem for path in paths), outcomes(forked_python, pack_alone, paths), strict=True))
     wants = dict.fromkeys(("av1", "vp9", "vp8", "mjpeg"), "size of its pictures changes")
     assert all(wants.get(name[:-2], "frames do not decode") in text for name, text in found.items()), found
     transcoded = [path for path in paths if Path(path).stem[:-2] in wants]
-    found = dict(zip((Path(path).stem for path in transcoded), outcomes(pack_for_gpu, transcoded), strict=True))
+    found = dict(
+        zip((Path(path).stem for path in transcoded), outcomes(forked_python, pack_for_gpu, transcoded), strict=True)
+    )
     assert {name for name, text in found.items() if "can be packed" in text} == {f"{codec}-2" for codec in wants}, found

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import resource
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from streamvid.errors import StreamvidError
@@ -23,13 +23,14 @@ serve(getattr(importlib.import_module(module), name), arguments)
 """
 
 
-def outcomes(function: Callable[[str], Any], arguments: Sequence[str]) -> list[str]:
-    """What calls of a module-level function end with, in one process: "accepted", or the text of a StreamvidError.
+def outcomes(python: Path, function: Callable[[str], Any], arguments: Sequence[str]) -> list[str]:
+    """What calls of a module-level function end with, in one process of `forked_python`: "accepted", or the text of a
+    StreamvidError.
 
     Fails if one raises another exception, or takes `_SECONDS`, or the process takes `LIMIT` bytes or crashes.
     """
     done = subprocess.run(
-        [sys.executable, "-c", _CHILD],
+        [python, "-c", _CHILD],
         input=json.dumps([function.__module__, function.__qualname__, *arguments]),
         capture_output=True,
         text=True,
