@@ -60,7 +60,9 @@ def test_a_bucket_gives_the_same_batches_as_a_disk(datasets: tuple[str, str], tm
     assert 0 < sum(min(stat.st_size, stat.st_blocks * 512) for stat in kept) <= limit
 
 
-def test_a_public_bucket_needs_no_credentials(datasets: tuple[str, str], s3_bucket: str, tmp_path: Path) -> None:
+def test_a_public_bucket_needs_no_credentials(
+    datasets: tuple[str, str], s3_bucket: str, tmp_path: Path, forked_python: Path
+) -> None:
     local, remote = datasets
     s3fs = pytest.importorskip("s3fs")
     names = [f"arn:aws:s3:::{s3_bucket}{rest}" for rest in ("", "/*")]
@@ -68,7 +70,7 @@ def test_a_public_bucket_needs_no_credentials(datasets: tuple[str, str], s3_buck
     policy = json.dumps({"Version": "2012-10-17", "Statement": [rule]})
     s3fs.S3FileSystem().call_s3("put_bucket_policy", Bucket=s3_bucket, Policy=policy)
     environment = {key: value for key, value in os.environ.items() if key not in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")}
-    # In another process, as fsspec reads the environment once. It prints the keys of both ways of fetching.
+    # In another process: fsspec reads the environment as it is imported. It prints the keys of both ways of fetching.
     program = (
         "import sys, streamvid as sv\n"
         "for fetch in ('ranges', 'shards'):\n"
@@ -77,12 +79,13 @@ def test_a_public_bucket_needs_no_credentials(datasets: tuple[str, str], s3_buck
         "        print(*(key for batch in loader for key in batch['key']))\n"
     )
 
-    def streamed(**more: str) -> subprocess.CompletedProcess[str]:
-        arguments = [sys.executable, "-c", program, remote, str(tmp_path)]
+    def streamed(python: Path | str, **more: str) -> subprocess.CompletedProcess[str]:
+        arguments = [python, "-c", program, remote, str(tmp_path)]
         return subprocess.run(arguments, env=environment | more, capture_output=True, text=True, check=False)
 
-    assert streamed(FSSPEC_S3_ANON="true").stdout.splitlines() == [" ".join(sv.Dataset.open(local).clips.key)] * 2
-    assert "to read a public bucket without any, FSSPEC_S3_ANON=true" in streamed().stderr
+    anonymous = streamed(sys.executable, FSSPEC_S3_ANON="true")
+    assert anonymous.stdout.splitlines() == [" ".join(sv.Dataset.open(local).clips.key)] * 2
+    assert "to read a public bucket without any, FSSPEC_S3_ANON=true" in streamed(forked_python).stderr
 
 
 @pytest.fixture

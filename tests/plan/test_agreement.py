@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -228,14 +229,14 @@ def test_a_process_group_that_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> N
         check(Agreement(), start(rank, 7))
 
 
-def test_a_real_process_group_has_a_store() -> None:
+def test_a_real_process_group_has_a_store(forked_python: Path) -> None:
     """What is asked of PyTorch, in a child, as a process has one group."""
     script = (
         "import torch.distributed as d; from streamvid.plan.agreement import _store_of; "
         "d.init_process_group('gloo', store=d.HashStore(), rank=0, world_size=1); "
         "store = _store_of(d.group.WORLD); print(store.add('one', 1), store.compare_set('two', '', 'x'))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([forked_python, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1:] == ["1 b'x'"], done.stderr  # Gloo prints a line of its own before
 
 

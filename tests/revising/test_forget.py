@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -326,11 +325,11 @@ def test_killed_anywhere(folder: Path, tmp_path: Path, purge: bool) -> None:
     pytest.fail("it never finished")
 
 
-def test_two_processes_at_once(folder: Path) -> None:
+def test_two_processes_at_once(folder: Path, forked_python: Path) -> None:
     """Whoever is first forgets its clip; the other is told so, or comes after it."""
     call = "import streamvid as sv, sys; sv.forget(sys.argv[1], [sys.argv[2]])"
     both = [
-        subprocess.Popen([sys.executable, "-c", call, str(folder), key], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([forked_python, "-c", call, str(folder), key], stderr=subprocess.PIPE, text=True)
         for key in ("clip0", "clip1")
     ]
     said = [one.communicate(timeout=120)[1] for one in both]

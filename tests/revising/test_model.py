@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -116,7 +115,7 @@ _DONE: dict[str, Callable[[sv.Dataset], bool]] = {
 
 
 @pytest.mark.parametrize("name", _CALLS)
-def test_a_process_that_is_killed(folder: Path, name: str) -> None:
+def test_a_process_that_is_killed(folder: Path, name: str, forked_python: Path) -> None:
     """SIGKILL at some moment of its work: before or after, and a second one completes it."""
     script = (
         "import sys, streamvid as sv, pyarrow as pa; path = sys.argv[1]\n"
@@ -125,7 +124,7 @@ def test_a_process_that_is_killed(folder: Path, name: str) -> None:
     before = sv.Dataset.open(folder)
     for delay in (0.0, 0.03):
         process = subprocess.Popen(
-            [sys.executable, "-c", script, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [forked_python, "-c", script, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert process.stdin is not None
         assert process.stdout is not None
@@ -137,6 +136,6 @@ def test_a_process_that_is_killed(folder: Path, name: str) -> None:
         process.communicate()
         now = sv.Dataset.open(folder)
         assert now.manifest == before.manifest or _DONE[name](now)
-    subprocess.run([sys.executable, "-c", script, str(folder)], input="\n", text=True, check=True, capture_output=True)
+    subprocess.run([forked_python, "-c", script, str(folder)], input="\n", text=True, check=True, capture_output=True)
     assert _DONE[name](sv.Dataset.open(folder))
     assert not list(folder.rglob(".*"))

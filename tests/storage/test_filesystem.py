@@ -381,13 +381,13 @@ def test_s3_large_file_in_parts(s3_bucket: str, tmp_path: Path) -> None:
     assert (tmp_path / "back").read_bytes() == source.read_bytes()
 
 
-def test_s3_sees_what_another_process_writes(s3_bucket: str) -> None:
+def test_s3_sees_what_another_process_writes(s3_bucket: str, forked_python: Path) -> None:
     base = f"s3://{s3_bucket}/others"
     filesystem.write_bytes(join(base, "a"), b"1")
     assert len(filesystem.list_files(base)) == 1
     script = "import sys; from streamvid.storage import filesystem; filesystem.write_bytes(sys.argv[1], b'12')"
     for name in ("a", "b"):
-        subprocess.run([sys.executable, "-c", script, join(base, name)], check=True)
+        subprocess.run([forked_python, "-c", script, join(base, name)], check=True)
     assert filesystem.list_files(base) == [join(base, "a"), join(base, "b")]
     assert filesystem.size(join(base, "a")) == 2
 

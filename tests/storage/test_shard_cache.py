@@ -32,7 +32,7 @@ from tests.support import serving
 from tests.support.clock import Clock
 
 STALLED_AFTER = 1.0
-SPAWN = multiprocessing.get_context("spawn")
+FORKED = multiprocessing.get_context("forkserver")
 
 
 @dataclass
@@ -138,8 +138,11 @@ class WatchedCache(ShardCache):
         return super()._take_or_fetch(*args)
 
 
-def hold(root: Path, limit: int, file: dict[str, Any], pipe: Connection, stalled_after: float) -> None:
-    """Lease a file, send its bytes, and hold it until told to go on."""
+def hold(
+    root: Path, limit: int, file: dict[str, Any], pipe: Connection, stalled_after: float, environment: dict[str, str]
+) -> None:
+    """Lease a file, send its bytes, and hold it until told to go on. The fork server has an earlier environment."""
+    os.environ.update(environment)
     with WatchedCache(root, limit_bytes=limit, stalled_after=stalled_after) as cache:
         cache.pipe = pipe
         with cache.lease(**file) as lease:
@@ -182,8 +185,10 @@ class Holders:
         self.started: list[Holder] = []
 
     def start(self, root: Path, limit: int, file: dict[str, Any], stalled_after: float = STALLED_AFTER) -> Holder:
-        here, there = SPAWN.Pipe()
-        process = SPAWN.Process(target=hold, args=(root, limit, file, there, stalled_after), daemon=True)
+        here, there = FORKED.Pipe()
+        process = FORKED.Process(
+            target=hold, args=(root, limit, file, there, stalled_after, dict(os.environ)), daemon=True
+        )
         process.start()
         there.close()
         self.started.append(Holder(process, here))
