@@ -10,8 +10,9 @@ PYTHON ?= python3
 VIDEOS ?=
 BUCKET ?=
 PIP_ARGS ?=
-# Of a test file, one after the other: they share datasets. Many start processes of their own, and wait for them.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 3 ? 3 : 2)))
+# Of a test file, one after the other: they share datasets. One more than cores, up to 4, because many start processes of
+# their own, and wait for them.
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 2 ? 4 : n + 1)))
 
 VENV := .venv
 RUN := $(VENV)/bin/python

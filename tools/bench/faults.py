@@ -296,8 +296,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(folder: Path, clips: int, options: argparse.Namespace) -> Report:
     """Make the corpus, and run all."""
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["tools.bench.faults"])
-    first = processes.Process(target=os.getpid)  # the server imports all before it
+    processes.set_forkserver_preload(["tools.bench.faults", "torch"])
+    first = processes.Process(target=os.getpid)  # the server imports both before it
     first.start()
     first.join()
     report = Report("faults", [], [], [])
