@@ -9,7 +9,6 @@ from hashlib import sha256
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from streamvid.dataset.clip_table import ClipTable
 from streamvid.dataset.manifest import Manifest
@@ -18,6 +17,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.revise import RewrittenShards, remove_leftovers
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
+from streamvid.storage.parquet_writer import write_parquet
 from streamvid.storage.url import join
 from streamvid.text import format_count
 from streamvid.video.frame_index import FrameIndex
@@ -43,7 +43,7 @@ def fill_shard(files: Mapping[str, Path], clips: ClipTable, found: Mapping[int, 
     table = table.set_column(place, table.schema.field(place), pa.array(crcs, pa.uint32()))
     folder.mkdir()
     (folder / "new.packets").write_bytes(packets)
-    pq.write_table(table, folder / "new.parquet", compression="zstd", row_group_size=max(1, len(table)))
+    write_parquet(table, folder / "new.parquet", group_rows=max(1, len(table)))
 
 
 def publish_shards(path: str, manifest: Manifest, work: Path, clips: int) -> str:

@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from streamvid.dataset.schema import CATEGORIES, SCHEMA
 from streamvid.packing.options import Place
 from streamvid.packing.source_video import SourceVideo
+from streamvid.storage import parquet_writer
 from streamvid.storage.byte_range import FileVersion
-from streamvid.storage.parquet import check_fixed_lists
 from streamvid.storage.url import is_local
 from streamvid.video.frame_index import RANDOM_ACCESS
 from streamvid.video.index_file import EncodedIndex
@@ -86,6 +85,5 @@ def write_parquet(rows: Sequence[Row], path: Path, fields: pa.Table, schema: pa.
     table = pa.Table.from_arrays(columns, schema=schema)
     for name in fields.column_names:
         table = table.append_column(fields.schema.field(name), fields[name])
-    check_fixed_lists(table)
     # One row group, because a shard's file is read as a whole, and more would cost requests.
-    pq.write_table(table, path, compression="zstd", row_group_size=max(1, len(rows)))
+    parquet_writer.write_parquet(table, path, group_rows=max(1, len(rows)))

@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from streamvid.arrays import Int64
 from streamvid.checks import check, suggest_keywords
@@ -28,7 +27,8 @@ from streamvid.packing.destination import work_folder
 from streamvid.packing.lists import label_column, read_list, whole_as_text
 from streamvid.packing.revise import forgotten_clips, opened_to_change
 from streamvid.packing.typed_columns import column_type, is_text, large_type, to_type
-from streamvid.storage.parquet import check_fixed_lists, read_parquet
+from streamvid.storage.parquet import read_parquet
+from streamvid.storage.parquet_writer import write_parquet
 from streamvid.storage.url import given_path, is_local, local_path, redact
 from streamvid.text import first_line
 
@@ -247,8 +247,7 @@ def _write(columns: dict[str, pa.Array], revision: int, rows: int, work: Path) -
     coded = [
         field.name for field in table.schema if not (pa.types.is_floating(field.type) or pa.types.is_nested(field.type))
     ]
-    check_fixed_lists(table)
-    pq.write_table(table, path, compression="zstd", use_dictionary=coded, row_group_size=_GROUP_ROWS)
+    write_parquet(table, path, group_rows=_GROUP_ROWS, dictionary=coded, by_column=True)
     sha256 = file_sha256(path)
     types = tuple(
         (field.name, type_text(column_type(field.type) if not pa.types.is_fixed_size_list(field.type) else field.type))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from streamvid.errors import InputError, StreamvidError
+from streamvid.errors import StreamvidError
 from streamvid.host import limits_named
 from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.regular_file import regular_file
@@ -36,7 +36,7 @@ _DICTIONARY_PAGE: Final = 2
 _DELTA_BYTE_ARRAY: Final = 7
 """The encoding in which each string may repeat the beginning of the one before (Parquet's format, Encodings.md)."""
 
-_FIXED_LISTS: Final = 26
+FIXED_LISTS: Final = 26
 """The first version of PyArrow that reads lists of fixed size with missing rows; earlier ones only write them."""
 
 Choose = Callable[[pa.Schema, int], Sequence[str]]
@@ -109,7 +109,7 @@ def read_parquet(
             except pa.ArrowInvalid as error:
                 if "Expected all lists to be of size" not in str(error):
                     raise
-                raise StreamvidError(_unreadable(_of_fixed_size(schema, names))) from error
+                raise StreamvidError(unreadable(of_fixed_size(schema, names))) from error
             return table if choose is None else table.select(names)
         references = [*encoded, *(paths[n] for n, need in needs.items() if need.strings)]
         if not isinstance(file, str):
@@ -129,26 +129,16 @@ def read_parquet(
         return pa.concat_tables(tables)
 
 
-def check_fixed_lists(table: pa.Table) -> None:
-    """Check that this version of PyArrow can read back a table that it is to write.
-
-    Raises:
-        InputError: it cannot, as a column of lists of fixed size has missing rows.
-    """
-    if int(pa.__version__.partition(".")[0]) < _FIXED_LISTS:
-        names = [name for name in _of_fixed_size(table.schema, table.column_names) if table[name].null_count]
-        if names:
-            raise InputError(_unreadable(names))
-
-
-def _of_fixed_size(schema: pa.Schema, names: Sequence[str]) -> list[str]:
+def of_fixed_size(schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    """Those of the columns that are lists of fixed size."""
     return [name for name in names if name in schema.names and pa.types.is_fixed_size_list(schema.field(name).type)]
 
 
-def _unreadable(names: Sequence[str]) -> str:
+def unreadable(names: Sequence[str]) -> str:
+    """An error in words: this version of PyArrow cannot read these columns of lists of fixed size."""
     return (
         f"PyArrow {pa.__version__} cannot read lists of fixed size with missing rows, as in the column "
-        f"{' or '.join(map(repr, names))}: pip install 'pyarrow>={_FIXED_LISTS}'"
+        f"{' or '.join(map(repr, names))}: pip install 'pyarrow>={FIXED_LISTS}'"
     )
 
 

@@ -20,7 +20,7 @@ from streamvid.dataset import table_cache
 from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
-from streamvid.storage import filesystem
+from streamvid.storage import filesystem, table_bounds
 from streamvid.storage.shard_cache import ShardCache
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
@@ -62,6 +62,15 @@ def test_columns_are_added_and_replaced_by_key(folder: Path) -> None:
     (overlay,) = read_manifest(str(folder)).overlays
     assert [name for name, _ in overlay.columns] == ["mood", "score", "more"]
     assert sv.verify(folder, progress=False).ok
+
+
+def test_columns_that_compress_to_very_little_can_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_bounds, "BASE_BYTES", 100_000)
+    vectors, words = [[0.0] * 10_000] * CLIPS, ["c" * 300_000 + str(n) for n in range(CLIPS)]
+    sv.annotate(folder, table(vector=pa.array(vectors, pa.list_(pa.float32())), words=words))
+    assert column(folder, "vector") == vectors
+    sv.forget(folder, [KEYS[1]], purge=True)
+    assert column(folder, "words") == [None if n == 1 else word for n, word in enumerate(words)]
 
 
 @pytest.mark.parametrize(
