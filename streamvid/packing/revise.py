@@ -24,7 +24,7 @@ from streamvid.dataset.revisions import (
     rewritten_numbers,
     table_files,
 )
-from streamvid.errors import InputError
+from streamvid.errors import DatasetError, InputError
 from streamvid.packing.destination import consolidated_files, remove_temporaries, shard_files
 from streamvid.packing.tables import write_tables
 from streamvid.storage import filesystem
@@ -83,10 +83,12 @@ def forgotten_clips(base: Base) -> pa.Table:
 
 
 class RewrittenShards:
-    """The rewritten shards of a dataset. A context manager: if its body fails, their files are removed."""
+    """The rewritten shards of a dataset. A context manager: if its body fails, their files are removed. If it fails as
+    another process has purged the dataset meanwhile, which removes all files that are not named, an InputError says so.
+    """
 
     def __init__(self, base: Base) -> None:
-        self._base, self._written = base, list[str]()
+        self._base, self._written, self._published = base, list[str](), False
         self._numbers = rewritten_numbers(base.path, base.manifest)
         self._made: dict[str, ShardEntry] = {}
 
@@ -126,6 +128,7 @@ class RewrittenShards:
             named, data = write_forgotten(self._renamed(forgotten), base.manifest.revision + 1)
             manifest, files[named.file] = replace(manifest, forgotten=named), data
         manifest = replace(manifest, tables=write_tables(base.path, manifest, self._written))
+        self._published = True
         return publish_revision(base, manifest, files)
 
     def _renamed(self, forgotten: pa.Table) -> pa.Table:
@@ -138,10 +141,13 @@ class RewrittenShards:
     def __enter__(self) -> RewrittenShards:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is None:
             return
+        path, same = self._base.path, True
         with contextlib.suppress(Exception):
             # Keep the files if the interrupt came just after publishing.
-            if filesystem.read_bytes(join(self._base.path, FILE_NAME)) == self._base.document:
-                map_in_threads(filesystem.remove_file, [join(self._base.path, file) for file in self._written])
+            if same := filesystem.read_bytes(join(path, FILE_NAME)) == self._base.document:
+                map_in_threads(filesystem.remove_file, [join(path, file) for file in self._written])
+        if not same and not self._published and isinstance(error, DatasetError):
+            raise InputError(f"another process has changed {redact(path)} meanwhile: run this again") from error

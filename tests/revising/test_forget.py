@@ -19,9 +19,10 @@ import streamvid as sv
 from streamvid.checksum import file_sha256
 from streamvid.cli.main import main
 from streamvid.dataset import table_cache
-from streamvid.dataset.revisions import read_manifest
+from streamvid.dataset.revisions import Base, read_manifest
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
+from streamvid.revising import purge
 from streamvid.storage import filesystem
 from streamvid.storage.cache_dir import user_cache_dir
 from streamvid.storage.explain import StorageUnavailable
@@ -206,6 +207,21 @@ def test_a_purge_does_not_begin_where_an_earlier_revision_cannot_be_read(
             sv.forget(folder, list(GONE), purge=True)
     assert digests(folder) == before
     assert sv.forget(folder, list(GONE), purge=True).purged == 2
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_change_whose_files_a_purge_has_swept(folder: Path, changed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on S3, where no lock keeps two apart."""
+
+    def swept(base: Base, *_: object, **__: object) -> None:
+        if changed:
+            (folder / "dataset.json").write_bytes(base.document + b"\n")
+        raise DatasetError("50000000.parquet: missing")
+
+    monkeypatch.setattr(purge, "rewrite_shard", swept)
+    error, said = (InputError, "has changed .* meanwhile: run this again") if changed else (DatasetError, "missing")
+    with pytest.raises(error, match=said):
+        sv.forget(folder, list(GONE), purge=True)
 
 
 def test_purged_videos_do_not_come_back(folder: Path, packed: Path) -> None:
