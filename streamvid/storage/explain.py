@@ -283,7 +283,10 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
     if isinstance(exc, (ValueError, NotImplementedError)):
         return InputError, _detail(exc)
     if isinstance(exc, OSError) or third_party:
-        return DatasetError, _detail(exc)
+        detail = _detail(exc)
+        # s3fs has an errno for each code, as EINVAL for InvalidPart; the code says more.
+        told = s3 and code is not None and code not in detail
+        return DatasetError, f"the storage answers {code} ({detail.lower()})" if told else detail
     return None
 
 

@@ -43,6 +43,18 @@ def test_other_errors_are_told_in_their_own_words(error: Exception, told: str) -
         raise error
 
 
+def test_the_code_of_s3_is_told() -> None:
+    """s3fs makes an error of the system of it."""
+    exceptions = pytest.importorskip("botocore.exceptions", reason="no botocore to test with")
+    translated = pytest.importorskip("s3fs.errors", reason="no s3fs to test with").translate_boto_error
+    error = exceptions.ClientError({"Error": {"Code": "EntityTooSmall"}}, "CompleteMultipartUpload")
+    with (
+        pytest.raises(DatasetError, match=r"answers EntityTooSmall \(invalid argument\)\.$"),
+        explained("s3://b/x", "write"),
+    ):
+        raise translated(error)
+
+
 @pytest.mark.parametrize(
     ("error", "limit"),
     [(RuntimeError("can't start new thread"), "ulimit -u"), (OSError(errno.EMFILE, "-"), "ulimit -n")],
