@@ -117,8 +117,9 @@ def repair(
                 roots=tuple(kept),
                 change=change("repair", len(made)),
             )
+            # Before the revision that reads there, which a killed call may leave.
+            grant(base.path, [source.root for source in wanted.values() if source.file])
             published = new.publish(manifest)
-        grant(base.path, [source.root for source in wanted.values() if source.file])
     return RepairReport(published.revision, tuple(map(opened.key, made)), missing, bad, len(clips))
 
 

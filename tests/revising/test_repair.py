@@ -15,6 +15,7 @@ from streamvid.dataset.revisions import read_manifest
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
+from streamvid.packing.revise import RewrittenShards
 from streamvid.storage import filesystem
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
@@ -119,6 +120,25 @@ def test_videos_that_stay_where_they_are(videos: Path, tmp_path: Path) -> None:
     assert report.repaired == ("clip3",)
     assert found_bad(folder, tmp_path / "q2") == set()
     assert read_manifest(str(folder)).roots != read_manifest(str(folder), revision=0).roots
+
+
+def test_killed_after_it_was_published(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the new revision reads in place may be read then."""
+    places = Path(shutil.copytree(videos, tmp_path / "in"))
+    folder, publish = tmp_path / "ds", RewrittenShards.publish
+
+    def killed(*args: Any, **options: Any) -> None:
+        publish(*args, **options)
+        raise KeyboardInterrupt
+
+    sv.index([places], folder, progress=False)
+    (places / "clip3.mp4").write_bytes((places / "clip3.mp4").read_bytes()[:-20] + bytes(20))
+    assert found_bad(folder, tmp_path / "q") == {"clip3"}
+    monkeypatch.setattr(RewrittenShards, "publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False)
+    assert read_manifest(str(folder)).revision == 1
+    assert found_bad(folder, tmp_path / "q2") == set()
 
 
 def test_what_cannot_be_repaired(
