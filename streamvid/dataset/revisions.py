@@ -267,10 +267,15 @@ def publish_revision(base: Base, manifest: Manifest, tables: Mapping[str, bytes 
     try:
         for name, content in (tables or {}).items():
             file = join(base.path, name)
+            size = content.stat().st_size if isinstance(content, Path) else len(content)
             if isinstance(content, Path):
                 filesystem.move_file(content, file)
             else:
                 filesystem.write_bytes(file, content)
+            # Without a table that it names, no revision opens.
+            found = filesystem.details(file)
+            if found is None or found.size != size:
+                raise DatasetError(f"the storage does not hold {redact(file)}, though it took it: run this again")
         commit(base.path, base.document, manifest.to_json(), base.manifest.revision)
     except BaseException:
         with contextlib.suppress(StreamvidError, OSError):

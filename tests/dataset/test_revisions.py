@@ -325,6 +325,17 @@ def test_a_revision_in_a_bucket_writes_etags_down(folder: Path) -> None:
     assert not any(entry.etags for entry in annotated(str(folder), [1] * 6).shards)
 
 
+def test_a_table_that_the_storage_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said 200."""
+    write = filesystem.write_bytes
+    with faulty_s3() as site:
+        url = site.add_folder(folder, "bucket/set")
+        monkeypatch.setattr(filesystem, "write_bytes", lambda path, data: "columns-" in path or write(path, data))
+        with pytest.raises(DatasetError, match=r"does not hold s3://bucket/set/columns-.*: run this again"):
+            annotated(url, [1] * 6)
+        assert read_manifest(url).revision == 0
+
+
 def test_numbers_of_new_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier revisions, of which there may be thousands, are read only where the newest does not tell."""
     manifest = read_manifest(str(folder))
