@@ -1,8 +1,7 @@
-"""In which order pytest-xdist gives files of tests to its workers, also when one of them dies. A plugin of pytest."""
+"""How pytest-xdist gives files of tests to its workers when one of them dies. A plugin of pytest."""
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -29,14 +28,6 @@ class FileScheduling(LoadFileScheduling):
             self._reschedule(node)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of few tests come first. Some of these take minutes, mostly of waiting, and by xdist's own order they were
-    the last, each beside idle cores."""
-    tests = Counter(item.path for item in items)
-    items.sort(key=lambda item: tests[item.path])
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
-    config.option.loadscopereorder = False
     return FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
