@@ -46,7 +46,9 @@ def test_a_seed_gives_the_same_mutants() -> None:
     assert len(set(one)) > 15
 
 
+@pytest.mark.usefixtures("worker_processes")
 def test_pack_over_mutants(tmp_path: Path) -> None:
+    """In worker processes, whose memory is watched."""
     names = ("h264", "hevc", "vp9", "mpeg4", "h264_ts", "mjpeg_mov")
     (tmp_path / "sources").mkdir()
     files = pack_mutants.sources(tmp_path / "sources", None, names)
