@@ -8,6 +8,7 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
 
 import streamvid as sv
 from streamvid.decode.nvdec_library import Caps
@@ -66,13 +67,13 @@ def test_whether_the_native_part_was_built(built: bool, monkeypatch: pytest.Monk
 def test_a_gpu_whose_run_would_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver beside a torch for the CPU, then one whose containers lack NVDEC."""
     monkeypatch.setattr(doctor, "_driver_version", lambda: "580.0")
-    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr(torch.version, "cuda", None)
     rows = list(doctor._gpu())
     assert rows[-1].state == "problem"
     assert "build for the CPU" in rows[-1].found
-    monkeypatch.setattr("torch.version.cuda", "12.6")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", "12.6")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
 
     def load() -> None:
         raise InputError("set NVIDIA_DRIVER_CAPABILITIES=compute,utility,video")
