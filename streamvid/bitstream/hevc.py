@@ -214,7 +214,7 @@ def skip_to_vui(bits: BitReader) -> bool:
     for _ in range(6):
         bits.ue()  # sizes of coding and transform blocks, depths of transform hierarchies
     if bits.u(1) and bits.u(1):  # scaling_list_enabled_flag, sps_scaling_list_data_present_flag
-        _skip_scaling_lists(bits)
+        skip_scaling_lists(bits)
     bits.u(2)  # amp_enabled_flag, sample_adaptive_offset_enabled_flag
     if bits.u(1):  # pcm_enabled_flag
         bits.u(8)  # pcm_sample_bit_depth_luma_minus1 and _chroma_minus1
@@ -231,7 +231,7 @@ def skip_to_vui(bits: BitReader) -> bool:
     return bool(bits.u(1))  # vui_parameters_present_flag
 
 
-def _skip_scaling_lists(bits: BitReader) -> None:
+def skip_scaling_lists(bits: BitReader) -> None:
     """scaling_list_data, 7.3.4."""
     for size in range(4):
         for _ in range(2 if size == 3 else 6):

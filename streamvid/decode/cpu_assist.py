@@ -1,8 +1,9 @@
 """CPU cores that decode jobs of the NVDEC queue with FFmpeg while the engines have a backlog.
 
 A core decodes about as many H.264 packets a second as an NVDEC engine. H.264 and HEVC define decoded samples bit for
-bit, so FFmpeg and NVDEC give the same luma and chroma. FFmpeg's planes are copied to the GPU in the layout of NVDEC's
-surfaces, and the same kernel converts both: pixels do not depend on the decoder.
+bit, so FFmpeg and NVDEC give the same luma and chroma, but for rare streams, which are left to the engines
+(`streamvid.bitstream.ffmpeg_fault`). FFmpeg's planes are copied to the GPU in the layout of NVDEC's surfaces, and the
+same kernel converts both: pixels do not depend on the decoder.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 
 from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
+from streamvid.bitstream.ffmpeg_fault import ffmpeg_is_exact
 from streamvid.bitstream.mpeg4 import headers_of, video_object_layers
 from streamvid.bitstream.nal import DpbRequirement
 from streamvid.bitstream.packet_info import classifier
@@ -49,6 +50,7 @@ class SessionKey(NamedTuple):
         bit_depth: bits per sample, 8, 10 or 12.
         group: as `streamvid.bitstream.nal.DpbRequirement.group`. For MPEG-4, whether the stream states its version: if
             not, NVIDIA's parser takes that of the stream before, unless it was drained.
+        exact: whether FFmpeg's samples are those of NVDEC, bit for bit.
     """
 
     codec: str
@@ -56,6 +58,7 @@ class SessionKey(NamedTuple):
     height: int
     bit_depth: int
     group: str
+    exact: bool = True
 
     @property
     def pitch(self) -> int:
@@ -240,10 +243,11 @@ def session_key(codec: str, stsd: bytes, width: int, height: int) -> tuple[Sessi
         ValueError: as `streamvid.bitstream.annexb.parameter_sets`.
     """
     if codec not in NAL_SYNTAX:
-        return SessionKey(codec, width, height, stream_bit_depth(codec, stsd), ""), _ALIKE
+        return SessionKey(codec, width, height, stream_bit_depth(codec, stsd), "", exact=False), _ALIKE
     settings = parameter_sets(codec, stsd)
     required = dpb_requirement(codec, settings.annex_b)
-    return SessionKey(codec, width, height, settings.bit_depth, required.group), required
+    exact = ffmpeg_is_exact(codec, settings.annex_b)
+    return SessionKey(codec, width, height, settings.bit_depth, required.group, exact), required
 
 
 def stream_bit_depth(codec: str, stsd: bytes) -> int:

@@ -16,7 +16,6 @@ from itertools import accumulate
 from time import monotonic
 from typing import Final
 
-from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.decode.decode_job import GopJob, SessionKey
 from streamvid.errors import VideoError
 
@@ -259,4 +258,4 @@ def _worthwhile(jobs: Sequence[GopJob]) -> int:
 
 
 def _suits_cores(key: SessionKey) -> bool:
-    return key.width * key.height >= CPU_MIN_FRAME_PIXELS and key.codec in NAL_SYNTAX
+    return key.width * key.height >= CPU_MIN_FRAME_PIXELS and key.exact
