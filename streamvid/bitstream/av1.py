@@ -34,6 +34,8 @@ class _Sequence:
     refresh_frame_flags and frame_size in a frame header depend.
 
     Attributes:
+        operating_point: operating_point_idc of the first operating point, the one that is decoded: its layers, as of
+            `_obus`; 0 if there are no layers.
         screen_content_tools: seq_force_screen_content_tools.
         integer_mv: seq_force_integer_mv.
         order_hint_bits: OrderHintBits.
@@ -41,6 +43,7 @@ class _Sequence:
         size_bits: bits of a width and of a height in a frame header.
     """
 
+    operating_point: int
     screen_content_tools: int
     integer_mv: int
     order_hint_bits: int
@@ -98,12 +101,17 @@ class _TemporalUnits:
         has_header = refreshes = False
         colors, samples, size, highest = None, None, None, 0
         displayed = Counter[int]()  # of each spatial layer, of which a decoder outputs the highest
-        for kind, layer, payload in _obus(unit):
+        for kind, layers, payload in _obus(unit):
+            wanted = self._sequence.operating_point if self._sequence else None
+            layer = 0 if wanted == 0 else layers >> 9
             if kind == _SEQUENCE_HEADER:
                 self._take_sequence(payload)
                 if self._sequence is not None:
                     colors, samples = self._sequence.colors, self._sequence.samples
                 has_header = True
+            elif wanted and layers & ~wanted:  # decoders drop it (5.3.1, drop_obu)
+                displayed[layer] += 0
+                continue
             elif kind in (_FRAME_HEADER, _FRAME, _TILE_GROUP) and starts is None:
                 first = payload[0] if len(payload) and kind != _TILE_GROUP else 0xFF
                 # not show_existing_frame, KEY_FRAME, show_frame
@@ -200,8 +208,9 @@ def _sequence_header(bits: BitReader) -> _Sequence | None:
         if bits.u(1):  # decoder_model_info_present_flag
             return None
     delays = bits.u(1)  # initial_display_delay_present_flag
+    points = []
     for _ in range(bits.u(5) + 1):  # operating_points_cnt_minus_1
-        bits.u(12)  # operating_point_idc
+        points.append(bits.u(12))  # operating_point_idc
         if bits.u(5) > 7:  # seq_level_idx
             bits.u(1)  # seq_tier
         if delays and bits.u(1):  # initial_display_delay_present_for_this_op
@@ -225,7 +234,7 @@ def _sequence_header(bits: BitReader) -> _Sequence | None:
     with suppress(ValueError):
         bits.u(3)  # enable_superres, enable_cdef, enable_restoration
         colors, samples = _color_config(bits, profile)
-    return _Sequence(tools, integer_mv, order_hint_bits, colors, samples, size, (width_bits, height_bits))
+    return _Sequence(points[0], tools, integer_mv, order_hint_bits, colors, samples, size, (width_bits, height_bits))
 
 
 def _color_config(bits: BitReader, profile: int) -> tuple[StatedColors, Samples]:
@@ -263,12 +272,14 @@ def _uvlc(bits: BitReader) -> int:
 
 
 def _obus(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """Types, spatial_id and payloads of the open bitstream units (5.3); a size beyond the end of the data is cut."""
+    """Types, layers and payloads of the open bitstream units (5.3); a size beyond the end of the data is cut. Layers
+    are bits: temporal_id one of the lower 8, spatial_id one of the upper 4; 0 if they are not stated."""
     position, end = 0, len(data)
     while position < end:
         header = data[position]
         kind, has_extension, has_size = header >> 3 & 15, header >> 2 & 1, header >> 1 & 1
-        layer = data[position + 1] >> 3 & 3 if has_extension and position + 1 < end else 0
+        extension = data[position + 1] if has_extension and position + 1 < end else None
+        layers = 0 if extension is None else 1 << (extension >> 5) | 256 << (extension >> 3 & 3)
         position += 1 + has_extension
         size, shift = 0, 0
         if has_size:  # 4.10.5, leb128
@@ -280,5 +291,5 @@ def _obus(data: memoryview) -> Iterator[tuple[int, int, memoryview]]:
                     break
         else:
             size = max(end - position, 0)
-        yield kind, layer, data[position : position + size]
+        yield kind, layers, data[position : position + size]
         position += size

@@ -277,6 +277,28 @@ def test_av1_pictures_of_a_unit_that_are_displayed() -> None:
         assert packet_info.classify("av1", b"", [memoryview(data)])[0].several is several
 
 
+def test_av1_decoders_choose_the_first_operating_point() -> None:
+    """Without layers in it every picture is output; pictures of other layers are dropped (5.3.1, 7.18.1)."""
+
+    def unit(point: str, *extensions: str) -> memoryview:
+        # As above; then frames with temporal_id and spatial_id, which are key frames that are shown.
+        sequence = f"000 0 0 0 0 00001 {point} 00000 {'1' * 12} 00000 0011 0011 1111 1111 0 000 0000 0 0 0"
+        frames = [bytes([6 << 3 | 6, int(extension + "000", 2), 1, 0b0001_0000]) for extension in extensions]
+        return memoryview(bytes(av1_unit((1, sequence))) + b"".join(frames))
+
+    for point, extensions, pictures in (
+        ("0" * 12, ("00000", "00001"), 2),
+        ("0011 00000001", ("00000", "00001"), 1),
+        ("0001 00000001", ("00000", "00001", "00100"), 1),
+        ("0001 00000001", ("00001",), 0),
+        ("0001 00000001", ("00100",), 0),
+        ("0001 00000011", ("00100",), 1),
+    ):
+        (kind,) = packet_info.classify("av1", b"", [unit(point, *extensions)])
+        assert (kind.hidden, kind.several) == (pictures == 0, pictures == 2), (point, extensions)
+        assert kind.random_access == (pictures > 0)
+
+
 def test_vp9_headers() -> None:
     """VP9 specification 6.2: what decides are the frame and the next one."""
 

@@ -126,6 +126,17 @@ def test_decode_times_where_b_frames_come_late(tmp_path: Path) -> None:
         index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
 
 
+@pytest.mark.parametrize("codec", ["av1", "mpeg4"])
+def test_packets_of_several_pictures_by_tables(tmp_path: Path, codec: Codec) -> None:
+    """Their first picture would be shown for the others, too."""
+    path = tmp_path / "several.mp4"
+    with remuxing(write(replace(SMALL, codec=codec, gop=1, b_frames=0), tmp_path / "plain.mp4"), path) as copy:
+        for packet in copy.packets:
+            copy.mux(packet, bytes(packet) + bytes(packet))
+    with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="several pictures"):
+        index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])
+
+
 @pytest.mark.parametrize("codec", ["hevc", "mpeg4"])
 def test_leading_pictures_that_tables_show_behind_the_first(tmp_path: Path, codec: Codec) -> None:
     """A copy from a key frame on begins with B-frames that refer to what it does not have. Decoders drop them, and some
