@@ -222,7 +222,8 @@ def _error_of_hevc(encoded: EncodedSlice) -> str | None:
     # Then no decoder was kept for a second pass of `_cause`.
     changes_sets = any(map(tells_sets("hevc", encoded.stsd), (part.data for part in split)))
     kept = _kept_frames(encoded) if changes_sets else 0
-    idr = [n for n, leading in enumerate(units) if hevc.SYNTAX.is_idr(leading)]
+    # Not where the sets differ from those of the sample description, and are not repeated.
+    idr = [n for n, leading in enumerate(units) if kinds[n].random_access and hevc.SYNTAX.is_idr(leading)]
     for first, end in pairwise([*np.union1d(encoded.starts, idr).astype(int).tolist(), len(packets)]):
         # Where decoding begins, pictures that refer to earlier ones are skipped.
         later = next((n for n in range(first + 1, end) if kinds[n].random_access), end)

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from streamvid.arrays import Int64
+from streamvid.bitstream import hevc
+from streamvid.bitstream.packets import START_CODE
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.damage import Damage, find_damage
 from streamvid.errors import VideoError
@@ -20,8 +22,9 @@ from streamvid.video.frame_index import DISPOSABLE
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from tests.support.clips import without_packets, write
+from tests.support.clips import one_after_the_other, without_packets, write
 from tests.support.reference import slice_of
+from tests.support.remux import remuxing
 from tools.clips import Recipe
 
 BASE = Recipe(width=128, height=80, frames=80, gop=20, b_frames=3, style="texture")
@@ -199,3 +202,19 @@ def test_hevc_whose_container_lacks_a_parameter_set_that_is_in_band(tmp_path: Pa
     source.write_bytes(data[:box] + struct.pack(">I", end - box - size) + b"hvcC" + shorter + free + data[end:])
     clip = store_clip(source, tmp_path)
     assert find_damage(clip.index, np.arange(24), clip.slice) is None
+
+
+def test_hevc_of_joined_recordings_of_which_the_second_states_its_sets_once(tmp_path: Path) -> None:
+    """Its later IDR pictures are decoded by them, too, and not by the sample description's."""
+    recipe = replace(HEVC, width=128, height=96, frames=16, gop=8, b_frames=0)
+    first, second = (tmp_path / name for name in ("first.mp4", "second.mp4"))
+    write(recipe, first)
+    plain = write(replace(recipe, params=(("wpp", "0"), ("open-gop", "0"))), tmp_path / "plain.mp4")
+    sets = hevc.parameter_sets(store_clip(plain, tmp_path).stsd).annex_b.split(START_CODE)[1:]
+    in_band = b"".join(len(unit).to_bytes(4, "big") + unit for unit in sets)
+    with remuxing(plain, second) as copy:
+        for number, packet in enumerate(copy.packets):
+            copy.mux(packet, in_band * (not number) + bytes(packet))
+    clip = store_clip(one_after_the_other([first, second], tmp_path / "joined.mp4"), tmp_path)
+    assert clip.index.starts.tolist() == [0, 8, 16]
+    assert find_damage(clip.index, np.arange(32), clip.slice) is None
