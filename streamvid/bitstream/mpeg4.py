@@ -73,10 +73,21 @@ def vop_classifier(headers: bytes) -> Classifier:
             several=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
             in_fields=in_fields,
             uneven=uneven,
+            delay_unstated=layer is not None and layer.delay_unstated,
             size=(layer.width, layer.height) if layer else None,
         )
 
     return classify
+
+
+def check_delay(kinds: Sequence[PacketKind]) -> None:
+    """Raise ValueError if there are B-VOPs where FFmpeg expects none: it shows the VOP before the first of them twice,
+    once too early."""
+    if any(kind.delay_unstated and kind.disposable for kind in kinds):
+        raise ValueError(
+            "its headers do not say that it has B-VOPs (they lack vol_control_parameters), so that decoders show a "
+            "picture twice: re-encode it first"
+        )
 
 
 def finalize_interlaced(kinds: list[PacketKind]) -> list[PacketKind]:
@@ -271,6 +282,7 @@ class Vol:
         plain: whether it is without sprites, overlapped motion compensation, other bit depths, partitioned data,
             scalability and the like, and no decoder takes it for one of another version.
         versioned: whether it states its version.
+        delay_unstated: whether it leaves it to its type whether there are B-VOPs (low_delay), and FFmpeg expects none.
     """
 
     width: int = 0
@@ -278,6 +290,7 @@ class Vol:
     interlaced: bool = False
     plain: bool = False
     versioned: bool = False
+    delay_unstated: bool = False
 
 
 def headers_of(packet: bytes | memoryview) -> bytes:
@@ -317,7 +330,7 @@ def _start_codes(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _read_vol(bits: BitReader) -> Vol:
-    version, resolution, shape = _read_clock(bits)
+    version, resolution, shape, delay_unstated = _read_clock(bits)
     bits.u(1)  # marker_bit
     if bits.u(1):  # fixed_vop_rate
         bits.u(max(1, (resolution - 1).bit_length()))  # fixed_vop_time_increment
@@ -342,7 +355,7 @@ def _read_vol(bits: BitReader) -> Vol:
     if plain:
         plain = version == 1 or not bits.u(2)  # newpred_enable, reduced_resolution_vop_enable
         plain = plain and not bits.u(1)  # scalability
-    return Vol(width, height, bool(interlaced), plain)
+    return Vol(width, height, bool(interlaced), plain, delay_unstated=delay_unstated)
 
 
 def _skip_matrix(bits: BitReader) -> None:
@@ -352,17 +365,19 @@ def _skip_matrix(bits: BitReader) -> None:
                 break
 
 
-def _read_clock(bits: BitReader) -> tuple[int, int, int]:
-    """The layer's version (video_object_layer_verid), vop_time_increment_resolution, and video_object_layer_shape."""
+def _read_clock(bits: BitReader) -> tuple[int, int, int, bool]:
+    """The layer's version (video_object_layer_verid), vop_time_increment_resolution, video_object_layer_shape, and
+    `Vol.delay_unstated`."""
     bits.u(1)  # random_accessible_vol
     version = 1
-    bits.u(8)  # video_object_type_indication
+    object_type = bits.u(8)  # video_object_type_indication
     if bits.u(1):  # is_object_layer_identifier
         version = bits.u(4)  # video_object_layer_verid
         bits.u(3)  # video_object_layer_priority
     if bits.u(4) == _EXTENDED_PAR:  # aspect_ratio_info
         bits.u(16)  # par_width, par_height
-    if bits.u(1):  # vol_control_parameters
+    controlled = bits.u(1)  # vol_control_parameters
+    if controlled:
         bits.u(3)  # chroma_format, low_delay
         if bits.u(1):  # vbv_parameters
             bits.u(79)  # rates and sizes of the buffer, with their markers
@@ -370,9 +385,10 @@ def _read_clock(bits: BitReader) -> tuple[int, int, int]:
     if shape == _GRAYSCALE and version != 1:
         bits.u(4)  # video_object_layer_shape_extension
     bits.u(1)  # marker_bit
-    return version, bits.u(16), shape
+    return version, bits.u(16), shape, not controlled and object_type in (_SIMPLE, _ADVANCED_SIMPLE)
 
 
+_SIMPLE, _ADVANCED_SIMPLE = 1, 17
 _EXTENDED_PAR: Final = 15
 _RECTANGULAR, _GRAYSCALE = 0, 3
 _VOL_BYTES: Final = 256

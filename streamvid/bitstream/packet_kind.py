@@ -63,6 +63,7 @@ class PacketKind:
         several: MPEG-4, VP9 and AV1: it holds several pictures that are displayed, and a packet is one frame.
         in_fields: MPEG-4: its VideoObjectLayer is interlaced.
         uneven: MPEG-4: a B-VOP of an interlaced stream at distances that depend on where decoding began.
+        delay_unstated: MPEG-4: its VideoObjectLayer does not say whether there are B-VOPs, and FFmpeg expects none.
         lone_field: H.264: it holds one field of a frame; the other field is in another packet.
         colors: H.264 and HEVC: from a sequence parameter set in the packet; None if it has none.
         size: width and height of its picture, by its headers or earlier ones; None if they do not say.
@@ -86,6 +87,7 @@ class PacketKind:
     several: bool = False
     in_fields: bool = False
     uneven: bool = False
+    delay_unstated: bool = False
     lone_field: bool = False
     colors: StatedColors | None = None
     size: tuple[int, int] | None = None

@@ -178,6 +178,7 @@ def _check_packets(kinds: list[PacketKind], codec: str, *, cut_only: bool) -> No
         raise CannotCopyError("decoders add film grain to its pictures, by messages that single packets do not have")
     if any(kind.lone_field for kind in kinds):
         raise CannotCopyError("its packets hold single fields, and a frame is a packet")
+    mpeg4.check_delay(kinds)
     _check_format_stays(kinds)
 
 

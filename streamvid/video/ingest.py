@@ -232,6 +232,8 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> tuple[_Header, dict[
         raise NeedsDemuxerError("interlaced MPEG-4, in which decoding may not start at every key frame")
     if not all(kind.random_access for kind in compress(kinds, track.sync[looked])):
         raise NeedsDemuxerError("a key frame by the container that is none by the bitstream")
+    if kinds[0].delay_unstated and not rising:
+        raise NeedsDemuxerError("MPEG-4 with B-VOPs where decoders expect none")
     if any(kind.several for kind in kinds):
         raise NeedsDemuxerError("a packet of several pictures, which is no frame")
     if any(kind.drops_prior for kind in kinds[1:]):

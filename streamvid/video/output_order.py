@@ -90,7 +90,7 @@ def output_order(
         count: how many packets to decode; None: all.
 
     Raises:
-        ValueError: a frame cannot be matched with its packet.
+        ValueError: a frame cannot be matched with its packet, or is output twice.
     """
     with source.open(apply_edits=apply_edits) as (container, stream):
         context = stream.codec_context
@@ -111,6 +111,7 @@ def output_order(
             newest.extend([number] * (len(order) - len(newest)))
         order.extend(_number(frame) for frame in context.decode(None))
         newest.extend([number + 1] * (len(order) - len(newest)))
+    mpeg4.check_delay(kinds)
     # Of the packets that give a frame, how many the decoder has beside those that it has output.
     taken = np.searchsorted(np.sort(order), newest, side="right")
     taken += np.array(newest) > number

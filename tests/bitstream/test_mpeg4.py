@@ -9,10 +9,14 @@ import pytest
 
 from streamvid.bitstream.mpeg4 import output_order, vop_classifier
 from streamvid.decode.cpu import decode_with_pyav
+from streamvid.errors import VideoError
+from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.video.frame_index import HIDDEN
+from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import CannotCopyError
+from streamvid.video.read_buffer import read_range
 from streamvid.video.remux import store_clip
-from tests.support.mpeg4 import encoded, mux, not_coded, packed, with_not_coded
+from tests.support.mpeg4 import encoded, mux, not_coded, packed, with_not_coded, without_delay
 from tests.support.reference import sequential, slice_of
 
 
@@ -60,3 +64,19 @@ _VOL = int("0" + "00000001" + "0" + "0001" + "0" + "00" + "1" + f"{1000:016b}" +
 def test_b_vops_are_shown_before_what_they_follow() -> None:
     assert output_order([False, False, True, True, False, False, True]) == [0, 2, 3, 1, 4, 6, 5]
     assert output_order([]) == []
+
+
+@pytest.mark.parametrize("container", ["mp4", "avi", "m4v"])
+def test_b_vops_that_no_header_states(container: str, tmp_path: Path) -> None:
+    """FFmpeg shows the VOP that precedes the first one twice, and at once. Without B-VOPs nothing is wrong."""
+    for b_frames in (2, 0):
+        vops = [one._replace(data=without_delay(one.data)) for one in encoded(tmp_path, b_frames=b_frames)]
+        path = mux(vops, tmp_path / f"{b_frames}.{container}")
+        if not b_frames:
+            assert len(store_clip(path, tmp_path).index.visible) == 24
+            continue
+        assert len(sequential(path)) == 25
+        with pytest.raises(VideoError, match="do not say that it has B-VOPs"):
+            store_clip(path, tmp_path)
+        with path.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError):
+            index_by_tables(path, file, lambda spans: [bytes(read_range(file, *span)) for span in spans])

@@ -65,6 +65,19 @@ def without_version(data: bytes, *, of_object: int | None = None) -> bytes:
     return re.sub(rb"(\x00\x00\x01\x20)(.*?)(?=\x00\x00\x01|$)", layer, data, flags=re.S)
 
 
+def without_delay(data: bytes) -> bytes:
+    """A packet, or headers, whose VideoObjectLayer lacks vol_control_parameters, as encoders of version 1 write it."""
+
+    def layer(found: re.Match[bytes]) -> bytes:
+        bits = to_bits(found[2])
+        bits = bits[: bits.rindex("0")]
+        # Behind aspect_ratio_info: vol_control_parameters; then chroma_format, low_delay and vbv_parameters, here 0.
+        assert (bits[21], bits[25]) == ("1", "0")
+        return found[1] + _stuffed(bits[:21] + "0" + bits[26:])
+
+    return re.sub(rb"(\x00\x00\x01\x20)(.*?)(?=\x00\x00\x01|$)", layer, data, flags=re.S)
+
+
 def _stuffed(bits: str) -> bytes:
     """Up to a whole byte, for a start code to follow (next_start_code)."""
     bits += "0" + "1" * (-len(bits) % 8 - 1 if len(bits) % 8 else 7)
