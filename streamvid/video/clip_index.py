@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import av
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
@@ -85,7 +87,7 @@ def index_clip(
         crcs.append(crc32c(packet))
     kinds = packet_info.finalize_disposable(codec, kinds)
     if not (kinds[0].random_access or kinds[0].broken):
-        hidden = hidden | before_first_decodable(target, raw)
+        hidden = hidden | not_output(target, raw)
     ticks = scan.last_frame_ticks() * scan.time_base[0] * base.denominator // (scan.time_base[1] * base.numerator)
     times = ClipTimes(stored, hidden, max(1, ticks), (base.numerator, base.denominator))
     return build_clip(
@@ -235,16 +237,27 @@ def _check_colors_stay(
         raise CannotCopyError(f"its chroma changes between {' and '.join(sorted(places))}")
 
 
-def before_first_decodable(target: Path, pts: Int64) -> Bool:
-    """bool [packets]: the packets with times before the first frame that a decoder outputs.
+def not_output(target: Path, pts: Int64) -> Bool:
+    """bool [packets]: the packets at the start of which a decoder outputs no frame.
 
-    A stream that does not begin with a random access point may need some packets until a picture is complete.
+    A stream that does not begin with a random access point may need some packets until a picture is complete. If it
+    begins with an I picture of H.264 without a recovery point, FFmpeg shows that, and not all of the next ones.
     """
-    with VideoFile(target).open(apply_edits=False) as (container, stream):
-        first = next((frame.pts for frame in container.decode(stream) if frame.pts is not None), None)
-    if first is None:
+    shown: list[int] = []
+    with VideoFile(target).open(apply_edits=False) as (container, stream), suppress(av.error.InvalidDataError):
+        for frame in container.decode(stream):
+            shown += [] if frame.pts is None else [frame.pts]
+            if len(shown) == _FIRST_FRAMES:
+                break
+    if not shown:
         raise ValueError("not one frame of it can be decoded")
-    return np.asarray(pts < first)
+    if shown != sorted(shown):  # frames that come later may have earlier times
+        return np.asarray(pts < shown[0])
+    return np.asarray((pts < shown[-1]) & ~np.isin(pts, shown))
+
+
+_FIRST_FRAMES: Final = 32
+"""Twice as many as a decoder may hold back."""
 
 
 def traits(codec: str, kinds: list[PacketKind], pts: Int64) -> str:

@@ -595,6 +595,26 @@ def test_mpeg4_whose_pictures_are_all_key_frames_by_the_container(b_frames: int,
         assert np.array_equal(decode_with_pyav(slice_of(clip, [number]))[0], frame)
 
 
+@pytest.mark.parametrize("b_frames", [2, 3])
+def test_h264_that_begins_with_an_i_picture_and_has_recovery_points_later(b_frames: int, tmp_path: Path) -> None:
+    """FFmpeg shows it from there on, but drops some of the next frames."""
+    recipe = Recipe(width=96, height=64, frames=70, gop=25, b_frames=b_frames, open_gop=True)
+    with remuxing(write(recipe, tmp_path / "whole.mp4"), tmp_path / "a.mkv") as copy:
+        begin = [n for n, packet in enumerate(copy.packets) if packet.is_keyframe][1]
+        for number, packet in enumerate(copy.packets[begin:]):
+            units = split_packet(memoryview(bytes(packet)), 4)
+            kept = [bytes(unit) for unit in units if number or unit[0] & 31 != SEI]
+            copy.mux(packet, b"".join(len(unit).to_bytes(4, "big") + unit for unit in kept))
+    expected = sequential(tmp_path / "a.mkv")
+    assert 30 < len(expected) < 70 - 25
+    clip = store_clip(tmp_path / "a.mkv", tmp_path)
+    frames = decode_with_pyav(slice_of(clip, range(len(clip.index.visible))))
+    assert len(frames) == len(expected)
+    assert all(map(np.array_equal, frames, expected))
+    for number in (0, 2, 10, 30):
+        assert np.array_equal(decode_with_pyav(slice_of(clip, [number]))[0], expected[number])
+
+
 def test_h264_without_idr_pictures_and_recovery_points_is_transcoded(tmp_path: Path) -> None:
     """FFmpeg shows it from an I picture on."""
     recipe = Recipe(width=96, height=64, frames=60, gop=12, b_frames=2, open_gop=True)
