@@ -7,7 +7,8 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
 import fsspec
@@ -15,7 +16,7 @@ from fsspec.core import url_to_fs
 from fsspec.utils import get_protocol
 
 from streamvid.errors import InputError
-from streamvid.storage.explain import AccessRefused, explained, raise_refusal
+from streamvid.storage.explain import AccessRefused, NoCredentials, explained, raise_refusal
 from streamvid.storage.link import MOST_REQUESTS
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, is_local, local_path, redact, split_query
@@ -42,6 +43,7 @@ _TWO_COLONS: Final = "\ue000"
 _UNSENDABLE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|[^!-~]|[\"<>\\^`{|}]")
 """Characters that the path and query of a web address cannot hold (RFC 3986, 2)."""
 T = TypeVar("T")
+P = ParamSpec("P")
 
 # References that keep remote file systems alive in forked children. fsspec drops its own there; s3fs then closes the
 # inherited connections, which removes them from the epoll set that child and parent share, and the parent's next
@@ -137,7 +139,8 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
 
 
 def asked(path: AnyPath, ask: Callable[[], T], retry: Retry | None, *, action: str = "read") -> T:
-    """Call `ask`, with its errors explained, and repeat it as `retry` says."""
+    """Call `ask`, with its errors explained, and repeat it as `retry` says; without one, once if S3 refuses the
+    credentials: a long command may have outlived those that it began with."""
     refused: set[str] = set()
 
     def attempt() -> T:
@@ -149,7 +152,27 @@ def asked(path: AnyPath, ask: Callable[[], T], retry: Retry | None, *, action: s
             refused.add(os.fspath(path))
             raise
 
-    return attempt() if retry is None else retry(attempt)
+    if retry is not None:
+        return retry(attempt)
+    try:
+        return attempt()
+    except AccessRefused as error:
+        if isinstance(error, NoCredentials) or not in_s3(path):
+            raise
+        return attempt()
+
+
+def renewing(action: str, *, at: int = 0) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator that has a function called by `asked`, without a `Retry`; its path is the argument of number `at`."""
+
+    def decorated(function: Callable[P, T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **options: P.kwargs) -> T:
+            return asked(cast(AnyPath, args[at]), lambda: function(*args, **options), None, action=action)
+
+        return call
+
+    return decorated
 
 
 def renew_credentials(refused: set[str]) -> None:

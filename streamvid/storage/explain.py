@@ -68,6 +68,10 @@ class AccessRefused(DatasetError):  # noqa: N818
     """The storage refuses the credentials, possibly only while they are being renewed."""
 
 
+class NoCredentials(AccessRefused):
+    """No credentials are found, perhaps because their file is being written anew."""
+
+
 class MissingFile(DatasetError):  # noqa: N818
     """A file does not exist."""
 
@@ -211,7 +215,7 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
     if isinstance(exc, FileNotFoundError) or status == 404:
         return MissingFile, "it does not exist; check the path"
     if names & _NO_CREDENTIALS:
-        return DatasetError, (
+        return NoCredentials, (
             "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; to read a "
             "public bucket without any, FSSPEC_S3_ANON=true"
         )

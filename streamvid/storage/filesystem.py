@@ -1,7 +1,7 @@
 """Files by path or URL: typed functions over fsspec, the same for local files and for `s3://bucket/x`.
 
 Functions that read during a run take a `Retry`, which says for how long requests are repeated while a storage does not
-answer. Without one, the client makes its own few attempts.
+answer. Without one, the client makes its own few attempts, and one with credentials looked up again.
 
 A path is a local path or any URL that fsspec knows. Credentials and endpoints come from the environment
 (`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_ENDPOINT_URL`, `AWS_REGION`, or `FSSPEC_…`), never through
@@ -30,7 +30,7 @@ from fsspec.asyn import sync
 from fsspec.utils import get_protocol
 
 from streamvid.errors import DatasetError
-from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate
+from streamvid.storage.client import asked, has_ranges, in_s3, is_s3, locate, renewing
 from streamvid.storage.explain import StorageUnavailable, explained, status_of, true_cause
 from streamvid.storage.http_ranges import size_and_mark
 from streamvid.storage.link import Link
@@ -100,24 +100,24 @@ def exists(path: AnyPath, *, retry: Retry | None = None) -> bool:
     return details(path, retry=retry) is not None
 
 
+@renewing("list")
 def list_files(path: AnyPath, *, recursive: bool = False) -> list[str]:
     """Full paths of the files in a folder or under a prefix, sorted, without folders. For a file, its own path.
 
     Raises DatasetError if there is no such folder, or InputError.
     """
-    with explained(path, "list"):
-        fs, name = locate(path)
-        fs.invalidate_cache()
-        try:
-            found = listed(fs, "find", name, maxdepth=None if recursive else 1)
-        except PermissionError:
-            if not is_s3(fs):
-                raise
-            found = []  # s3fs asks by HEAD whether a name without files below it is a file
-        # An empty folder is fine, a missing one is not.
-        if not found and _info(path)["type"] == "file":
-            found = [name]
-        return sorted(_full(fs, path, item) for item in found)
+    fs, name = locate(path)
+    fs.invalidate_cache()
+    try:
+        found = listed(fs, "find", name, maxdepth=None if recursive else 1)
+    except PermissionError:
+        if not is_s3(fs):
+            raise
+        found = []  # s3fs asks by HEAD whether a name without files below it is a file
+    # An empty folder is fine, a missing one is not.
+    if not found and _info(path)["type"] == "file":
+        found = [name]
+    return sorted(_full(fs, path, item) for item in found)
 
 
 @dataclass(frozen=True)
@@ -157,27 +157,27 @@ def details(path: AnyPath, *, retry: Retry | None = None, hosts: Collection[str]
     return asked(path, ask, retry)
 
 
+@renewing("list")
 def list_details(folder: AnyPath) -> dict[str, Details]:
     """The details of a folder's entries, by name; empty if there is no such folder."""
-    with explained(folder, "list"):
-        fs, name = locate(folder)
-        fs.invalidate_cache()
-        try:
-            found = fs.ls(name, detail=True)
-        except FileNotFoundError:
-            return {}
-        # Object stores may list the folder itself among its entries.
-        inside = [info for info in found if info["name"].rstrip("/") != name.rstrip("/")]
-        return {info["name"].rstrip("/").rpartition("/")[2]: _details(info) for info in inside}
+    fs, name = locate(folder)
+    fs.invalidate_cache()
+    try:
+        found = fs.ls(name, detail=True)
+    except FileNotFoundError:
+        return {}
+    # Object stores may list the folder itself among its entries.
+    inside = [info for info in found if info["name"].rstrip("/") != name.rstrip("/")]
+    return {info["name"].rstrip("/").rpartition("/")[2]: _details(info) for info in inside}
 
 
+@renewing("list")
 def glob(pattern: AnyPath) -> list[str]:
     """Full paths of the files that match a pattern of `*`, `**`, `?` and `[…]`, sorted; empty if there are none."""
-    with explained(pattern, "list"):
-        fs, name = locate(pattern)
-        fs.invalidate_cache()
-        found: dict[str, dict[str, Any]] = listed(fs, "glob", name, detail=True)
-        return sorted(_full(fs, pattern, item) for item, info in found.items() if info.get("type") == "file")
+    fs, name = locate(pattern)
+    fs.invalidate_cache()
+    found: dict[str, dict[str, Any]] = listed(fs, "glob", name, detail=True)
+    return sorted(_full(fs, pattern, item) for item, info in found.items() if info.get("type") == "file")
 
 
 def write_bytes(path: AnyPath, data: bytes) -> None:
@@ -201,28 +201,29 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
             fs.invalidate_cache()
 
 
+@renewing("write")
 def create_bytes(path: AnyPath, data: bytes) -> bool:
     """Write a small file unless it exists. Returns whether this call did; of several concurrent writers, one succeeds.
 
     S3: one put with ``If-None-Match: *``. Raises DatasetError or InputError.
     """
-    with explained(path, "write"):
-        fs, name = locate(path)
-        try:
-            if is_local(path):
-                with written_beside(name, [data]) as temporary:
-                    name_new(temporary, name)
-            else:
-                fs.pipe_file(name, data, mode="create")
-                fs.invalidate_cache()
-        except OSError as exc:
-            # 409 and 412: another writer was first, or is writing.
-            if not isinstance(exc, FileExistsError) and status_of(exc) not in (409, 412):
-                raise
-            return False
-        return True
+    fs, name = locate(path)
+    try:
+        if is_local(path):
+            with written_beside(name, [data]) as temporary:
+                name_new(temporary, name)
+        else:
+            fs.pipe_file(name, data, mode="create")
+            fs.invalidate_cache()
+    except OSError as exc:
+        # 409 and 412: another writer was first, or is writing.
+        if not isinstance(exc, FileExistsError) and status_of(exc) not in (409, 412):
+            raise
+        return False
+    return True
 
 
+@renewing("write")
 def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
     """Replace a small file if its content is still `expected`. Returns whether it was replaced.
 
@@ -230,26 +231,25 @@ def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
     server does not support the condition, the content is compared just before it is replaced; a local writer holds a
     lock (`streamvid.storage.folder_lock`) meanwhile. Raises DatasetError or InputError.
     """
-    with explained(path, "write"):
-        fs, name = locate(path)
-        if is_local(path):
-            with written_beside(name, [data]) as temporary:
-                if read_file(name, MAX_BYTES) != expected:
-                    return False
-                os.replace(temporary, name)
-            return True
-        etag = str(_info(path).get("ETag", "")) if is_s3(fs) else ""
-        if _content(fs, name) != expected:
-            return False
-        try:
-            _put_if(fs, name, data, etag)
-        except OSError as exc:
-            # 409 and 412: another writer was first, or is writing; 404: one has removed it.
-            if not isinstance(exc, FileNotFoundError) and status_of(exc) not in (404, 409, 412):
-                raise
-            return False
-        fs.invalidate_cache()
+    fs, name = locate(path)
+    if is_local(path):
+        with written_beside(name, [data]) as temporary:
+            if read_file(name, MAX_BYTES) != expected:
+                return False
+            os.replace(temporary, name)
         return True
+    etag = str(_info(path).get("ETag", "")) if is_s3(fs) else ""
+    if _content(fs, name) != expected:
+        return False
+    try:
+        _put_if(fs, name, data, etag)
+    except OSError as exc:
+        # 409 and 412: another writer was first, or is writing; 404: one has removed it.
+        if not isinstance(exc, FileNotFoundError) and status_of(exc) not in (404, 409, 412):
+            raise
+        return False
+    fs.invalidate_cache()
+    return True
 
 
 def _put_if(fs: Any, name: str, data: bytes, etag: str) -> None:
@@ -272,20 +272,20 @@ _PRECONDITION_FAILED: Final = 412
 _NOT_IMPLEMENTED: Final = 501
 
 
+@renewing("write", at=1)
 def put_file(local: AnyPath, path: AnyPath) -> None:
     """Copy a local file to a remote `path`, as `write_bytes` but without holding it in memory."""
-    with explained(path, "write"):
-        fs, name = locate(path)
-        fs.put_file(os.fspath(local), name)
-        fs.invalidate_cache()
+    fs, name = locate(path)
+    fs.put_file(os.fspath(local), name)
+    fs.invalidate_cache()
 
 
+@renewing("read")
 def get_file(path: AnyPath, local: AnyPath) -> None:
     """Copy `path` into the local file `local`, which may be incomplete after an error. Raises DatasetError or
     InputError."""
-    with explained(path, "read"):
-        fs, name = locate(path)
-        fs.get_file(name, os.fspath(local))
+    fs, name = locate(path)
+    fs.get_file(name, os.fspath(local))
 
 
 def fetch(
@@ -342,14 +342,14 @@ def move_file(local: Path, path: str) -> None:
         os.replace(local, target)
 
 
+@renewing("remove")
 def remove_file(path: str) -> None:
     """Remove a file if it exists. Raises DatasetError or InputError."""
-    with explained(path, "remove"):
-        if is_local(path):
-            Path(local_path(path)).unlink(missing_ok=True)
-        elif exists(path):
-            fs, name = locate(path)
-            fs.rm_file(name)
+    if is_local(path):
+        Path(local_path(path)).unlink(missing_ok=True)
+    elif exists(path):
+        fs, name = locate(path)
+        fs.rm_file(name)
 
 
 def _content(fs: Any, name: str) -> bytes:

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from streamvid.checks import is_real, shown
 from streamvid.errors import InputError
-from streamvid.storage.explain import AccessRefused, MissingFile, StorageUnavailable
+from streamvid.storage.explain import AccessRefused, MissingFile, NoCredentials, StorageUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +124,8 @@ class Retry:
                 if isinstance(outcome, MissingFile) and not self.retry_missing:
                     raise outcome
                 if isinstance(outcome, AccessRefused) and not self.retry_refused:
+                    raise outcome
+                if isinstance(outcome, NoCredentials) and refused_since is None:  # there were none before either
                     raise outcome
                 if isinstance(outcome, Trouble):
                     errors[place] = outcome

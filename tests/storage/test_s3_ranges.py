@@ -52,6 +52,8 @@ class _Handler(Handler):
         status, body, more = 200, DATA, {"ETag": '"1"'}
         if not self.bucket.accepted(key):
             status, body = 403, b"<Error><Code>ExpiredToken</Code></Error>"
+        elif self.command == "DELETE":
+            status, body = 204, b""
         elif "list-type" in self.path:
             entry = f"<Contents><Key>folder/object</Key><Size>{len(DATA)}</Size></Contents>"
             body = f"<ListBucketResult><KeyCount>1</KeyCount>{entry}</ListBucketResult>".encode()
@@ -200,6 +202,53 @@ def test_credentials_that_expire_are_refreshed_for_all(
     use()
     later: Any = {key for *_, key in bucket.seen}
     assert first not in later
+
+
+def test_commands_outlive_the_credentials_that_they_began_with(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of keys that is written anew, which botocore reads once: each call meets the keys of the one before."""
+    calls: list[Callable[[], object]] = [
+        lambda: filesystem.write_bytes("s3://lab-bucket/folder/new", b"new"),
+        lambda: filesystem.create_bytes("s3://lab-bucket/folder/new", b"new"),
+        lambda: filesystem.replace_bytes("s3://lab-bucket/folder/object", b"new", expected=DATA),
+        lambda: filesystem.list_files("s3://lab-bucket/folder"),
+        lambda: filesystem.list_details("s3://lab-bucket/folder"),
+        lambda: filesystem.glob("s3://lab-bucket/folder/*"),
+        lambda: filesystem.exists("s3://lab-bucket/folder/object"),
+        lambda: filesystem.read_bytes("s3://lab-bucket/folder/object"),
+        lambda: filesystem.get_file("s3://lab-bucket/folder/object", tmp_path / "object"),
+        lambda: filesystem.put_file(tmp_path / "object", "s3://lab-bucket/folder/new"),
+        lambda: filesystem.remove_file("s3://lab-bucket/folder/object"),
+    ]
+    lines = [f"endpoint_url = http://localhost:{bucket.port}", "s3 =", "  addressing_style = path"]
+    configure(monkeypatch, tmp_path, "aws_access_key_id = AKFIRST", "aws_secret_access_key = hunter2", *lines)
+    assert filesystem.exists(WANTED.path)
+    for number, call in enumerate(calls):
+        key = f"AKTEMP{number}"
+        configure(monkeypatch, tmp_path, f"aws_access_key_id = {key}", "aws_secret_access_key = hunter2", *lines)
+        bucket.accepted = key.__eq__
+        call()
+    bucket.accepted = lambda _: False
+    with pytest.raises(AccessRefused):
+        calls[0]()
+
+
+def test_a_file_of_credentials_may_be_empty_for_a_moment(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is written anew. Where there were none from the beginning, nothing is waited for."""
+    lines = [f"endpoint_url = http://localhost:{bucket.port}", "s3 =", "  addressing_style = path"]
+    keys: list[list[str]] = [[], ["aws_access_key_id = AKNEW", "aws_secret_access_key = hunter2"]]
+    retry = Retry(30, sleep=lambda _: configure(monkeypatch, tmp_path, *keys.pop(0), *lines))
+    configure(monkeypatch, tmp_path, *KEYS, *lines)
+    bucket.accepted = "AKNEW".__eq__
+    assert RangeReader(retry).read([WANTED])[0].tobytes() == DATA[:100]
+    assert not keys
+    configure(monkeypatch, tmp_path, *lines)
+    forget_s3_connections()
+    with pytest.raises(AccessRefused, match="no credentials were found"):
+        RangeReader(retry).read([WANTED])
 
 
 def test_clients_of_credentials_that_were_refused_are_let_go(
