@@ -6,12 +6,13 @@ import hashlib
 import os
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from streamvid.checks import MAX_WORKERS, integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.revisions import change
+from streamvid.dataset.revisions import Base, change, kept_manifests
 from streamvid.dataset.roots import grant
 from streamvid.errors import InputError, StreamvidError
 from streamvid.host import usable_cores
@@ -67,7 +68,8 @@ def repair(
     progress: bool = True,
 ) -> RepairReport:
     """Replace bad clips by sound ones, packed again from their videos. They keep their rows, keys, labels and columns,
-    and so their places in the order of a run. docs/revisions.md has the details.
+    and so their places in the order of a run. If none of them is left, the dataset stays as it is. docs/revisions.md
+    has the details.
 
     Args:
         dataset: a folder or URL.
@@ -90,15 +92,17 @@ def repair(
         integer(workers, "workers", most=MAX_WORKERS)
     with opened_to_change(dataset, roots) as (base, opened):
         gone = set(opened.forgotten.tolist())
-        named = quarantined(base.manifest, quarantine)
+        named = _named(base, quarantine)
         rows = [opened.rows(s).start + n for s, numbers in enumerate(named) for n in numbers]
         rows = [row for row in rows if row not in gone]
+        if not rows:
+            return RepairReport(base.manifest.revision, (), (), {}, 0)
         with RewrittenShards(base) as new, work_folder(base.path) as work:
             wanted = _sources(opened, rows, paths, base.path)
             made, bad = _made(opened, wanted, options, work, workers, progress)
             missing = tuple(opened.key(row) for row in rows if row not in wanted)
             if not made:
-                why = next(iter(bad.values()), f"there is no video {opened.clips.source[rows[0]]!r}" if rows else "")
+                why = next(iter(bad.values()), f"there is no video {opened.clips.source[rows[0]]!r}")
                 raise InputError(f"none of the {len(rows)} clips can be repaired: {why}")
             kept = dict.fromkeys((*base.manifest.roots, *(s.root for s in wanted.values() if s.file)))
             clips: dict[int, dict[int, Clip | None]] = defaultdict(dict)
@@ -121,6 +125,19 @@ def repair(
             grant(base.path, [source.root for source in wanted.values() if source.file])
             published = new.publish(manifest)
     return RepairReport(published.revision, tuple(map(opened.key, made)), missing, bad, len(clips))
+
+
+def _named(base: Base, quarantine: str | os.PathLike[str]) -> Sequence[tuple[int, ...]]:
+    """The clips that a quarantine names, as `quarantined` gives them; none if all of them were repaired in an earlier
+    revision, as by a call that was killed just after it had published."""
+    try:
+        return quarantined(base.manifest, quarantine)
+    except InputError:
+        for earlier in kept_manifests(base.path):
+            with suppress(InputError):
+                quarantined(earlier, quarantine)
+                return ()
+        raise
 
 
 def _sources(dataset: Dataset, rows: Sequence[int], paths: list[str], path: str) -> dict[int, SourceVideo]:

@@ -80,8 +80,11 @@ def test_bad_clips_are_sound_again(folder: Path, videos: Path, packed: Path, tmp
     resumed = run(folder, quarantine)
     resumed.load_state_dict(state)
     assert len(list(resumed)) == len(resumed) - 1
+    again_report = sv.repair(folder, videos, quarantine=quarantine, progress=False)  # as if the first had been killed
+    assert (again_report.revision, again_report.repaired, again_report.shards) == (1, (), 0)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="names no clip of this dataset"):
-        sv.repair(folder, videos, quarantine=quarantine, progress=False)
+        sv.repair(folder, videos, quarantine=tmp_path / "empty", progress=False)
     assert found_bad(folder, tmp_path / "other", revision=0) == set(BAD)
 
 
