@@ -235,6 +235,9 @@ def with_etags(path: str, manifest: Manifest, listed: Mapping[str, Details] | No
         path: the dataset; outside of S3 the manifest is returned unchanged.
         manifest: the dataset's manifest.
         listed: a listing of its shard folder, if the caller has one.
+
+    Raises:
+        InputError: a new shard has no files any more, as a purge removes all that no revision names.
     """
     if not in_s3(path):
         return manifest
@@ -245,6 +248,10 @@ def with_etags(path: str, manifest: Manifest, listed: Mapping[str, Details] | No
             return manifest
     found = filesystem.list_details(join(path, SHARD_FOLDER)) if listed is None else listed
     marks = {name: details.mark for name, details in found.items()}
+    for entry in manifest.shards:
+        if not entry.etags and f"{entry.name}.parquet" not in marks:
+            file = redact(join(path, entry.file("parquet")))
+            raise InputError(f"another process has removed {file} meanwhile: run this again")
     return replace(manifest, shards=tuple(entry.with_etags(marks) for entry in manifest.shards))
 
 

@@ -18,9 +18,17 @@ from streamvid.arrays import Int64
 from streamvid.checksum import file_sha256
 from streamvid.dataset import consolidated, row_texts
 from streamvid.dataset.dataset import Dataset
-from streamvid.dataset.manifest import SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, Overlay
+from streamvid.dataset.manifest import FILE_NAME, SHARD_EXTENSIONS, SHARD_FOLDER, Manifest, Overlay
 from streamvid.dataset.overlays import LABEL, cache_key, local_file
-from streamvid.dataset.revisions import Base, change, kept_manifests, kept_revisions, table_files, table_name
+from streamvid.dataset.revisions import (
+    Base,
+    change,
+    kept_manifests,
+    kept_revisions,
+    read_manifest,
+    table_files,
+    table_name,
+)
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.dataset.tables import usable
 from streamvid.errors import DatasetError, InputError
@@ -151,7 +159,17 @@ def _write_without(old: str, names: Sequence[str], rows: Int64, path: Path) -> N
 
 
 def sweep(path: str, newest: Manifest, caches: Caches) -> None:
-    """Remove all files of ended revisions, and files that killed changes left, but no others."""
+    """Remove all files of ended revisions, and files that killed changes left, but no others.
+
+    Raises:
+        DatasetError: the storage has lost the newest dataset.json, and so still needs these files.
+    """
+    if (there := read_manifest(path).revision) < newest.revision:
+        file = redact(join(path, FILE_NAME))
+        raise DatasetError(
+            f"the storage does not hold {file} of revision {newest.revision}, though it took it, but that of {there}: "
+            "run this again"
+        )
     older = kept_manifests(path)
     kept = [newest, *(manifest for manifest in older if manifest.revision >= newest.oldest)]
     named = named_files(kept)

@@ -20,6 +20,7 @@ from streamvid.storage import filesystem
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
 from tests.support.clips import write
+from tests.support.faulty_s3 import faulty_s3
 from tests.support.images import taken
 from tests.support.packed import digests
 from tests.support.profile import by_profile
@@ -253,3 +254,32 @@ def test_images_and_videos_of_one_folder(tmp_path: Path) -> None:
     report = sv.repair(folder, videos, quarantine=quarantine, progress=False)
     assert (set(report.repaired), report.missing, report.bad) == (set(bad), (), {})
     assert sv.verify(folder, decode=True, progress=False).problems == ()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["swept by another purge", "dataset.json lost"])
+def test_a_purge_in_a_bucket_meanwhile(
+    lost: bool, folder: Path, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the file system of a disk has a lock. No revision names files that are not there."""
+    spoil(folder)
+    publish = RewrittenShards.publish
+
+    def swept(new: RewrittenShards, *given: Any, **more: Any) -> Any:
+        sv.forget(url, purge=True)  # nothing is forgotten: it removes what killed changes have left
+        return publish(new, *given, **more)
+
+    with faulty_s3() as site:
+        url = site.add_folder(folder, "bucket/set")
+        found_bad(url, tmp_path / "quarantine", cache_dir=tmp_path / "cache")
+        if lost:
+            monkeypatch.setattr(filesystem, "replace_bytes", lambda *_, **__: True)
+            with pytest.raises(DatasetError, match=r"does not hold s3://bucket/set/dataset.json"):
+                sv.forget(url, keys=["clip0"], purge=True)
+        else:
+            monkeypatch.setattr(RewrittenShards, "publish", swept)
+            with pytest.raises(InputError, match=r"another process has removed s3://bucket/set/shards/5.*: run this"):
+                sv.repair(url, videos, quarantine=tmp_path / "quarantine", progress=False)
+        there = read_manifest(url)
+        assert there.revision == 0
+        named = {f"bucket/set/{entry.file(kind)}" for entry in there.shards for kind in entry.checksums}
+        assert named <= {*site.objects}
