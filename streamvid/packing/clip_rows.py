@@ -82,8 +82,8 @@ def write_parquet(rows: Sequence[Row], path: Path, fields: pa.Table, schema: pa.
         schema: the schema of all other columns.
     """
     columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
-    table = pa.Table.from_arrays(columns, schema=schema)
-    for name in fields.column_names:
-        table = table.append_column(fields.schema.field(name), fields[name])
+    table = pa.Table.from_arrays(
+        [*columns, *fields.columns], schema=pa.schema([*schema, *fields.schema], metadata=schema.metadata)
+    )
     # One row group, because a shard's file is read as a whole, and more would cost requests.
     parquet_writer.write_parquet(table, path, group_rows=max(1, len(rows)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ LIST_EXTENSIONS: Final = (".csv", ".jsonl", ".parquet")
 TEXT_COLUMNS: Final = ("path", "video", "key")
 """Columns that name videos: read as text, also if all values look like numbers or dates."""
 _LABEL_TYPES: Final = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_null)
+_LISTS: Final = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 RESERVED_COLUMNS: Final = ("key", "source")
 """Fields that packing itself writes to the JSON of a clip."""
 _QUOTED: Final = re.compile(rb'"(?:(?<=[,\r\n]")|(?<=\A")|(?<=\A\xef\xbb\xbf"))[^"]*+(?:""[^"]*+)*+("?)([^,\r\n]?)')
@@ -56,7 +58,7 @@ class ParsedList:
 
     def column_as(self, name: str, kind: pa.DataType) -> list[pa.Array]:
         """A column in chunks, in its type for all shards of the pack; nulls if the list has no such column."""
-        if name not in self.table.schema.names:
+        if self.table.schema.get_field_index(name) < 0:
             return [pa.nulls(self.table.num_rows, kind)]
         column = (self.table if is_text(kind) else self.typed)[name]
         return [to_type(chunk, kind) for chunk in column.chunks]
@@ -98,7 +100,7 @@ def read_list(path: str) -> ParsedList:
         names = table.schema.names
         if len(names) == 1 and kind == ".csv" and (mark := re.search("[;\t|]", names[0])):
             raise InputError(f"{shown} has {mark[0]!r} between its columns: write commas there")
-        twice = sorted({name for name in names if names.count(name) > 1})
+        twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
             raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
         # "2024-01-01" is inferred as a date, for which JSON has no type, so such columns are read again as text.
@@ -202,31 +204,53 @@ def raw_labels(table: pa.Table, shown: str) -> list[int | str | None]:
 
 
 def whole_as_text(table: pa.Table) -> pa.Table:
-    """A table in which columns with whole numbers of 2^63 or more, such as hashes, are text: no other type of a
-    dataset's columns holds them and negative ones exactly."""
+    """A table in which columns with whole numbers of 2^63 or more, such as hashes, or with lists of them, are text: no
+    other type of a dataset's columns holds them and negative ones exactly."""
     least = pa.scalar(1 << 63, pa.uint64())
     for number, field in enumerate(table.schema):
-        if field.type == pa.uint64() and pc.any(pc.greater_equal(table[number], least)).as_py():
-            table = table.set_column(number, field.name, table[number].cast(pa.string()))
+        leaf = table[number]
+        while any(is_kind(leaf.type) for is_kind in _LISTS):
+            leaf = pc.list_flatten(leaf)
+        if leaf.type == pa.uint64() and pc.any(pc.greater_equal(leaf, least)).as_py():
+            texts = pa.chunked_array([to_type(chunk, pa.string()) for chunk in table[number].chunks])
+            table = table.set_column(number, field.name, texts)
     return table
 
 
 def _exact(table: pa.Table, kind: str, data: bytes) -> pa.Table:
-    """A list in which columns of whole numbers too large for int64, which pyarrow reads as float64, are text, as they
-    were written."""
+    """A list in which columns of whole numbers too large for int64, also within JSON, which pyarrow reads as float64,
+    are text, as they were written."""
     for number, field in enumerate(table.schema if kind != ".parquet" else ()):
-        column, name = table[number], field.name
-        large = field.type == pa.float64() and pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py()
-        if not large or name == "label":
+        name = field.name
+        if name == "label" or not _has_large(table[number]):
             continue
         if kind == ".csv":
             texts = _parse(kind, data, [name])[name]
+            whole = pc.all(pc.match_substring_regex(texts, r"^([+-]?[0-9]+)?$")).as_py()
         else:
             values = [json.loads(line).get(name) for line in data.splitlines() if line.strip()]
-            texts = pa.chunked_array([pa.array([None if v is None else json.dumps(v) for v in values], pa.string())])
-        if pc.all(pc.match_substring_regex(texts, r"^([+-]?[0-9]+)?$")).as_py():
+            if whole := all(map(_is_whole, values)):
+                texts = pa.chunked_array([pa.array([None if v is None else dump_json(v) for v in values], pa.string())])
+        if whole:
             table = table.set_column(number, name, texts)
     return table
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether all numbers within a value of JSON are whole."""
+    if isinstance(value, list | dict):
+        return all(map(_is_whole, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float)
+
+
+def _has_large(column: pa.ChunkedArray | pa.Array) -> bool:
+    """Whether a column has numbers of 2^63 or more, or of less than -2^63, in float64."""
+    kind = column.type
+    if pa.types.is_list(kind):
+        return _has_large(pc.list_flatten(column))
+    if pa.types.is_struct(kind):
+        return any(_has_large(pc.struct_field(column, [number])) for number in range(kind.num_fields))
+    return kind == pa.float64() and bool(pc.any(pc.greater_equal(pc.abs(column), 2.0**63)).as_py())
 
 
 def _usable(table: pa.Table) -> pa.Table:

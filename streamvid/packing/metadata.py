@@ -138,7 +138,7 @@ class MetadataLists:
                 parts += rows.column_as(field.name, kind)
             columns.append(pa.concat_arrays(parts))
         texts = pa.concat_arrays([pa.array([], pa.large_string()), *self._texts])
-        has = [[name in rows.typed.schema.names for name in schema.names] for rows in self._lists]
+        has = [[name in names for name in schema.names] for names in (set(r.typed.schema.names) for r in self._lists)]
         return Metadata(
             np.arange(self._starts[-1]),
             texts,

@@ -110,6 +110,23 @@ def test_whole_numbers_beyond_int64_are_text(tmp_path: Path) -> None:
         assert made["meta_y"].type == pa.float64()
 
 
+def test_lists_of_whole_numbers_beyond_int64_are_text(tmp_path: Path) -> None:
+    """No list of a dataset holds them: from JSONL they came rounded, and a shard with those of Parquet could not be
+    read."""
+    given = [[(1 << 64) - 1, 1], None, [(1 << 53) + 1]]
+    pq.write_table(
+        pa.table({"path": ["a", "b", "c"], "x": pa.array(given, pa.list_(pa.uint64()))}), tmp_path / "l.parquet"
+    )
+    rows = [{"path": n, "x": x, "y": {"of": x}, "z": [[2.0**64], [x and 1]]} for n, x in zip("abc", given, strict=True)]
+    (tmp_path / "l.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    texts = ["[18446744073709551615,1]", None, "[9007199254740993]"]
+    for name in ("l.parquet", "l.jsonl"):
+        metas, made = through_a_list(tmp_path / name, ("path",))
+        assert made["meta_x"].to_pylist() == [json.loads(meta)["x"] for meta in metas] == texts
+    assert made["meta_y"].to_pylist() == ['{"of":[18446744073709551615,1]}', '{"of":null}', '{"of":[9007199254740993]}']
+    assert made["meta_z"].type == pa.list_(pa.list_(pa.float64()))
+
+
 def test_columns_without_a_type_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "l.jsonl").write_text(
         '{"path": "a", "box": {"w": 1}, "boxes": [{"w": 1}], "day": "2024-01-02", "at": "2024-01-02 03:04:05"}\n'
