@@ -62,7 +62,7 @@ def test_packets_that_claim_other_pictures_than_their_rows(whole: Path, tmp_path
         if codec in ("h264", "hevc", "mpeg4"):
             _lie_in_row(path, opened, row, codec, side)
         elif codec == "av1":
-            change_packets(path, row, lambda data: bombs.lie("av1", data, 1024, 512))
+            change_packets(path, row, lambda data: bombs.lie("av1", data, 512, 512))
         else:
             change_packets(path, row, lambda data, codec=codec, side=side: bombs.lie(codec, data, side, side))  # type: ignore[misc]
     reseal(path)

@@ -92,7 +92,7 @@ def test_sizes_that_change_midway(tmp_path: Path, forked_python: Path) -> None:
     paths = []
     for codec in ("h264", "hevc", "av1", "vp9", "vp8", "mjpeg"):
         small = bombs.source(codec, tmp_path, frames=10)
-        large = bombs.source(codec, tmp_path, width=1280, height=960, frames=10)
+        large = bombs.source(codec, tmp_path, width=2 * bombs.WIDTH, height=2 * bombs.HEIGHT, frames=10)
         enormous = bombs.claiming(codec, small, tmp_path / f"enormous-{codec}{small.suffix}", 16000, 16000)
         # Packets of H.264 and HEVC have no parameter sets of their own here: those of the last would be like the first.
         last = [] if codec in ("h264", "hevc") else [(small, enormous)]

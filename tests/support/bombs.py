@@ -11,10 +11,11 @@ import av
 from streamvid.mp4.boxes import box
 from streamvid.mp4.sample_entry import codec_configuration, visual_sample_description
 from tests.support.bits import escaped, to_bits, to_bytes, ue, unescaped
+from tests.support.clips import write
 from tests.support.remux import remuxing
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
-WIDTH, HEIGHT = 640, 480
+WIDTH, HEIGHT = 352, 288
 CONTAINERS = {"h264": "mp4", "hevc": "mp4", "av1": "mp4", "vp9": "webm", "vp8": "webm", "mjpeg": "avi", "mpeg4": "mp4"}
 MOST = {"vp8": 16383, "mpeg4": 8191, "mjpeg": 65535, "vp9": 65536, "av1": 65536}
 """Pixels that a side can have, where the syntax has a limit."""
