@@ -237,7 +237,7 @@ def test_datasets_that_are_added_to_or_in_place(source: Path, tmp_path: Path, co
         shutil.copytree(tmp_path / "ds", tmp_path / "base")
     again()
     expected, before = digests(tmp_path / "ds"), sources(tmp_path / "ds")
-    for at in range(1, 100, 3):
+    for at in range(1, 100, by_profile(ci=5, nightly=1)):
         shutil.rmtree(tmp_path / "ds")
         if (tmp_path / "base").exists():
             shutil.copytree(tmp_path / "base", tmp_path / "ds")

@@ -105,7 +105,7 @@ def test_killed_before_any_of_its_changes(tmp_path: Path, monkeypatch: pytest.Mo
     again()
     expected = digests(destination)
     assert len([name for name in expected if name.endswith(".tar")]) >= 2
-    for at in range(1, 100, by_profile(ci=2, nightly=1)):
+    for at in range(1, 100, by_profile(ci=3, nightly=1)):
         shutil.rmtree(destination)
         shutil.copytree(old, destination)
         code = die_before_change(at, destination, again)
@@ -188,7 +188,7 @@ def test_killed_at_random_moments(launcher: Launcher, videos: Path, whole: dict[
     timed = tmp_path / "t" / "ds"
     first, last = duration_of(launcher, cut_pack(videos, timed), timed.exists)
     assert digests(timed) == whole
-    while kills < by_profile(ci=8, nightly=40):
+    while kills < by_profile(ci=4, nightly=40):
         # A run of kills that get on with it, until it is done; then another.
         moment = first + (last - first) * random_moments.random() * 0.8
         if not runs_through(launcher, cut_pack(videos, destination), moment):
@@ -222,7 +222,7 @@ def test_converting_killed_and_with_more_workers(
     first, last = duration_of(launcher, pack_two, destination.exists)
     assert digests(destination.parent) == expected
     shutil.rmtree(destination)
-    for _ in range(by_profile(ci=2, nightly=8)):
+    for _ in range(by_profile(ci=1, nightly=8)):
         if runs_through(launcher, pack_two, first + (last - first) * random_moments.random() * 0.8):
             assert digests(destination.parent) == expected
             shutil.rmtree(destination)
