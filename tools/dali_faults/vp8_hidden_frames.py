@@ -64,7 +64,7 @@ def main():
     for device in ("cpu", "mixed"):
         for every in (0, EVERY):
             clip = encode(every)
-            expected = by_ffmpeg(clip)
+            expected = by_ffmpeg(clip)[:, ::4, ::4]
             what = f"every {every}th packet hidden" if every else "no packet hidden"
             try:
                 got = by_dali(clip, device)
@@ -74,7 +74,7 @@ def main():
                     break
                 shown = True
                 continue
-            nearest = [int(np.abs(expected - frame).mean(axis=(1, 2, 3)).argmin()) for frame in got]
+            nearest = [int(np.abs(expected - frame).mean(axis=(1, 2, 3)).argmin()) for frame in got[:, ::4, ::4]]
             print(f"device={device!r}, {what}: expected frames 0 to {len(expected) - 1}, got {len(got)}: {nearest}")
             ran = True
             shown |= every > 0 and nearest != list(range(len(expected)))
