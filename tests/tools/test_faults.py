@@ -30,7 +30,7 @@ def ranks_have_imported_pytorch() -> Iterator[None]:
 def test_a_damaged_epoch_that_is_killed_and_resized_twice(tmp_path: Path) -> None:
     made = corpus.make(tmp_path, CLIPS, codecs=["h264"])
     assert sorted(made.bad.values()) == sorted(corpus.WAYS)
-    clean = Run(str(made.whole), tmp_path / "clean", "cpu", CLIPS)
+    clean = Run(str(made.whole), tmp_path / "clean", "cpu", CLIPS, ranks=(1,))
     whole = run(clean)
     assert whole.problems(whole, {}, "cpu") == []
     assert len(whole.clips) == CLIPS
@@ -51,7 +51,7 @@ def test_a_damaged_epoch_that_is_killed_and_resized_twice(tmp_path: Path) -> Non
 def test_the_same_from_a_failing_bucket_with_a_cache_that_is_altered(tmp_path: Path) -> None:
     pytest.importorskip("s3fs", reason="no s3fs to test with: pip install s3fs")
     made = corpus.make(tmp_path, CLIPS, codecs=["vp9"], ways=["zeros", "bit", "index"])
-    clean = Run(str(made.whole), tmp_path / "clean", "cpu", CLIPS)
+    clean = Run(str(made.whole), tmp_path / "clean", "cpu", CLIPS, ranks=(1,))
     with bucket(made.damaged) as (site, url, environment):
         fail(site, 0.2)
         cached = Run(
