@@ -314,8 +314,7 @@ def test_workers_of_any_kind(dataset: Path, start: str, workers: int) -> None:
             assert_same(got, wanted)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-@pytest.mark.parametrize("gpu_loader", [False, True])
+@pytest.mark.parametrize(("start", "gpu_loader"), [("spawn", False), ("fork", True)])
 def test_a_temporary_folder_too_long_for_sockets_is_named(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, start: str, gpu_loader: bool
 ) -> None:

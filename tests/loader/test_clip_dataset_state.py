@@ -54,9 +54,14 @@ def whole(dataset: Path) -> list[Any]:
     return batches
 
 
-@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (2, False), (2, True)])
-@pytest.mark.parametrize("stop", [7, 10])
-@pytest.mark.parametrize("named", ["all", "others", "before"])
+@pytest.mark.parametrize(
+    ("num_workers", "persistent", "stop", "named"),
+    [
+        *((0, False, stop, named) for stop in (7, 10) for named in ("all", "others", "before")),
+        (2, False, 7, "others"), (2, False, 10, "all"), (2, False, 10, "before"), (2, True, 7, "before"),
+        (2, True, 10, "others"),
+    ],
+)  # fmt: skip
 def test_a_run_resumes_with_the_same_samples(
     dataset: Path, whole: list[Any], num_workers: int, persistent: bool, stop: int, named: str
 ) -> None:

@@ -188,7 +188,7 @@ def test_without_it_a_stuck_thread_costs_no_batch_where_bad_clips_are_skipped(
     assert all(same(got[place], whole[place]) for place in whole)
 
 
-@pytest.mark.parametrize(("how", "workers"), [("fork", 2), ("spawn", 1), ("forkserver", 1)])
+@pytest.mark.parametrize(("how", "workers"), [("fork", 2), ("forkserver", 1)])
 def test_in_the_workers_of_a_dataloader(dataset: Path, how: str, workers: int) -> None:
     plain = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=sv.Transform(resize=(32, 32)))
     isolated = sv.ClipDataset(dataset, sampling=sv.Window(4), transform=sv.Transform(resize=(32, 32)), isolate=True)
