@@ -118,7 +118,7 @@ def test_a_source_that_changes_while_it_is_packed(tmp_path: Path) -> None:
 
 def test_ten_cuts_read_a_video_once(tmp_path: Path) -> None:
     """No temporary copy is made of it, and each cut takes its own packets."""
-    source = write(Recipe(width=640, height=360, frames=100, gop=10, crf=5, style="texture"), tmp_path / "a.mp4")
+    source = write(Recipe(width=320, height=180, frames=100, gop=10, crf=5, style="texture"), tmp_path / "a.mp4")
     length = source.stat().st_size
     began = moved()
     whole = ingest_by_tables(source, cut_only=True)
