@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 def test_it_ends_above_bicubic(tmp_path: Path, forked_python: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [str(forked_python), "examples/super_resolution.py", "--out", str(tmp_path), "--steps", "200", "--crop", "48"],
+        [str(forked_python), "examples/super_resolution.py", "--out", str(tmp_path), "--steps", "200", "--crop", "48",
+         "--batch-size", "4"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
