@@ -68,8 +68,11 @@ def leftovers(folder: Path, wanted: list[bytes]) -> list[bytes]:
     return [one for one in wanted if one in everything]
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle": "block"}, {"group_by_size": 2}, {"shuffle": False}], ids=str)
-@pytest.mark.parametrize("purge", [False, True])
+@pytest.mark.parametrize(
+    ("options", "purge"),
+    [({}, False), ({}, True), ({"shuffle": "block"}, False), ({"group_by_size": 2}, True), ({"shuffle": False}, False)],
+    ids=str,
+)
 def test_all_others_stay_in_their_places(folder: Path, options: dict[str, Any], purge: bool) -> None:
     run = loader(folder, **options)
     before = order(run)

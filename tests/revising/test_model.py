@@ -1,13 +1,9 @@
-"""Any sequence of changes does what a model of the dataset does, in every revision of it; and killing processes."""
+"""Any sequence of changes does what a model of the dataset does, in every revision of it."""
 
 from __future__ import annotations
 
 import shutil
-import signal
-import subprocess
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,42 +96,3 @@ def test_any_sequence_of_changes_gives_the_dataset_of_a_model(packed: Path, chan
             else:
                 with pytest.raises(DatasetError, match="was ended by revision"):
                     sv.Dataset.open(folder, revision=revision)
-
-
-_CALLS: dict[str, str] = {
-    "forget": "sv.forget(path, ['clip1'])",
-    "purge": "sv.forget(path, ['clip1'], purge=True)",
-    "annotate": "sv.annotate(path, pa.table({'key': ['clip1'], 'a': [1]}))",
-}
-_DONE: dict[str, Callable[[sv.Dataset], bool]] = {
-    "forget": lambda dataset: dataset.forgotten.tolist() == [1],
-    "purge": lambda dataset: dataset.forgotten.tolist() == [1] and not dataset.clips.mp4_size[1],
-    "annotate": lambda dataset: dataset.columns.get("a").to_pylist() == [None, 1, None, None, None, None],
-}
-
-
-@pytest.mark.parametrize("name", _CALLS)
-def test_a_process_that_is_killed(folder: Path, name: str, forked_python: Path) -> None:
-    """SIGKILL at some moment of its work: before or after, and a second one completes it."""
-    script = (
-        "import sys, streamvid as sv, pyarrow as pa; path = sys.argv[1]\n"
-        "sv.annotate, sv.forget; print(flush=True); sys.stdin.readline()\n" + _CALLS[name]
-    )
-    before = sv.Dataset.open(folder)
-    for delay in (0.0, 0.03):
-        process = subprocess.Popen(
-            [forked_python, "-c", script, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.stdin.write("\n")
-        process.stdin.flush()
-        time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        now = sv.Dataset.open(folder)
-        assert now.manifest == before.manifest or _DONE[name](now)
-    subprocess.run([forked_python, "-c", script, str(folder)], input="\n", text=True, check=True, capture_output=True)
-    assert _DONE[name](sv.Dataset.open(folder))
-    assert not list(folder.rglob(".*"))

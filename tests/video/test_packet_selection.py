@@ -277,7 +277,11 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return random_recipe(lambda values: draw(st.sampled_from(values)))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example], print_blob=True)
+@settings(
+    max_examples=settings.default.max_examples // 2,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.large_base_example],
+    print_blob=True,
+)
 @given(recipes(), st.integers(0, 2**32 - 1))
 @example(Recipe(codec="hevc", width=96, height=64, frames=21, gop=4, b_frames=2, open_gop=True, jitter=80, seed=13), 0)
 @example(Recipe(codec="mpeg4", width=96, height=64, frames=37, gop=2, b_frames=1, open_gop=True, jitter=0), 0)
