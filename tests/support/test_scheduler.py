@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,15 +17,11 @@ def test_a_run_goes_on_after_a_lost_worker(tmp_path: Path) -> None:
         marks = f"@pytest.mark.parametrize('n', range({tests}))\n"
         (tmp_path / f"test_{name}.py").write_text(f"import os, time, pytest\n{marks}def test_it(n):\n{body}")
     options = [
-        "-n2",
-        "--dist=loadfile",
-        "-p",
-        "tests.support.scheduler",
-        "-p",
-        "no:cacheprovider",
+        "-n2", "--dist=loadfile", "-p", "xdist.plugin", "-p", "tests.support.scheduler", "-p", "no:cacheprovider",
         f"--rootdir={tmp_path}",
-    ]
+    ]  # fmt: skip
     command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # others take long to import
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
     assert "1 failed, 21 passed" in ran.stdout
     assert "crashed while running 'test_b.py::test_it[5]'" in ran.stdout
