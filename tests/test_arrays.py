@@ -43,7 +43,7 @@ def test_a_single_column_may_hold_any_integers(column: list[int]) -> None:
     assert array[first][which].tolist() == array.tolist()
 
 
-@pytest.mark.parametrize("module", ["dataset.dataset", "packing.pack", "loader.clip_dataset", "inspection.verify"])
+@pytest.mark.parametrize("module", ["dataset.dataset", "packing.pack"])
 def test_what_numpy_loads_late_is_loaded_before_threads_make_arrow_arrays(module: str) -> None:
     # Two threads that load it at once end in a RecursionError now and then, in a window of microseconds.
     program = f"import streamvid.{module}, numpy as np; print('ma' in vars(np))"

@@ -132,11 +132,10 @@ def test_the_same_batches_bit_for_bit(packed: Packed, sampling: FrameSampler) ->
     assert_same(default, dali)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("sampling", SAMPLINGS[:6])
-def test_slots_show_the_frames_that_their_times_say(packed: Packed, engine: EngineName, sampling: FrameSampler) -> None:
+def test_slots_show_the_frames_that_their_times_say(packed: Packed, sampling: FrameSampler) -> None:
     clips = Counter[int]()
-    for batch in batches(packed, engine, sampling=sampling):
+    for batch in batches(packed, "dali", sampling=sampling):
         for i in np.flatnonzero(batch["valid"]):
             row, frames = shown(packed, batch, i)
             clips[row] += 1
@@ -149,22 +148,18 @@ def test_slots_show_the_frames_that_their_times_say(packed: Packed, engine: Engi
 @pytest.mark.parametrize(
     "options",
     [
-        {"shuffle": False},
         {"shuffle": "block"},
         {"group_by_size": True},
-        {"last_batch": "fill"},
         {"last_batch": "drop"},
         {"steps_per_epoch": 6},
-        {"batch_size": 1},
         {"batch_size": 40},
         {"columns": ["score", "place"]},
-        {"rank": 1, "world_size": 2},
         {"rank": 2, "world_size": 3, "ranks_per_node": 1, "locality": "node"},
         {"rank": 5, "world_size": 20},
     ],
 )
 def test_the_same_order(packed: Packed, options: dict[str, Any]) -> None:
-    default, dali = (batches(packed, engine, epochs=3, **options) for engine in ENGINES)
+    default, dali = (batches(packed, engine, epochs=2, **options) for engine in ENGINES)
     assert_same(default, dali)
     assert default
 
