@@ -20,7 +20,7 @@ FRAMES = 12
 Batch = Mapping[str, Any]
 
 
-def make_dataset(folder: Path, codecs: Iterable[tuple[str, str]], *, shard_size: int = 20_000) -> Path:
+def make_dataset(folder: Path, codecs: Iterable[tuple[str, str]], *, shard_size: int = 100_000) -> Path:
     """Packed clips of one size, in several shards; codec and container of each."""
     recipes = {
         f"{n:02}": Recipe(
@@ -43,11 +43,11 @@ def with_zeroed(dataset: Path, target: Path, *rows: int, source: bool = True) ->
     """
     if not target.exists():
         shutil.copytree(dataset, target)
+    if source:
+        replace_packets(target, rows, bytes)
+        return target
+    opened = sv.Dataset.open(target)
     for row in rows:
-        if source:
-            replace_packets(target, row, bytes)
-            continue
-        opened = sv.Dataset.open(target)
         index = opened.index(row)
         with open(opened.shard_path(int(opened.clips.shard[row])), "r+b") as file:
             for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):

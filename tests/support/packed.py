@@ -197,7 +197,10 @@ def edit_parquet(path: Path, row: int, **values: Any) -> None:
 
 def edit_index(folder: Path, row: int, **columns: Any) -> None:
     """Change columns of a clip's frame index, as a writer would that has them wrong: its checksums agree."""
-    dataset = Dataset.open(folder)
+    _edit_index(Dataset.open(folder), folder, row, **columns)
+
+
+def _edit_index(dataset: Dataset, folder: Path, row: int, **columns: Any) -> None:
     encoded = encode_index(replace(dataset.index(row), **{k: np.asarray(v) for k, v in columns.items()}))
     s = int(dataset.clips.shard[row])
     with open(dataset.shard_path(s, "packets"), "r+b") as file:
@@ -206,26 +209,26 @@ def edit_index(folder: Path, row: int, **columns: Any) -> None:
     edit_parquet(Path(dataset.shard_path(s, "parquet")), row - dataset.rows(s).start, index_crc32c=encoded.crc32c)
 
 
-def replace_packets(folder: Path, row: int, data: Callable[[int], bytes]) -> None:
-    """Overwrite a clip's packets by bytes of their sizes, as of a video that was damaged when it was packed: all
+def replace_packets(folder: Path, rows: int | Sequence[int], data: Callable[[int], bytes]) -> None:
+    """Overwrite packets of clips by bytes of their sizes, as of videos that were damaged when they were packed: all
     checksums agree."""
-    change_packets(folder, row, lambda packet: data(len(packet)))
+    change_packets(folder, rows, lambda packet: data(len(packet)))
 
 
-def change_packets(folder: Path, row: int, change: Callable[[bytes], bytes]) -> None:
-    """Make other packets of a clip's, of the same sizes; all checksums agree."""
+def change_packets(folder: Path, rows: int | Sequence[int], change: Callable[[bytes], bytes]) -> None:
+    """Make other packets of those of clips, of the same sizes; all checksums agree."""
     dataset = Dataset.open(folder)
-    index, s = dataset.index(row), int(dataset.clips.shard[row])
-    crcs = []
-    with open(dataset.shard_path(s), "r+b") as file:
-        for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):
-            file.seek(int(dataset.clips.mp4_offset[row]) + offset)
-            packet = change(file.read(size))
-            assert len(packet) == size
-            crcs.append(crc32c(packet))
-            file.seek(-size, os.SEEK_CUR)
-            file.write(packet)
-    edit_index(folder, row, crc32c=crcs)
+    for row in [rows] if isinstance(rows, int) else rows:
+        index, crcs = dataset.index(row), []
+        with open(dataset.shard_path(int(dataset.clips.shard[row])), "r+b") as file:
+            for offset, size in zip(index.offset.tolist(), index.size.tolist(), strict=True):
+                file.seek(int(dataset.clips.mp4_offset[row]) + offset)
+                packet = change(file.read(size))
+                assert len(packet) == size
+                crcs.append(crc32c(packet))
+                file.seek(-size, os.SEEK_CUR)
+                file.write(packet)
+        _edit_index(dataset, folder, row, crc32c=crcs)
     reseal(folder)
 
 
