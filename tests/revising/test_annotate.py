@@ -270,6 +270,7 @@ def test_killed_anywhere(folder: Path, tmp_path: Path) -> None:
         code = die_before_change(at, destination, lambda: sv.annotate(destination, table(a=[1] * 6)))
         done = read_manifest(str(destination)).revision == 1
         assert ("a" in sv.Dataset.open(destination).columns.names) == done
+        assert "a" not in sv.Dataset.open(destination, revision=0).columns.names
         assert code in (0, 9)
         sv.annotate(destination, table(a=[2] * 6))
         assert column(destination, "a") == [2] * 6
