@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from streamvid.inspection.describe import Counts, GpuNote, Histogram, Info, Spread
     from streamvid.inspection.duplicates import Duplicates
     from streamvid.inspection.sampling_cost import EpochCost, SamplingCost
-    from streamvid.sampling.base import FrameSampler
-    from streamvid.sampling.windows import Window
 
 _SHOWN: Final = 8
 """Most values of a property that are listed; the others are summed up."""
@@ -37,14 +35,11 @@ def add_parser(commands: Commands) -> None:
     """Add the commands and their options."""
     add_command(commands, "info", _info, "show what is in a dataset", common("dataset") | {
         "--sampling SAMPLER": "estimate the cost of a sampling, such as 'Window(16, fps=8)'",
-        "--cost PRICE": "with --sampling or --frames: requests and bytes of an epoch from a bucket; with the prices of "
-        "a gigabyte and of a thousand requests, what that costs",
-        "--frames N": "estimate the cost of sampling windows of N frames",
-        "--stride N": "with --frames: take every N-th frame",
-        "--fps RATE": "with --frames: take RATE frames per second",
+        "--cost PRICE": "with --sampling: requests and bytes of an epoch from a bucket; with the prices of a gigabyte "
+        "and of a thousand requests, what that costs",
         "--duplicates": "find clips that hold the same video",
         **common("json roots revision"),
-    }, {"cost": {"nargs": "*"}, "fps": {"type": float}})  # fmt: skip
+    }, {"cost": {"nargs": "*"}})  # fmt: skip
     chosen = common("dataset where keys revision roots")
     add_command(commands, "preview", _preview, "show a dataset as a web page", chosen | {
         "--out FILE=preview.html": "default: %(default)s",
@@ -61,7 +56,7 @@ def add_parser(commands: Commands) -> None:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    window = _sampling(arguments)
+    sampling = None if arguments.sampling is None else sampler_of(arguments.sampling)
     prices = _prices(arguments)
     from streamvid.inspection.describe import describe
     from streamvid.inspection.duplicates import duplicates
@@ -69,8 +64,8 @@ def _info(arguments: argparse.Namespace) -> int:
 
     dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
     info = describe(dataset)
-    cost = None if window is None else sampling_cost(dataset, window)
-    epoch = None if window is None or arguments.cost is None else epoch_cost(dataset, window, prices=prices)
+    cost = None if sampling is None else sampling_cost(dataset, sampling)
+    epoch = None if sampling is None or arguments.cost is None else epoch_cost(dataset, sampling, prices=prices)
     found = duplicates(dataset) if arguments.duplicates else None
     if arguments.json:
         more = {"sampling": None if cost is None else asdict(cost)} | (
@@ -80,7 +75,7 @@ def _info(arguments: argparse.Namespace) -> int:
         print(json.dumps(asdict(info) | more, indent=1))
         return 0
     out = console()
-    out.print(_render(info, cost, epoch, _in_words(arguments), width=out.width))
+    out.print(_render(info, cost, epoch, str(arguments.sampling), width=out.width))
     if found is not None:
         for line in _same(found):
             out.print(line)
@@ -91,39 +86,11 @@ def _prices(arguments: argparse.Namespace) -> tuple[float, float] | None:
     given = arguments.cost
     if given is None:
         return None
-    if arguments.sampling is None and arguments.frames is None:
+    if arguments.sampling is None:
         raise InputError("--cost is of a sampling: give --sampling 'Window(16, fps=8)', too")
     if len(given) not in (0, 2) or not all(0 <= price < math.inf for price in given):
         raise InputError("--cost takes two prices, of a gigabyte and of a thousand requests, or none")
     return (given[0], given[1]) if given else None
-
-
-def _sampling(arguments: argparse.Namespace) -> FrameSampler | None:
-    if arguments.sampling is None:
-        return _window(arguments)
-    if arguments.frames is not None:
-        raise InputError("--frames is a sampling, too: give --sampling alone")
-    return sampler_of(arguments.sampling)
-
-
-def _window(arguments: argparse.Namespace) -> Window | None:
-    if arguments.frames is None:
-        if arguments.stride is not None or arguments.fps is not None:
-            raise InputError("--stride and --fps apply to --frames: give --frames, too")
-        return None
-    from streamvid.sampling.windows import Window
-
-    try:
-        return Window(arguments.frames, stride=arguments.stride, fps=arguments.fps)
-    except InputError as error:
-        raise InputError(f"--frames, --stride or --fps: {error}") from error
-
-
-def _in_words(arguments: argparse.Namespace) -> str:
-    if arguments.sampling is not None:
-        return str(arguments.sampling)
-    step = f"{arguments.fps:g} a second" if arguments.fps is not None else f"stride {arguments.stride or 1}"
-    return f"{arguments.frames} frames, {step}, at random places"
 
 
 def _render(info: Info, cost: SamplingCost | None, epoch: EpochCost | None, sampling: str, *, width: int) -> Table:

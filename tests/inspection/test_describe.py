@@ -142,11 +142,11 @@ def test_few_shards_are_read_and_the_same_each_time(tmp_path: Path, monkeypatch:
 
 
 def test_the_command(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", str(packed), "--frames", "4", "--stride", "2"]) == 0
+    assert main(["info", str(packed), "--sampling", "Window(4, stride=2)"]) == 0
     out = capsys.readouterr().out
     for text in (
         "6 clips, 4 classes: a (2), b (2), s (1), t (1)", "score (double)", "[red]text", "non-displayed packets",
-        "4 frames, stride 2, at random places; means over 6 clips", "whole clip", "per frame; whole clips: ",
+        "Window(4, stride=2); means over 6 clips", "whole clip", "per frame; whole clips: ",
     ):  # fmt: skip
         assert text in out
     assert "\x1b" not in out
@@ -154,7 +154,7 @@ def test_the_command(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_json_for_scripts(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["info", str(packed), "--json", "--frames", "4", "--fps", "7.5"]) == 0
+    assert main(["info", str(packed), "--json", "--sampling", "Window(4, fps=7.5)"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["clips"] == 6
     assert found["codecs"][0] == ["h264", 3]
@@ -165,27 +165,9 @@ def test_json_for_scripts(packed: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert json.loads(capsys.readouterr().out)["sampling"] is None
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--stride", "2"], "give --frames, too"),
-        (["--fps", "2"], "give --frames, too"),
-        (["--frames", "0"], "--frames, --stride or --fps: Window(frames) must be a whole number"),
-        (["--frames", "2", "--stride", "0"], "Window(stride) must be"),
-        (["--frames", "2", "--fps", "nan"], "Window(fps) must be"),
-        (["--frames", "2", "--fps", "2", "--stride", "2"], "not stride and fps together"),
-    ],
-)
-def test_wrong_options_of_info_are_refused(
-    packed: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
-) -> None:
-    assert main(["info", str(packed), *options]) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_no_heavy_import(packed: Path) -> None:
     script = (
-        "import sys; from streamvid.cli.main import main; main(['info', sys.argv[1], '--frames', '4'])\n"
+        "import sys; from streamvid.cli.main import main; main(['info', sys.argv[1], '--sampling', 'Window(4)'])\n"
         "assert not {'av', 'torch', 'nvidia.dali', 'webdataset'} & set(sys.modules), 'heavy'"
     )
     subprocess.run([sys.executable, "-c", script, str(packed)], check=True, timeout=120, stdout=subprocess.DEVNULL)

@@ -264,7 +264,7 @@ def test_purged_clips_are_read_by_nothing(folder: Path) -> None:
         with pytest.raises(KeyError, match=r"forgotten|no clip"):
             items.get(name, frames=[0])
     assert [items[n]["key"] for n in range(CLIPS)].count("clip1") == 0
-    assert main(["info", str(folder), "--frames", "2"]) == 0
+    assert main(["info", str(folder), "--sampling", "Window(2)"]) == 0
     assert main(["ls", str(folder)]) == 0
 
 
