@@ -25,8 +25,6 @@ def add_parser(commands: Commands) -> None:
         "--device DEVICE=cuda": "device that decodes, 'cuda' or 'cpu'; default: %(default)s",
         "--max-batch-size N=16": "most videos of a request; default 16",
         "--threads N=4": "CPU threads of the server; default 4",
-        "--color MATRIX":
-            "YUV matrix of all videos: 'bt709', 'bt601', 'bt2020', or 'auto', BT.709; default: the transform's",
     }, {
         "triton": {**needed, "dest": "directory"}, "transform": needed, "frames": needed,
         "threads": {"dest": "num_threads"},

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -27,7 +26,7 @@ from streamvid.storage.url import given_path, is_local, local_path, redact
 from streamvid.transform.dali_graph import by_constants, crop_resize, finish
 from streamvid.transform.params import followers, needed
 from streamvid.transform.sharing import largest, pair
-from streamvid.transform.spec import COLORS, Transform, Views, by_view
+from streamvid.transform.spec import Transform, Views, by_view
 
 if TYPE_CHECKING:
     from nvidia.dali import Pipeline
@@ -50,7 +49,6 @@ def export(
     device: Literal["cuda", "cpu"] = "cuda",
     max_batch_size: int = 16,
     num_threads: int = 4,
-    color: ColorOption | None = None,
 ) -> Path:
     """Write a model for Triton's DALI backend that decodes and transforms videos as a loader does for evaluation.
 
@@ -68,7 +66,6 @@ def export(
         device: "cuda" or "cpu", where the model decodes. On the CPU, DALI decodes only VP8, VP9 and Motion JPEG.
         max_batch_size: most videos in a request.
         num_threads: CPU threads of the server's pipeline.
-        color: the YUV matrix for all videos; default: the transform's.
 
     Returns:
         the model's folder.
@@ -93,9 +90,6 @@ def export(
         raise InputError(f"name must be a model's name, of letters, digits, '.', '_' and '-'; it is {shown(name)}")
     if name.startswith("."):
         raise InputError(f"name must not begin with a dot; it is {shown(name)}")
-    if color is not None:
-        one_of(color, COLORS, "color")
-        transform = _in_color(transform, color)
     transform = transform.for_evaluation()
     views = by_view(transform)
     if device == "cuda" and not by_constants(transform):
@@ -127,14 +121,6 @@ def export(
     filesystem.write_bytes(folder / "1" / "model.dali", serialized)
     filesystem.write_bytes(folder / "config.pbtxt", config.encode())
     return folder
-
-
-def _in_color(transform: Transform | Views, color: ColorOption) -> Transform | Views:
-    if isinstance(transform, Transform):
-        return replace(transform, color=color)
-    return Views(
-        {view: replace(spec, color=color) for view, spec in transform.transforms.items()}, share=transform.share
-    )
 
 
 def serving_graph(

@@ -37,7 +37,6 @@ def test_views_are_outputs(tmp_path: Path) -> None:
         (["--frames", "0"], "frames must be a whole number"),
         (["--device", "tpu"], "device must be one of"),
         (["--name", "a/b"], "name must be"),
-        (["--color", "bt710"], "color must be one of"),
     ],
 )
 def test_errors_are_one_sentence(
