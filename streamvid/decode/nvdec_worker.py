@@ -237,11 +237,12 @@ class NvdecWorker:
         try:
             session = self._session(job)
         except Exception as error:
-            self._fail(error)
-            for refused in jobs:
-                self._queue.retry(refused, refused.as_video_error(error))
+            # Before the session is closed, which takes for ever if its decoder hangs.
             if job.key not in self:
                 self._queue.session_closed(job.key)
+            for refused in jobs:
+                self._queue.retry(refused, refused.as_video_error(error))
+            self._fail(error)
             return
         first = self._last_number + 1
         self._last_number += len(jobs)

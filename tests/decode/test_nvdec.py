@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
@@ -466,9 +467,26 @@ def test_an_abandoned_thread_takes_no_more_jobs(
         decoding.add(threading.current_thread())
         return found
 
+    fail, wakes = NvdecWorker._fail, threading.Event()
+
+    def hangs(worker: NvdecWorker, error: Exception) -> None:  # as its decoder does, which is closed here
+        if threading.current_thread() in abandoned:
+            assert wakes.wait(60)
+        fail(worker, error)
+
     monkeypatch.setattr(DecodeQueue, "take", abandons)
     monkeypatch.setattr(NvdecWorker, "_session", notes)
-    agree(NvdecSessionPool(device_id=0, engines=2, library=library), clips.values(), rounds=2)
+    monkeypatch.setattr(NvdecWorker, "_fail", hangs)
+    pool = NvdecSessionPool(device_id=0, engines=2, library=library)
+    got = pool.submit([whole(clip) for clip, _ in clips.values()])
+    deadline = time.monotonic() + 50
+    while not got.done():
+        assert time.monotonic() < deadline, "the job that it took waits for its decoder"
+        time.sleep(0.01)
+    for (_, expected), frames in zip(clips.values(), got.result(), strict=True):
+        np.testing.assert_array_equal(frames.numpy(), expected)
+    wakes.set()
+    agree(pool, clips.values(), rounds=2)
     assert decoding
     assert abandoned[0] not in decoding
 
