@@ -43,7 +43,7 @@ KINDS = ["default", "dali", "random"]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_dataset(tmp_path_factory.mktemp("whole"), CODECS)
+    return make_dataset(tmp_path_factory.mktemp("whole"), CODECS, shard_size=20_000)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +263,7 @@ def test_a_dali_decoder_that_fails_costs_no_frame(
 ) -> None:  # fmt: skip
     leave_to_dali(monkeypatch, "mpeg4")
     (tmp_path / "mixed").mkdir()
-    path = make_dataset(tmp_path / "mixed", [("h264", "mp4"), ("mpeg4", "mp4")] * 6)
+    path = make_dataset(tmp_path / "mixed", [("h264", "mp4"), ("mpeg4", "mp4")] * 6, shard_size=20_000)
     with loader("default", path, tmp_path) as one:
         expected = batches_of(one)
     run, calls = DaliDecoder.run, count(1)

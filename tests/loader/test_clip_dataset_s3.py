@@ -36,7 +36,7 @@ def test_a_bucket_gives_the_same_samples_as_a_disk(datasets: tuple[str, str]) ->
         assert_same(remote[item], local[item])
 
 
-@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("forkserver", 1)])
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])
 def test_workers_read_from_a_bucket(datasets: tuple[str, str], start: str, workers: int) -> None:
     local, remote = (sv.ClipDataset(where, **OPTIONS) for where in datasets)
     remote[0]  # the parent's connections and event loop are there when the workers start

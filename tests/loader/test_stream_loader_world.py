@@ -35,7 +35,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
     recipe = Recipe(codec="vp9", container="webm", width=64, height=64, frames=4)
     recipes = {f"{n:02}.webm": replace(recipe, seed=n) for n in range(CLIPS)}
     folder = tmp_path_factory.mktemp("world")
-    return str(pack_recipes(recipes, folder, shard_size=10_000, options=PackOptions("any")))
+    return str(pack_recipes(recipes, folder, shard_size=20_000, options=PackOptions("any")))
 
 
 @pytest.fixture(autouse=True)

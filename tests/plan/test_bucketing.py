@@ -215,7 +215,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number, (name, recipe) in enumerate(RECIPES.items())
         for copy in range(COPIES)
     }
-    path = pack_recipes(recipes, tmp_path_factory.mktemp("grouping"), shard_size=30_000, options=PackOptions("any"))
+    path = pack_recipes(recipes, tmp_path_factory.mktemp("grouping"), shard_size=60_000, options=PackOptions("any"))
     opened = sv.Dataset.open(path)
     assert len(opened.shards) > 3
     assert len(np.unique(bucket_keys(opened.clips))) == len(RECIPES)

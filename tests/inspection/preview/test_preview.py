@@ -47,7 +47,9 @@ CLIP = Recipe(width=96, height=64, frames=12, gop=6, b_frames=2)
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips in several shards."""
-    return make_dataset(tmp_path_factory.mktemp("preview"), [("h264", "mp4")] * 3 + [("vp9", "mkv")] * 3)
+    return make_dataset(
+        tmp_path_factory.mktemp("preview"), [("h264", "mp4")] * 3 + [("vp9", "mkv")] * 3, shard_size=20_000
+    )
 
 
 @pytest.fixture
