@@ -346,7 +346,10 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
     if len(at) > 2 and np.mean(np.abs(np.diff(ahead)) < usual / 2) > 0.5:
         middle = np.median(np.stack([ahead[:-2], ahead[1:-1], ahead[2:]]), axis=0)
         middle = np.concatenate([ahead[:1], middle, middle[-1:]])
-        ahead = np.where(ahead - middle < 1.5 * usual, middle, ahead)  # what is later comes behind a pause
+        falls = np.append(np.diff(times[at]), usual)
+        falls = (falls <= 0) & (falls >= -RESTART_FRAMES * usual)
+        # What is later comes behind a pause, unless the next one is earlier.
+        ahead = np.where((ahead - middle < 1.5 * usual) | falls, middle, ahead)
     # The clock falls back where recordings were joined; then the frames' durations continue the times.
     steps = np.diff(ahead)
     ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -RESTART_FRAMES * usual, steps, 0))])
