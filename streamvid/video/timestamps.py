@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import Bool, Int64
+from streamvid.arrays import Bool, Float64, Int64
 from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
@@ -344,17 +344,31 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
     ahead = times[at] - (ends - durations)[at]
     usual = np.median(durations)
     if len(at) > 2 and np.mean(np.abs(np.diff(ahead)) < usual / 2) > 0.5:
-        middle = np.median(np.stack([ahead[:-2], ahead[1:-1], ahead[2:]]), axis=0)
-        middle = np.concatenate([ahead[:1], middle, middle[-1:]])
-        falls = np.append(np.diff(times[at]), usual)
-        falls = (falls <= 0) & (falls >= -RESTART_FRAMES * usual)
-        # What is later comes behind a pause, unless the next one is earlier.
-        ahead = np.where((ahead - middle < 1.5 * usual) | falls, middle, ahead)
+        parts = np.flatnonzero(np.diff(times[at]) < -RESTART_FRAMES * usual) + 1
+        ahead = np.concatenate(
+            [_smoothed(*part, usual) for part in zip(np.split(ahead, parts), np.split(times[at], parts), strict=True)]
+        )
     # The clock falls back where recordings were joined; then the frames' durations continue the times.
     steps = np.diff(ahead)
     ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -RESTART_FRAMES * usual, steps, 0))])
     filled: Int64 = ends - durations + np.round(np.interp(np.arange(len(times)), at, ahead)).astype(np.int64)
     return _rising(filled)
+
+
+def _smoothed(ahead: Float64, times: Int64, usual: float) -> Float64:
+    """What the stored times of a recording are ahead of the frames' durations, without the ones that are too early, a
+    frame late, or later than the next one. What else is later comes behind a pause.
+
+    Args:
+        ahead, times: [stored], in ticks, in display order.
+        usual: a frame's duration in ticks.
+    """
+    if len(ahead) < 3:
+        return ahead
+    middle = np.median(np.stack([ahead[:-2], ahead[1:-1], ahead[2:]]), axis=0)
+    middle = np.concatenate([ahead[:1], middle, middle[-1:]])
+    is_wrong = (ahead - middle < 1.5 * usual) | (np.diff(times, append=times[-1] + 1) <= 0)
+    return np.where(is_wrong, middle, ahead)
 
 
 def _rising(times: Int64) -> Int64:

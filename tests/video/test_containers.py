@@ -200,6 +200,7 @@ def test_a_program_stream_of_a_variable_rate(times: list[int], tmp_path: Path) -
     ({0: 0, 1: 10, 2: 20, 4: 40, 6: 70, 8: 80}, [0, 10, 20, 30, 40, 50, 60, 70, 80]),
     ({0: 0, 2: 20, 4: 40, 6: 60, 8: 300}, [0, 10, 20, 30, 40, 50, 60, 180, 300]),
     ({0: 0, 2: 50, 3: 30, 4: 40, 5: 50, 8: 80}, [0, 10, 20, 30, 40, 50, 60, 70, 80]),  # the time of a later frame
+    ({0: 0, 1: 200, 2: 210, 3: 220, 4: 210, 5: 0, 6: 10, 7: 20, 8: 30}, [0, 200, 210, 220, 230, 240, 250, 260, 270]),
 ])  # fmt: skip
 def test_frames_without_times_between_those_with_times(times: dict[int, int], filled: list[int]) -> None:
     stored = np.array([times.get(number, -(1 << 63)) for number in range(9)])
