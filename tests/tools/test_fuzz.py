@@ -8,8 +8,9 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 
-from tools.fuzz import pack_mutants, run
+from tools.fuzz import decoders, pack_mutants, run
 from tools.fuzz.mutate import mutated, mutated_json
 from tools.fuzz.targets import TARGETS
 
@@ -65,3 +66,14 @@ def test_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert run.main(["--seconds", "1", "--target", "times", "--keep", str(tmp_path / "found")]) == 0
     assert "times: " in capsys.readouterr().out
     assert not (tmp_path / "found").exists()
+
+
+def test_decoders(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    once = ["--clips", "3", "--seconds", "0", "--processes", "1"]
+    assert decoders.main(once) == 0
+    assert "3 clips: 0 clips differ" in capsys.readouterr().out
+    decode = decoders.decode_with_pyav
+    monkeypatch.setattr(decoders, "decode_with_pyav", lambda *given, **more: decode(*given, **more)[::-1] ^ 255)
+    assert decoders.main(once) == 1
+    assert "seed 0, frames" in capsys.readouterr().out
