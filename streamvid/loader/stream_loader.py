@@ -226,7 +226,9 @@ class StreamLoader(BatchLoader[Cursor]):
         self._device = "cpu" if device_id is None else f"cuda:{device_id}"
         self._stats, self._settled = LoaderStats(fetch=fetched), False
         """Settled: a batch was asked for, so that the world is final."""
-        self._position, self._agreement = RunPosition(self._schedule.start(0)), Agreement(mesh, repr(samples.transform))
+        self._position = RunPosition(self._schedule.start(0))
+        made = {"the transform": samples.transform, "columns": samples.columns, "batch_fn": batch_fn}
+        self._agreement = Agreement(mesh, made)
         self._repeats = 0  # complete epochs; after one, or two with byte ranges, the next is begun early
         self._begun: tuple[Cursor, Epoch] | None = None
         self._watch = GpuWatch(device_id, self._position.where)

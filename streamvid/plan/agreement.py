@@ -10,6 +10,7 @@ import os
 import re
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,6 @@ _APART_S: Final = 60.0
 """Longer than ranks begin an iteration after each other, even without collective calls between iterations."""
 _NO_STORE: Final = (LookupError, ValueError, RuntimeError)
 """Errors of a process group that has no store, or is gone."""
-_TRANSFORM: Final = "the transform"
 _MOST_SHOWN: Final = 300
 """Most characters of a difference that are shown."""
 
@@ -36,8 +36,9 @@ _MOST_SHOWN: Final = 300
 class Agreement:
     """Compares the epochs that ranks begin, through the store of torch.distributed's process group: the first rank of a
     turn writes its plan to the store, the others compare theirs. No rank waits for another. A difference is an error
-    before the first loader's first batch, and a warning later, so that a run that has trained goes on; of transforms it
-    is always a warning, because they are compared by their `repr`, which may name what differs between processes.
+    before the first loader's first batch, and a warning later, so that a run that has trained goes on; of what is made
+    of the clips it is always a warning, because that is compared by its `repr`, which may name what differs between
+    processes.
 
     A turn is an iteration over a loader; loaders are numbered in the order of their first batches. An iteration that
     begins where the last one did, as after an error, is the same turn. Loaders whose rank was given are not compared,
@@ -45,12 +46,13 @@ class Agreement:
 
     Args:
         mesh: the mesh whose ranks are compared; default: all ranks of the process group.
-        transform: the `repr` of the run's transform, which is compared, too.
+        made: what is made of the clips, by name, such as the transform; its `repr` is compared, too.
     """
 
-    def __init__(self, mesh: DeviceMesh | None = None, transform: str = "") -> None:
+    def __init__(self, mesh: DeviceMesh | None = None, made: Mapping[str, object] | None = None) -> None:
+        self._mesh = mesh
         # Functions have other addresses in other processes.
-        self._mesh, self._transform = mesh, re.sub(r" at 0x[0-9a-f]+", "", transform)
+        self._shown = {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in (made or {}).items()}
         # A weak reference, because a store's port is free only after group and store are gone.
         self._group: weakref.ref[Any] | None = None
         self._watched = False  # whether to warn when other ranks leave the current iteration
@@ -68,7 +70,7 @@ class Agreement:
         self._watched = False
         if world.source not in (PROCESS_GROUP, MESH):
             return
-        plan = _plan(cursor) | {_TRANSFORM: self._transform}
+        plan = _plan(cursor) | self._shown
         mine = json.dumps([*plan.values()])
         try:
             store = self._joined(world)
@@ -93,7 +95,7 @@ class Agreement:
                     "make and load it alike on all ranks, loaders in the same order; one that not all ranks iterate "
                     "over needs rank and world_size"
                 )
-                if self._first and self._turn == 1 and what != _TRANSFORM:
+                if self._first and self._turn == 1 and what not in self._shown:
                     raise InputError(text)
                 log.warning("%s", text)
                 return

@@ -212,11 +212,16 @@ def test_an_epoch_set_before_the_process_group(dataset: str, monkeypatch: pytest
             assert [take(source) for _ in range(2)] == expected
 
 
-@pytest.mark.parametrize("option", ["seed", "transform"])
+@pytest.mark.parametrize("option", ["seed", "transform", "columns", "batch_fn"])
 def test_a_rank_of_torchrun_known_before_the_process_group_is_compared(
     dataset: str, option: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    values = {"seed": (0, 1), "transform": (sv.Transform(crop=32), sv.Transform(crop=32, horizontal_flip=0.5))}[option]
+    values = {
+        "seed": (0, 1),
+        "transform": (sv.Transform(crop=32), sv.Transform(crop=32, horizontal_flip=0.5)),
+        "columns": (["seconds"], ["frames"]),
+        "batch_fn": (None, dict),
+    }[option]
     store = torch.distributed.HashStore()
     monkeypatch.setattr(torch.distributed, "group", SimpleNamespace(WORLD=Group()))
     monkeypatch.setattr(distributed_c10d, "_get_process_group_store", lambda _: store)
@@ -230,7 +235,7 @@ def test_a_rank_of_torchrun_known_before_the_process_group_is_compared(
                         next(iter(source))
                 else:
                     next(iter(source))
-    assert ("the transform differs" in caplog.text) is (option == "transform")
+    assert (f"{option} differs" in caplog.text) is (option != "seed")
 
 
 def test_another_world_after_the_first_batch(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:

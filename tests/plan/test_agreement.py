@@ -79,14 +79,17 @@ def test_a_state_of_one_rank_alone() -> None:
         check(Agreement(), start(1).advanced())
 
 
-def test_another_transform_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    text = repr(sv.Transform(crop=4, dali=lambda node: node))
-    check(Agreement(transform=text), start(0))
-    check(Agreement(transform=re.sub("0x[0-9a-f]+", "0xff", text)), start(1))  # of another process
+@pytest.mark.parametrize("name", ["the transform", "batch_fn"])
+def test_what_is_made_of_clips_is_compared(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check(Agreement(made={name: sv.Transform(crop=4, dali=lambda node: node)}), start(0))
+    check(Agreement(made={name: sv.Transform(crop=4, dali=lambda node: node)}), start(1))  # at another address
+    assert not caplog.text
     in_group(monkeypatch, Group(torch.distributed.HashStore()))
-    check(Agreement(transform=text), start(0))
-    check(Agreement(transform=text.replace("crop=4", "crop=5")), start(1))
-    assert re.search(r"the transform differs \(Transform\(crop=5.* and Transform\(crop=4", caplog.text)
+    check(Agreement(made={name: sv.Transform(crop=4)}), start(0))
+    check(Agreement(made={name: sv.Transform(crop=5)}), start(1))
+    assert re.search(rf"{name} differs \(Transform\(crop=5.* and Transform\(crop=4", caplog.text)
 
 
 def test_nodes_of_unequal_size() -> None:
