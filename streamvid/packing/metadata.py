@@ -18,10 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from streamvid.arrays import Int64
-from streamvid.dataset.schema import FIELD_PREFIX
+from streamvid.dataset.schema import FIELD_PREFIX, SCHEMA
 from streamvid.errors import InputError
 from streamvid.packing.lists import ParsedList, json_rows
 from streamvid.packing.typed_columns import column_type, dump_json, large_type, to_type, unify_schemas
+from streamvid.storage.table_bounds import MAX_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,14 @@ class MetadataLists:
         """The metadata of all rows.
 
         Raises:
-            InputError: a list has a column of the same name as one of `own`.
+            InputError: a list has a column of the same name as one of `own`, or there are too many for a file.
         """
         schema = unify_schemas([rows.typed.schema for rows in self._lists])
+        if (total := len(schema) + len(own) + len(SCHEMA)) > MAX_COLUMNS:
+            raise InputError(
+                f"the lists' columns and those of packing are {total:,}, where {MAX_COLUMNS:,} are the most: leave "
+                "some out, as those without values"
+            )
         for taken in schema.names:
             if taken in own.names:
                 raise InputError(f"a list has a column {taken!r}, which packing adds for cuts: rename it")

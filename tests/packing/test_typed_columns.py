@@ -27,6 +27,7 @@ from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.pack import pack
 from streamvid.packing.typed_columns import column_type, unify_schemas
 from streamvid.storage.parquet import MAX_LISTS
+from streamvid.storage.table_bounds import MAX_COLUMNS
 from tests.support.meta_json import meta_columns as parsed
 from tests.support.packed import NATURAL_ORDER, make_videos
 from tests.support.tables import metadata_of
@@ -277,6 +278,14 @@ def test_rows_of_several_lists() -> None:
         name: values[2:] for name, values in wanted.items()
     }
     assert part.json((1, 4)) == metadata.json((1, 4))
+
+
+def test_more_columns_than_a_file_may_have_are_refused_before_any_video_is_read() -> None:
+    table = pa.table({f"c{n}": [n] for n in range(MAX_COLUMNS)})
+    lists = MetadataLists()
+    lists.add(ParsedList(table, table), (), "list")
+    with pytest.raises(InputError, match=r"are 20,0.., where 20,000 are the most: leave some out"):
+        lists.finish(pa.schema([]))
 
 
 def test_a_list_of_many_rows_stays_in_arrow() -> None:
