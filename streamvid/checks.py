@@ -140,11 +140,17 @@ def listed(value: Any, name: str, members: str) -> list[Any]:
         raise InputError(f"{name} must be a list of {members}; it is {value!r}"[:300]) from None
 
 
+_SYNONYMS: Final = {"h265": "hevc", "h.265": "hevc", "x265": "hevc", "libx265": "hevc", "avc": "h264"}
+"""Other names of codecs, of which another codec's name may be more like one."""
+
+
 def did_you_mean(value: object, names: Iterable[str]) -> str:
-    """A question for the end of an error message, which proposes the known name most like a misspelt one; "" if none is
-    similar."""
-    near = difflib.get_close_matches(value, names, 1) if isinstance(value, str) else []
-    return f"did you mean {near[0]!r}?" if near else ""
+    """A question for the end of an error message, which proposes the known name most like a misspelt one, in letters of
+    either case; "" if none is similar."""
+    known = {name.lower(): name for name in names}
+    given = value.lower() if isinstance(value, str) else ""
+    near = difflib.get_close_matches(_SYNONYMS.get(given, given), known, 1)
+    return f"did you mean {known[near[0]]!r}?" if near else ""
 
 
 def one_of(value: object, allowed: Sequence[str], name: str) -> None:

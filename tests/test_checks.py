@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import streamvid as sv
-from streamvid.checks import fraction, is_real, plain
+from streamvid.checks import did_you_mean, fraction, is_real, plain
 from streamvid.errors import InputError
 from streamvid.packing.cut_list import check_cutting
 from streamvid.storage.retry import Retry
@@ -194,3 +194,10 @@ def test_data_in_the_place_of_an_option_makes_a_short_line(call: Callable[[Any],
             call(wrong)
         assert "\n" not in str(error.value)
         assert len(str(error.value)) < 500
+
+
+def test_what_was_meant() -> None:
+    assert did_you_mean("h265", ("h264", "hevc")) == did_you_mean("HEVC", ("h264", "hevc")) == "did you mean 'hevc'?"
+    assert did_you_mean("h26", ("h264", "hevc")) == "did you mean 'h264'?"
+    assert did_you_mean("ncthw", ("THWC", "CTHW")) == "did you mean 'CTHW'?"
+    assert did_you_mean(5, ("h264",)) == did_you_mean("zzz", ("h264",)) == did_you_mean("", ("h264",)) == ""

@@ -254,7 +254,10 @@ def _merged_keys(source: ConcatDataset, rows: Int64, *, prefix: bool) -> list[st
         found = duplicates(plain)
         if found:
             key = plain[found[0]]
-            paths = [redact(source.parts[of[at]].path) for at in found if plain[at] == key]
+            parts = dict.fromkeys(int(of[at]) for at in found if plain[at] == key)
+            paths = [redact(source.parts[part].path) for part in parts]
+            if len(parts) > len({*paths}):
+                raise InputError(f"{paths[0]} is given more than once: give each dataset once")
             raise InputError(
                 f"{' and '.join(dict.fromkeys(paths))} have a clip {key!r} each: merge them with --prefix, which puts "
                 "the dataset's name before each key"

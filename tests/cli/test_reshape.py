@@ -52,7 +52,7 @@ def test_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("arguments", "said"),
     [
         (["merge", "a", "nowhere", "out"], "no dataset at nowhere"),
-        (["merge", "a", "a", "out"], "--prefix"),
+        (["merge", "a", "a", "out"], "a is given more than once"),
         (["merge", "a", "b"], "b holds a dataset already"),
         (["merge", "a", "a"], "choose another destination"),
         (["merge", "a", "b", "out", "--workers", "0"], "--workers 0"),
