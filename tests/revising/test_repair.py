@@ -89,6 +89,19 @@ def test_bad_clips_are_sound_again(folder: Path, videos: Path, packed: Path, tmp
     assert found_bad(folder, tmp_path / "other", revision=0) == set(BAD)
 
 
+def test_shards_with_the_same_clips(tmp_path: Path) -> None:
+    """Their indexes are equal: only the clip that the run found bad is packed again."""
+    videos, folder = tmp_path / "in", tmp_path / "ds"
+    videos.mkdir()
+    for name in ("one", "two"):
+        write(Recipe(width=64, height=64, frames=6, gop=3, b_frames=0), videos / f"{name}.mp4")
+    pack([videos], folder, shard_size=1)
+    assert len({shard.packets_sha256 for shard in read_manifest(str(folder)).shards}) == 1
+    spoil(folder, ("two",))
+    assert found_bad(folder, tmp_path / "q") == {"two"}
+    assert sv.repair(folder, videos, quarantine=tmp_path / "q", progress=False).repaired == ("two",)
+
+
 def test_a_shard_that_was_lost(folder: Path, videos: Path, tmp_path: Path) -> None:
     """Zeros in its place are a shard of bad clips; tar headers and JSON are made anew."""
     shard = Path(sv.Dataset.open(folder).shard_path(1))
