@@ -237,10 +237,9 @@ class NvdecWorker:
         try:
             session = self._session(job)
         except Exception as error:
-            # Before the session is closed, which takes for ever if its decoder hangs.
             if job.key not in self:
                 self._queue.session_closed(job.key)
-            for refused in jobs:
+            for refused in jobs:  # before the session is closed, which takes for ever if its decoder hangs
                 self._queue.retry(refused, refused.as_video_error(error))
             self._fail(error)
             return
