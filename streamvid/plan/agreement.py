@@ -29,6 +29,8 @@ _APART_S: Final = 60.0
 """Longer than ranks begin an iteration after each other, even without collective calls between iterations."""
 _NO_STORE: Final = (LookupError, ValueError, RuntimeError)
 """Errors of a process group that has no store, or is gone."""
+_OWN: Final = re.compile(r" at 0x[0-9A-Fa-f]+|(?<=cuda):[0-9]+")
+"""What a `repr` has of its process: addresses, and the device of a tensor."""
 _MOST_SHOWN: Final = 300
 """Most characters of a difference that are shown."""
 
@@ -51,8 +53,7 @@ class Agreement:
 
     def __init__(self, mesh: DeviceMesh | None = None, made: Mapping[str, object] | None = None) -> None:
         self._mesh = mesh
-        # Functions have other addresses in other processes.
-        self._shown = {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in (made or {}).items()}
+        self._shown = {name: _OWN.sub("", repr(value)) for name, value in (made or {}).items()}
         # A weak reference, because a store's port is free only after group and store are gone.
         self._group: weakref.ref[Any] | None = None
         self._watched = False  # whether to warn when other ranks leave the current iteration

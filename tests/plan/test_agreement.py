@@ -85,6 +85,10 @@ def test_what_is_made_of_clips_is_compared(
 ) -> None:
     check(Agreement(made={name: sv.Transform(crop=4, dali=lambda node: node)}), start(0))
     check(Agreement(made={name: sv.Transform(crop=4, dali=lambda node: node)}), start(1))  # at another address
+    in_group(monkeypatch, Group(torch.distributed.HashStore()))
+    for rank in range(2):
+        text = f"<bound method of RandomState(MT19937) at 0x7FA{rank}>, tensor([0.5], device='cuda:{rank}')"
+        check(Agreement(made={name: type("Made", (), {"__repr__": lambda _, text=text: text})()}), start(rank))
     assert not caplog.text
     in_group(monkeypatch, Group(torch.distributed.HashStore()))
     check(Agreement(made={name: sv.Transform(crop=4)}), start(0))
