@@ -16,7 +16,7 @@ from streamvid.errors import VideoError
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
-from tests.support.clips import write
+from tests.support.encoder_process import EncoderProcess
 from tools.clips import Recipe
 from tools.recipes import Codec
 
@@ -47,6 +47,7 @@ _PARAMS: Final = {
         "film-grain": ("0", "0", "25"), "scm": ("0", "1"), "enable-overlays": ("0", "1"), "enable-tf": ("0", "1"),
     },
 }  # fmt: skip
+_ENCODER: Final = EncoderProcess()
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,10 @@ def make(recipe: Recipe, folder: Path, seed: int) -> Case | None:
         seed: for the wanted frames, which are each frame alone and some sets: what a frame needs must not depend on
             who else is there.
     """
+    source = folder / f"source.{recipe.container}"
     try:
-        source = write(recipe, folder / f"source.{recipe.container}")
+        if not _ENCODER.write(recipe, source):
+            return None
         clip = store_clip(source, folder)
     except (av.error.FFmpegError, VideoError):
         return None

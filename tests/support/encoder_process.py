@@ -1,0 +1,53 @@
+"""Encoders in a process of their own: one that hangs or crashes, as SVT-AV1 and x265 do once in some thousand clips,
+costs a clip and not the run."""
+
+from __future__ import annotations
+
+import multiprocessing
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import av
+
+from tests.support.clips import write
+from tools.clips import Recipe
+
+
+class EncoderProcess:
+    """A process that encodes one clip after the other, and is started when it is needed.
+
+    Args:
+        limit_s: seconds for a clip, after which the process is killed.
+    """
+
+    def __init__(self, *, limit_s: float = 60) -> None:
+        self._limit_s = limit_s
+        self._pipe: Connection | None = None
+
+    def write(self, recipe: Recipe, path: Path) -> bool:
+        """Make the clip; returns whether there is one."""
+        if self._pipe is None:
+            context = multiprocessing.get_context("spawn")
+            self._pipe, other = context.Pipe()
+            self.process = context.Process(target=_encode, args=(other,), daemon=True)
+            self.process.start()
+            other.close()
+        with suppress(EOFError, OSError):  # it has crashed
+            self._pipe.send((recipe, path))
+            if self._pipe.poll(self._limit_s):
+                return bool(self._pipe.recv())
+        self.process.kill()
+        self._pipe = None
+        return False
+
+
+def _encode(pipe: Connection) -> None:
+    while True:
+        recipe, path = pipe.recv()
+        try:
+            write(recipe, path)
+        except av.error.FFmpegError:
+            pipe.send(False)
+        else:
+            pipe.send(True)
