@@ -15,7 +15,8 @@ from tools.clips import Recipe
 
 
 class EncoderProcess:
-    """A process that encodes one clip after the other, and is started when it is needed.
+    """A process that encodes one clip after the other, and is started when it is needed. It has to be closed: other
+    tests count processes.
 
     Args:
         limit_s: seconds for a clip, after which the process is killed.
@@ -37,9 +38,21 @@ class EncoderProcess:
             self._pipe.send((recipe, path))
             if self._pipe.poll(self._limit_s):
                 return bool(self._pipe.recv())
-        self.process.kill()
-        self._pipe = None
+        self.close()
         return False
+
+    def close(self) -> None:
+        """End the process."""
+        if self._pipe is not None:
+            self.process.kill()
+            self.process.join()
+            self._pipe = None
+
+    def __enter__(self) -> EncoderProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def _encode(pipe: Connection) -> None:

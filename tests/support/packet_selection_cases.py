@@ -47,7 +47,6 @@ _PARAMS: Final = {
         "film-grain": ("0", "0", "25"), "scm": ("0", "1"), "enable-overlays": ("0", "1"), "enable-tf": ("0", "1"),
     },
 }  # fmt: skip
-_ENCODER: Final = EncoderProcess()
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def random_wanted(rng: np.random.Generator, frames: int) -> list[Int64]:
     return [part.astype(np.int64) for part in sets]
 
 
-def make(recipe: Recipe, folder: Path, seed: int) -> Case | None:
+def make(recipe: Recipe, folder: Path, seed: int, encoder: EncoderProcess) -> Case | None:
     """Encode and pack a clip. None if the encoder writes what its own muxer refuses, or what cannot be packed.
 
     Args:
@@ -141,10 +140,11 @@ def make(recipe: Recipe, folder: Path, seed: int) -> Case | None:
         folder: an empty one, for its files.
         seed: for the wanted frames, which are each frame alone and some sets: what a frame needs must not depend on
             who else is there.
+        encoder: a process for encoders.
     """
     source = folder / f"source.{recipe.container}"
     try:
-        if not _ENCODER.write(recipe, source):
+        if not encoder.write(recipe, source):
             return None
         clip = store_clip(source, folder)
     except (av.error.FFmpegError, VideoError):
@@ -164,15 +164,17 @@ def cases(
         return values[int(rng.integers(len(values)))]
 
     made = 0
-    for number in range(4 * count):
-        inner = folder / f"{number:04}"
-        inner.mkdir()
-        case = make(random_recipe(choose, codecs=codecs, width=width, height=height), inner, seed + number)
-        if case is not None:
-            made += 1
-            yield case
-        if made == count:
-            return
+    with EncoderProcess() as encoder:
+        for number in range(4 * count):
+            inner = folder / f"{number:04}"
+            inner.mkdir()
+            recipe = random_recipe(choose, codecs=codecs, width=width, height=height)
+            case = make(recipe, inner, seed + number, encoder)
+            if case is not None:
+                made += 1
+                yield case
+            if made == count:
+                return
     raise RuntimeError(f"only {made} of {count} clips could be made")
 
 

@@ -24,4 +24,4 @@ def test_the_next_clip_is_made(how: signal.Signals, tmp_path: Path) -> None:
     encoder._limit_s = 15
     assert encoder.write(recipe, tmp_path / "c.mp4")
     assert not encoder.write(Recipe(width=96, height=64, frames=2, options=(("profile", "none"),)), tmp_path / "d.mp4")
-    encoder.process.kill()
+    encoder.close()

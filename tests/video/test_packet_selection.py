@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from streamvid.video.packet_selection import (
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
+from tests.support.encoder_process import EncoderProcess
 from tests.support.packet_selection_cases import cases, make, plainly, random_recipe
 from tests.support.reference import sequential, slice_of, to_rgb
 from tools.clips import Recipe, read_frame_number
@@ -271,6 +273,12 @@ def test_the_mp4_holds_the_packets_in_order(case: tuple[FrameIndex, list[int]]) 
     assert sample_description(written.tobytes()) == stsd
 
 
+@pytest.fixture(scope="module")
+def encoder() -> Iterator[EncoderProcess]:
+    with EncoderProcess() as process:
+        yield process
+
+
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
     """What an encoder can be asked for."""
@@ -285,9 +293,11 @@ def recipes(draw: st.DrawFn) -> Recipe:
 @given(recipes(), st.integers(0, 2**32 - 1))
 @example(Recipe(codec="hevc", width=96, height=64, frames=21, gop=4, b_frames=2, open_gop=True, jitter=80, seed=13), 0)
 @example(Recipe(codec="mpeg4", width=96, height=64, frames=37, gop=2, b_frames=1, open_gop=True, jitter=0), 0)
-def test_frames_of_any_encoder_are_those_of_the_sequential_decode(recipe: Recipe, seed: int) -> None:
+def test_frames_of_any_encoder_are_those_of_the_sequential_decode(
+    encoder: EncoderProcess, recipe: Recipe, seed: int
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        case = make(recipe, Path(folder), seed)
+        case = make(recipe, Path(folder), seed, encoder)
         assume(case is not None)
         assert case is not None
         frames = sequential(case.source, full_range=case.clip.color_range == "pc", edits=False)
