@@ -39,10 +39,9 @@ def ffmpeg_is_exact(codec: str, sets: bytes) -> bool:
         return False
     return not (
         any(sps.bit_depth > 10 for sps in sequences)  # wrong at a QP of 45 and more
-        # Chroma at edges between blocks of 16 samples is filtered too late for the adaptive offsets beside them.
         or any(sps.tree_block == 16 and sps.adaptive_offsets for sps in sequences)
         or any(pps.constrained_intra or pps.lossless_blocks for pps in pictures)
-        # The deblocking filter limits the QP of chroma to 57.
+        # FFmpeg's deblocking filter limits the QP of chroma.
         or any(_MOST_QP + pps.chroma_offset > _MOST_CHROMA_QP for pps in pictures)
     )
 

@@ -363,15 +363,19 @@ def test_parameter_sets_in_band_count(tmp_path: Any) -> None:
     assert not any(sets in one.packets[0] for one in before)
 
 
-def test_cores_leave_small_frames_to_the_engines() -> None:
+@pytest.mark.parametrize(
+    "key", [SessionKey("hevc", 640, 272, 10, "93"), SessionKey("hevc", 1920, 1080, 8, "", exact=False)], ids=str
+)
+def test_cores_leave_to_the_engines(key: SessionKey) -> None:
+    """Small frames, and streams of which FFmpeg makes other samples."""
     queue = DecodeQueue(engines=1)
     group = JobGroup(90)
-    small = [replace(job(0, 90, group), key=SessionKey("hevc", 640, 272, 10, "93")) for _ in range(60)]
-    large = [job(0, 30, group) for _ in range(30)]
-    queue.put([*small, *large])
+    left = [replace(job(0, 90, group), key=key) for _ in range(60)]
+    taken = [job(0, 30, group) for _ in range(30)]
+    queue.put([*left, *taken])
     core = Worker(queue, cpu=True)
     soon(lambda: len(core.taken) >= 30)
-    assert {one.key for one in core.taken} == {large[0].key}
+    assert {one.key for one in core.taken} == {taken[0].key}
     assert len(core.taken) == 30
     queue.close()
 

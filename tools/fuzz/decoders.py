@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _encoded(folder: Path, seeds: range, processes: int) -> Iterator[Made]:
     """The clips that can be made and that a GPU decodes by the table of `streamvid.video.gpu_support`.
 
-    Some encoders crash or hang for some options, and with them the process, which makes few clips therefore.
+    For some options encoders crash or hang, and their process with them: so each process makes only a few clips.
     """
 
     def make(part: range) -> None:
