@@ -108,11 +108,11 @@ def needed(transform: Transform, *, follows: bool = False) -> tuple[str, ...]:
         follows: whether the view is one of the `followers`.
     """
     resizes = follows or transform.resizes
-    crops = transform.crop is not None
+    crops, nearest = transform.crop is not None, resizes and transform.interpolation == "nearest"
     uses = {
         "size": resizes or crops,
-        "start": crops,
-        "end": resizes and crops,
+        "start": crops or nearest,
+        "end": (resizes and crops) or nearest,
         "rotate": transform.span("rotate") is not None and not transform.warps,
         "matrix": transform.warps,
         **dict.fromkeys(("brightness", "contrast", "saturation", "hue"), transform.recolours),
@@ -165,6 +165,8 @@ def batch_params(transform: Transform | Views, batch: EncodedBatch) -> Params:
         _scale_erased(list(views.values()))
     for view, spec in by_view(transform).items():
         names = needed(spec, follows=view in followers(transform))
+        if spec.interpolation == "nearest" and "end" in names:  # the frames are resized
+            _move_off_ties(views[view], upright)
         # C-contiguous, as DALI requires.
         fields |= {f"{view}.{name}": views[view][name].astype(PARAM_TYPES[name][0], order="C") for name in names}
     return fields
@@ -178,6 +180,18 @@ def _scale_erased(views: list[Params]) -> None:
         scale = made["size"].astype(np.float64) / sides
         first, last = (np.floor(edge * scale + 0.5) for edge in (start, start + size))
         made |= {"erase_start": first, "erase_size": np.where(size > 0, np.maximum(last - first, 1), 0)}
+
+
+def _move_off_ties(made: Params, upright: Int64) -> None:
+    """Move the box by a quarter of the least distance between positions at which samples are taken.
+
+    A position that lies exactly between two pixels is rounded by DALI to one of them on the CPU and often to the other
+    one on a GPU, as both compute in float32. Behind the move all take the pixel below or to the right, as PyTorch's
+    "nearest-exact".
+    """
+    start, end, size = (made[name].astype(np.float64) for name in ("start", "end", "size"))
+    move = (end - start) / (4 * size * upright)
+    made |= {"start": start + move, "end": end + move}
 
 
 def _of_one_view(transform: Transform, upright: Int64, random: Float64) -> dict[str, npt.NDArray[np.generic]]:

@@ -27,6 +27,11 @@ OPERATORS: dict[str, tuple[dict[str, Any], int]] = {
     "resize_up": ({"resize": (150, 190)}, 1),
     "resize_cubic": ({"resize": (37, 53), "interpolation": "bicubic"}, 2),
     "resize_nearest": ({"resize": (30, 40), "interpolation": "nearest"}, 0),
+    "random_crop_nearest": ({"random_short_side": (44, 90), "crop": 44, "interpolation": "nearest"}, 0),
+    "random_resized_crop_nearest": (
+        {"random_resized_crop": (0.1, 1.0), "crop": (40, 36), "interpolation": "nearest"},
+        0,
+    ),
     "resize_and_crop": ({"resize": 50, "crop": 44}, 1),
     "random_short_side": ({"random_short_side": (44, 90), "crop": 44}, 1),
     "random_resized_crop": ({"random_resized_crop": (0.1, 1.0), "crop": (40, 36)}, 1),

@@ -238,10 +238,30 @@ def test_interpolation(interpolation: Any, mode: str, size: tuple[int, int]) -> 
 
 
 def test_the_nearest_pixel() -> None:
-    noise = clip(61, 81)  # of odd sizes: no place lies between two pixels
-    for size in ((30, 40), (97, 131), (61, 200)):
-        got = one(Transform(resize=size, interpolation="nearest", **RAW), noise)
-        np.testing.assert_array_equal(got, _by_torch(noise.frames, size, "nearest-exact"))
+    # Of even sizes, some places lie between two pixels.
+    for noise, sizes in (
+        (clip(61, 81), ((30, 40), (97, 131), (61, 200))),
+        (clip(160, 96), ((100, 36), (80, 48), (200, 7))),
+    ):
+        for size in sizes:
+            got = one(Transform(resize=size, interpolation="nearest", **RAW), noise)
+            np.testing.assert_array_equal(got, _by_torch(noise.frames, size, "nearest-exact"))
+
+
+def test_no_place_of_a_nearest_pixel_lies_between_two() -> None:
+    """There, DALI takes one on the CPU and often the other one on a GPU."""
+    for options in (
+        {"resize": (50, 72)},
+        {"resize": 60, "crop": (40, 44)},
+        {"random_short_side": (44, 90), "crop": 44},
+        {"random_resized_crop": (0.1, 1.0), "crop": (40, 36)},
+    ):
+        transform = Transform(**options, interpolation="nearest", **RAW)
+        made = params(transform, [clip(80, 160, seed=n, rotation=n % 2 * 90) for n in range(20)])
+        for start, end, size in zip(made["video.start"], made["video.end"], made["video.size"], strict=True):
+            for low, high, count in zip(start.tolist(), end.tolist(), size.tolist(), strict=True):
+                places = low + (np.arange(count) + 0.5) * (high - low) / count
+                assert np.abs(places - np.round(places)).min() > 0.0005, options
 
 
 def _by_torch(frames: Array, size: tuple[int, int], mode: str) -> Array:
