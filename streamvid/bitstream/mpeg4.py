@@ -17,9 +17,9 @@ from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.mp4.sample_entry import decoder_specific_info
 
 _START: Final = b"\x00\x00\x01"
-_VOP_START_CODE: Final = b"\x00\x00\x01\xb6"
+VOP_START_CODE: Final = b"\x00\x00\x01\xb6"
 _VOL, _GOV, _VISUAL_OBJECT, _VOP = range(0x20, 0x30), 0xB3, 0xB5, 0xB6
-_I_VOP, _B_VOP = 0, 2
+_I_VOP, B_VOP = 0, 2
 _USER_DATA: Final = 0xB2
 _SETS: Final = NalSyntax(1, 0, 255, range(_VOP, _VOP + 1), (), _VOL[0], (*_VOL, _USER_DATA))
 _ENCODERS: Final = (b"DivX", b"Lavc", b"FFmpe", b"ffmpeg", b"XviD")
@@ -49,7 +49,7 @@ def vop_classifier(headers: bytes) -> Classifier:
     def classify(packet: memoryview) -> PacketKind:
         nonlocal layer
         data = bytes(packet)
-        at = data.find(_VOP_START_CODE)
+        at = data.find(VOP_START_CODE)
         if at:  # most packets have no headers
             with suppress(ValueError):
                 clock.read_headers(data)
@@ -67,10 +67,10 @@ def vop_classifier(headers: bytes) -> Classifier:
                 uneven, passed_over = distances.take(time, is_b=is_b, in_fields=in_fields)
         return PacketKind(
             random_access=coded and coding_type == _I_VOP and knows_all,
-            disposable=coding_type == _B_VOP and not tells,
+            disposable=coding_type == B_VOP and not tells,
             tells_sets=tells,
             hidden=not coded or passed_over,
-            several=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
+            several=data.rfind(VOP_START_CODE) > at,  # twice as fast as to find the next
             in_fields=in_fields,
             uneven=uneven,
             delay_unstated=layer is not None and layer.delay_unstated,
@@ -257,7 +257,7 @@ class VopClock:
             ValueError: it ends within its header.
         """
         bits = BitReader(vop)
-        is_b = bits.u(2) == _B_VOP  # vop_coding_type
+        is_b = bits.u(2) == B_VOP  # vop_coding_type
         seconds = 0
         while bits.u(1):  # modulo_time_base
             seconds += 1
@@ -295,10 +295,10 @@ class Vol:
 
 def headers_of(packet: bytes | memoryview) -> bytes:
     """The bytes before a packet's first VOP."""
-    if bytes(packet[:4]) == _VOP_START_CODE:  # most packets
+    if bytes(packet[:4]) == VOP_START_CODE:  # most packets
         return b""
     data = bytes(packet)
-    return data[: max(0, data.find(_VOP_START_CODE))]
+    return data[: max(0, data.find(VOP_START_CODE))]
 
 
 def video_object_layers(headers: bytes) -> list[Vol]:

@@ -1,21 +1,26 @@
 """Detects, by their headers, streams that decode sessions decode wrongly without an error.
 
 NVIDIA's parser crops only at the right and at the bottom, no session follows a change of a stream's frame size, and
-NVDEC garbles MPEG-4 with rare coding tools. PyNvVideoCodec also deinterlaces field pictures, and H.264 frames with
-field macroblocks (MBAFF); the native module weaves fields, as FFmpeg does. `tests/gpu/test_codecs.py` has examples.
+NVDEC garbles MPEG-4 with rare coding tools, and some H.264 that may be in fields and has constrained intra prediction.
+PyNvVideoCodec also deinterlaces field pictures, and H.264 frames with field macroblocks (MBAFF); the native module
+weaves fields, as FFmpeg does. `tests/gpu/test_codecs.py` has examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from streamvid.bitstream import h264, hevc, mpeg4, vpx
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import ShownArea
+from streamvid.bitstream.packets import START_CODE
 
 _FIELDS = "PyNvVideoCodec deinterlaces pictures that are coded in fields; the native module would not"
+_SHORT_PART: Final = 12
+"""Headers of VOPs, with their start codes, and of video packets are shorter, in bytes."""
 _SIZE = "decode sessions crop its pictures in another way"
 
 
@@ -34,6 +39,8 @@ def session_fault(codec: str, headers: bytes, width: int, height: int, *, native
             areas = _shown_areas(codec, headers)
             if any((area.left, area.top, area.width, area.height) != (0, 0, width, height) for area in areas):
                 return _SIZE
+            if codec == "h264" and any(area.fields for area in areas) and _constrains_intra(headers):
+                return "NVDEC garbles some H.264 with constrained intra prediction that may be in fields"
             return _FIELDS if not native and any(area.mixes_fields for area in areas) else ""
         if codec == "mpeg4":
             layers = mpeg4.video_object_layers(headers)
@@ -62,8 +69,10 @@ def needs_packets(codec: str, stsd: bytes, *, native: bool) -> bool:
 def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width: int, height: int) -> str:
     """Why decode sessions give other pictures than FFmpeg for these packets; "" if they do not.
 
-    VP8 and VP9 may change their frame size midway, or have spatial layers; MPEG-4 may be interlaced from the middle on,
-    where recordings were joined. H.264 whose parameter sets allow fields may have none, as much of broadcast.
+    VP8 and VP9 may change their frame size midway, or have spatial layers. MPEG-4 may be interlaced from the middle on,
+    where recordings were joined; and behind a video packet without bits, as FFmpeg writes one for a part of a B-VOP
+    that does not change, NVDEC puts macroblocks elsewhere. H.264 whose parameter sets allow fields may have none, as
+    much of broadcast.
 
     Args:
         codec, stsd: as in docs/format.md.
@@ -74,6 +83,8 @@ def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width:
         if codec == "mpeg4":
             found = {mpeg4.headers_of(packet) for packet in packets}
             faults = [session_fault(codec, headers, width, height, native=True) for headers in found]
+            if any(_may_have_empty_part(bytes(packet)) for packet in packets):
+                return "NVDEC garbles B-VOPs with an empty video packet"
             return next(filter(None, faults), "")
         if codec == "h264":
             syntax, sets = NAL_SYNTAX[codec], parameter_sets(codec, stsd)
@@ -93,6 +104,40 @@ def _may_have_fields(stsd: bytes) -> bool:
         return any(area.fields for area in _shown_areas("h264", parameter_sets("h264", stsd).annex_b))
     except ValueError:
         return True
+
+
+def _may_have_empty_part(packet: bytes) -> bool:
+    """Whether a B-VOP has a video packet, not its last one, that is hardly longer than its header.
+
+    A video packet ends with stuffing. The next one begins with a resync_marker (6.3.5.2 of ISO/IEC 14496-2), of which
+    17 bits and more are zeros, as nowhere else behind a VOP's header.
+    """
+    begin = packet.find(mpeg4.VOP_START_CODE)
+    if not 0 <= begin < len(packet) - 4 or packet[begin + 4] >> 6 != mpeg4.B_VOP:
+        return False
+    while (end := packet.find(b"\0\0", begin + 4)) >= 0:
+        if end - begin < _SHORT_PART:
+            return True
+        begin = end
+    return False
+
+
+def _constrains_intra(headers: bytes) -> bool:
+    """constrained_intra_pred_flag of any picture parameter set (7.3.2.2 of ITU-T H.264)."""
+    units = [unit for unit in headers.split(START_CODE) if unit and unit[0] & 31 == h264.PPS]
+    return any(_is_constrained(BitReader.of_nal(unit[1:])) for unit in units)
+
+
+def _is_constrained(bits: BitReader) -> bool:
+    bits.ue(), bits.ue()  # pic_parameter_set_id, seq_parameter_set_id
+    bits.u(2)  # entropy_coding_mode_flag, bottom_field_pic_order_in_frame_present_flag
+    if bits.ue():  # num_slice_groups_minus1; NVDEC decodes no slice groups
+        return True
+    bits.ue(), bits.ue()  # num_ref_idx_l0_default_active_minus1, num_ref_idx_l1_default_active_minus1
+    bits.u(3)  # weighted_pred_flag, weighted_bipred_idc
+    bits.se(), bits.se(), bits.se()  # pic_init_qp_minus26, pic_init_qs_minus26, chroma_qp_index_offset
+    bits.u(1)  # deblocking_filter_control_present_flag
+    return bool(bits.u(1))  # constrained_intra_pred_flag
 
 
 def _shown_areas(codec: str, headers: bytes) -> list[ShownArea]:

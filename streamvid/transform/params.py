@@ -183,7 +183,7 @@ def _scale_erased(views: list[Params]) -> None:
 
 
 def _move_off_ties(made: Params, upright: Int64) -> None:
-    """Move the box by a quarter of the least distance between positions at which samples are taken.
+    """Move the boxes by a quarter of the least distance between positions at which samples may be taken.
 
     A position that lies exactly between two pixels is rounded by DALI to one of them on the CPU and often to the other
     one on a GPU, as both compute in float32. Behind the move all take the pixel below or to the right, as PyTorch's

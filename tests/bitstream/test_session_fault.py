@@ -39,6 +39,12 @@ _HIDDEN = (("auto-alt-ref", "1"), ("lag-in-frames", "25"), ("cpu-used", "5"), ("
         (replace(H264, height=180, width=322), ""),
         (replace(H264, params=(("tff", "1"),)), "deinterlace (PyNvVideoCodec)"),
         (replace(H264, params=(("fake-interlaced", "1"),)), ""),
+        (replace(H264, params=(("constrained-intra", "1"), ("slices", "3"))), ""),
+        (replace(H264, params=(("constrained-intra", "1"), ("fake-interlaced", "1"))), "constrained"),
+        (
+            replace(H264, params=(("constrained-intra", "1"), ("tff", "1"), ("cabac", "0"), ("weightp", "2"))),
+            "constrained",
+        ),
         (replace(H264, params=(("crop-rect", "0,0,14,14"),)), ""),
         (replace(H264, params=(("crop-rect", "64,0,0,0"),)), "crop"),
         (replace(H264, params=(("crop-rect", "32,0,0,0"),)), "crop"),
@@ -165,6 +171,14 @@ def test_mpeg4_that_is_interlaced_from_the_middle_on_is_decoded_by_cores(tmp_pat
         fault = packets_fault("mpeg4", encoded.stsd, packets_of(encoded), encoded.width, encoded.height)
         assert problem in fault
         assert bool(fault) is bool(problem)
+
+
+@pytest.mark.parametrize(("still", "b_frames"), [(0, 2), (96, 2), (192, 2), (96, 0)])
+def test_mpeg4_with_empty_video_packets_is_decoded_by_cores(still: int, b_frames: int, tmp_path: Path) -> None:
+    """With two threads FFmpeg's encoder codes each half as video packets of its own."""
+    encoded = whole(store_clip(mpeg4.write_still_above(tmp_path / "a.mp4", still, b_frames=b_frames), tmp_path))
+    fault = packets_fault("mpeg4", encoded.stsd, packets_of(encoded), encoded.width, encoded.height)
+    assert ("empty video packet" in fault) is bool(fault) is (still > 0 < b_frames)
 
 
 def packets_of(encoded: EncodedSlice) -> list[memoryview]:

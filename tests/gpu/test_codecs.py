@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.decode.gpu import decode_support
+from streamvid.decode.gpu import GpuDecoder, decode_support
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
 from streamvid.decode.nvdec_library import native_library
 from streamvid.video.gpu_support import Route
@@ -41,6 +41,7 @@ CLIPS = {
     "mpeg4_coarse": replace(MPEG4, crf=20),
     "mpeg4_avi": replace(MPEG4, container="avi"),
     "mpeg4_odd": replace(MPEG4, width=131, height=97),
+    "mpeg4_packets": replace(MPEG4, b_frames=0, options=(("ps", "200"),)),
     "mpeg4_qpel": replace(MPEG4, options=(("flags", "+qpel+mv4"),)),
     "h264_intra": Recipe(gop=1, b_frames=0),
     "h264_could_be_fields": Recipe(gop=12, height=192, params=(("fake-interlaced", "1"),)),
@@ -48,6 +49,18 @@ CLIPS = {
     "hevc_12bit": Recipe(codec="hevc", pix_fmt="yuv420p12le", gop=12),
     "hevc_fields": Recipe(codec="hevc", params=(("interlace", "tff"),), height=192, gop=12, b_frames=0),
 }
+CONSTRAINED = Recipe(
+    width=1920, height=1080, frames=6, gop=34, b_frames=0, open_gop=False, crf=40, seed=442, scene=3,
+    params=(
+        ("ref", "16"), ("scenecut", "0"), ("slices", "3"), ("8x8dct", "0"), ("cqm", "jvt"), ("constrained-intra", "1"),
+        ("deblock", "6,6"), ("qp", "20"), ("nr", "500"), ("weightp", "1"), ("subme", "7"), ("trellis", "0"),
+        ("partitions", "all"), ("chroma-qp-offset", "12"), ("aq-mode", "1"), ("fake-interlaced", "1"),
+        ("b-pyramid", "normal"), ("b-adapt", "1"), ("weightb", "1"), ("cabac", "1"), ("no-deblock", "0"), ("aud", "1"),
+        ("me", "hex"), ("direct", "auto"), ("mixed-refs", "1"), ("sliced-threads", "0"), ("stitchable", "1"),
+        ("pic-struct", "1"), ("frame-packing", "3"), ("intra-refresh", "0"),
+    ),
+)  # fmt: skip
+"""H.264 that NVDEC garbles. FFmpeg makes the samples of the encoder."""
 INEXACT = {"mpeg4"}
 """Codecs whose inverse transform is not defined bit for bit."""
 
@@ -85,6 +98,32 @@ def test_seeks_are_a_sequential_decode_and_frames_those_of_ffmpeg(
         assert far.max() < 16
     else:
         assert far.max() <= 1
+
+
+def test_h264_that_nvdec_garbles_is_left_to_cores(pool: NvdecSessionPool, tmp_path: Path) -> None:
+    """If this fails as NVDEC no longer garbles it, `session_fault` need not know of it."""
+    clip = store_clip(write(CONSTRAINED, tmp_path / "a.mp4"), tmp_path)
+    assert decode_support(clip.codec, clip.stsd, clip.width, clip.height, native=pool.native).route is Route.CPU
+    (frames,) = to_arrays(pool.submit([whole(clip)], color="auto").result())
+    assert np.abs(frames.astype(np.int16) - decode_with_pyav(whole(clip), color="auto")).max() > 20
+
+
+@pytest.mark.parametrize(("still", "b_frames"), [(0, 2), (96, 2), (192, 2), (96, 0)])
+def test_mpeg4_with_empty_video_packets_is_left_to_cores(
+    still: int, b_frames: int, pool: NvdecSessionPool, tmp_path: Path
+) -> None:
+    clip = store_clip(mpeg4.write_still_above(tmp_path / "a.mp4", still, b_frames=b_frames), tmp_path)
+    expected = decode_with_pyav(whole(clip), color="auto")
+    (frames,) = to_arrays(pool.submit([whole(clip)], color="auto").result())
+    far = int(np.abs(frames.astype(np.int16) - expected).max())
+    print(f"still {still}, {b_frames} B-VOPs: {far} levels apart")
+    assert (far > 20) is (still == 96 and b_frames > 0)
+    decoder = GpuDecoder(device_id=0, threads=2, max_batch=2)
+    try:
+        (frames,) = to_arrays(decoder.submit([whole(clip)], color="auto").result())
+    finally:
+        decoder.close()
+    assert np.abs(frames.astype(np.int16) - expected).max() < 16
 
 
 @pytest.mark.parametrize("name", ["mbaff", "fields", "both"])

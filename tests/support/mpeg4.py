@@ -12,7 +12,8 @@ import av
 
 from tests.support.bits import to_bits
 from tests.support.clips import write
-from tools.clips import Recipe
+from tools.clips import Recipe, paint
+from tools.clips import write as write_pictures
 
 _VOP = b"\x00\x00\x01\xb6"
 _DIVX = b"\x00\x00\x01\xb2DivX503b1393p\x00"
@@ -42,6 +43,15 @@ def encoded(folder: Path, *, b_frames: int = 0, frames: int = 24) -> list[Vop]:
     assert base is not None
     found = [Vop(bytes(one), round((one.pts or 0) * base * 1000)) for one in packets]
     return [one._replace(data=headers + one.data) if one.kind == 0 else one for one in found]
+
+
+def write_still_above(path: Path, line: int, *, b_frames: int, height: int = 192) -> Path:
+    """A clip of which the lines above `line` do not change."""
+    recipe = Recipe(codec="mpeg4", frames=24, gop=12, height=height, b_frames=b_frames)
+    pictures = list(paint(recipe))
+    for picture in pictures:
+        picture[:line] = pictures[0][:line]
+    return write_pictures(recipe, path, pictures)
 
 
 def without_version(data: bytes, *, of_object: int | None = None) -> bytes:
