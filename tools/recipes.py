@@ -100,7 +100,8 @@ class Recipe:
             return list(range(self.frames))
         rng = np.random.default_rng(self.jitter)
         steps = rng.uniform(0.4, 1.6, self.frames) * float(1000 / self.fps)
-        steps[rng.integers(1, self.frames, max(1, self.frames // 24))] *= 10
+        if self.frames > 1:
+            steps[rng.integers(1, self.frames, max(1, self.frames // 24))] *= 10
         return [0, *(int(t) for t in np.cumsum(np.maximum(1, np.round(steps)))[:-1])]
 
     def shown(self) -> list[int]:

@@ -36,7 +36,7 @@ from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tools import clips
-from tools.fuzz.encodings import random_encoding
+from tools.fuzz.encodings import random_encoding, random_pictures
 from tools.recipes import Recipe
 
 _CLIPS, _PROCESS_S = 8, 60
@@ -105,7 +105,8 @@ def _encode(folder: Path, seeds: range) -> None:
         recipe, own = random_encoding(seed), folder / f"{seed:09}"
         own.mkdir()
         with contextlib.suppress(av.error.FFmpegError, StreamvidError):
-            clip = store_clip(clips.write(recipe, own / f"source.{recipe.container}"), own)
+            path = clips.write(recipe, own / f"source.{recipe.container}", random_pictures(seed, recipe))
+            clip = store_clip(path, own)
             intra = len(clip.index.starts) == len(clip.index) > 1
             row = support(clip.codec, clip.pix_fmt, clip.width, clip.height, traits=clip.traits, all_intra=intra)
             if row.route is not Route.CPU:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 
+from tools.clips import paint
+from tools.pictures import Image
 from tools.recipes import Codec, Container, Options, Recipe
 
 Choices = dict[str, tuple[str, ...]]
@@ -125,3 +128,28 @@ def random_encoding(seed: int) -> Recipe:
         params=some({"h264": _X264, "hevc": _X265}.get(codec, {})),
         options=options or some(_MPEG4 if codec == "mpeg4" else {}),
     )
+
+
+def random_pictures(seed: int, recipe: Recipe) -> Iterator[Image]:
+    """What such a clip shows, the same for the same seed: in half of them the recipe's moving shapes, in the others a
+    part or all of it still, flashing, fading, or noise."""
+    rng = np.random.default_rng([seed, 1])
+    kind = str(rng.choice(["", "", "", "", "still part", "still", "rarely", "flash", "fade", "noise"]))
+    box = tuple(slice(*sorted(rng.integers(0, side + 1, 2).tolist())) for side in (recipe.height, recipe.width))
+    if rng.random() < 0.5:  # all lines from the top, or from a line to the bottom
+        box = (slice(0, box[0].stop) if rng.random() < 0.5 else slice(box[0].start, None), slice(None))
+    still: Image | None = None
+    for number, picture in enumerate(paint(recipe)):
+        if still is None or (kind == "rarely" and number % 9 == 0):
+            still = picture.copy()
+        if kind == "still part":
+            picture[box] = still[box]
+        elif kind in ("still", "rarely"):
+            picture = still
+        elif kind == "flash" and number % 3 == 0:
+            picture = 255 - picture
+        elif kind == "fade":
+            picture = (picture * abs(np.sin(number / 5))).astype(np.uint8)
+        elif kind == "noise":
+            picture = picture ^ rng.integers(0, 1 << int(rng.integers(1, 8)), picture.shape, dtype=np.uint8)
+        yield picture
