@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        made = list(_encoded(Path(folder), range(options.seed, options.seed + options.clips), options.processes))
+        seeds, half = range(options.seed, options.seed + options.clips), begun + options.seconds / 2
+        made = list(_encoded(Path(folder), seeds, options.processes, half))
         print(f"{len(made)} of {options.clips} clips in {time.monotonic() - begun:.0f} s")
         with _decoder() as decode:
             found = _compare([_exact(one, decode) for one in made], decode, begun + options.seconds, options.seed)
@@ -80,13 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(found))
 
 
-def _encoded(folder: Path, seeds: range, processes: int) -> Iterator[Made]:
-    """The clips that can be made and that a GPU decodes by the table of `streamvid.video.gpu_support`.
+def _encoded(folder: Path, seeds: range, processes: int, end: float) -> Iterator[Made]:
+    """The clips that can be made, begun before `end`, and that a GPU decodes by the table of
+    `streamvid.video.gpu_support`.
 
     For some options encoders crash or hang, and their process with them: so each process makes only a few clips.
     """
 
     def make(part: range) -> None:
+        if time.monotonic() > end:
+            return
         process = get_context("spawn").Process(target=_encode, args=(folder, part))
         process.start()
         process.join(_PROCESS_S)
