@@ -41,7 +41,7 @@ def vop_classifier(headers: bytes) -> Classifier:
     vop_start_code (0 I, 1 P, 2 B, 3 S), and vop_coded. A VOP that is not coded repeats the previous picture, so that
     decoders output none; it still counts for the times of B-VOPs. A packet of several VOPs ("packed bitstream") is not
     a frame; FFmpeg splits it only in AVI files."""
-    clock, known, layer = VopClock(), KnownSets(_SETS, _sections(headers), lambda unit: 0), _layer(headers)
+    clock, known, layer = VopClock(), KnownSets(_SETS, sections(headers), lambda unit: 0), _layer(headers)
     distances = _Distances()
     with suppress(ValueError):
         clock.read_headers(headers)
@@ -56,7 +56,7 @@ def vop_classifier(headers: bytes) -> Classifier:
             if (own := _layer(data[: max(at, 0)])) is not None:
                 layer = own
                 distances.begin()
-        knows_all, tells = known.take(_sections(data[: max(at, 0)]))
+        knows_all, tells = known.take(sections(data[: max(at, 0)]))
         if at < 0 or at + 4 >= len(data):
             return PacketKind()
         coding_type, coded, uneven, passed_over = data[at + 4] >> 6, True, False, False
@@ -156,7 +156,7 @@ def _layer(headers: bytes) -> Vol | None:
     return None
 
 
-def _sections(headers: bytes) -> list[bytes]:
+def sections(headers: bytes) -> list[bytes]:
     """VideoObjectLayers and names of encoders, each without its start code prefix."""
     found = headers.split(_START)[1:]
     return [
@@ -174,7 +174,7 @@ def user_data_of_tag(tag: str, headers: bytes) -> bytes:
         tag: four characters.
         headers: all up to the first VOP.
     """
-    if any(unit[0] == _USER_DATA for unit in _sections(headers)):
+    if any(unit[0] == _USER_DATA for unit in sections(headers)):
         return b""  # it names the encoder
     name = b"XviD0" if tag in _XVID_TAGS else b"DivX400b0" if tag == "DIVX" and _is_divx_4(headers) else b""
     return name and _START + bytes([_USER_DATA]) + name

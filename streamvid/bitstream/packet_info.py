@@ -16,6 +16,7 @@ from streamvid.arrays import Int64
 from streamvid.bitstream import av1, h264, hevc, image, jpeg, mpeg4, vpx
 from streamvid.bitstream.nal import known_sets, split_packet
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
+from streamvid.mp4.sample_entry import codec_configuration
 
 _WITH_STATE: Final[dict[str, Callable[[bytes], Classifier]]] = {
     "h264": h264.classifier,
@@ -48,6 +49,21 @@ def classifier(codec: str, stsd: bytes) -> Classifier:
     if codec not in _WITHOUT_STATE:
         raise ValueError(f"unknown codec {codec!r}")
     return _WITHOUT_STATE[codec]
+
+
+WITH_SETS: Final = ("h264", "hevc", "mpeg4")
+"""Codecs with parameter sets, of which those in band are valid until others come."""
+
+
+def has_sets(codec: str, stsd: bytes, packet: bytes) -> bool:
+    """Whether a packet has parameter sets, the same as in the sample description or others."""
+    if codec == "mpeg4":
+        return bool(mpeg4.sections(mpeg4.headers_of(packet)))
+    if codec not in WITH_SETS:
+        return False
+    syntax = (h264 if codec == "h264" else hevc).SYNTAX
+    units = split_packet(memoryview(packet), syntax.length_size(codec_configuration(stsd, syntax.configuration)))
+    return any(syntax.unit_type(unit[0]) in syntax.parameter_sets for unit in units)
 
 
 def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:

@@ -30,6 +30,7 @@ from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.packing.source_file import is_changed, local_video, of_this_file, read_image, source_bytes
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.retry import Retry
+from streamvid.storage.url import is_local
 from streamvid.video.clip_index import BROKEN
 from streamvid.video.image import image_clip
 from streamvid.video.in_place import index_where_it_lies
@@ -307,7 +308,7 @@ def _by_tables(source: SourceVideo, retry: Retry) -> StoredClip | None:
     try:
         with of_this_file():
             file = source_bytes(source, retry)
-            return index_by_tables(Path(source.name), file, file.read_spans)
+            return index_by_tables(Path(source.name), file, file.read_spans, every_key=is_local(source.path))
     except (NeedsDemuxerError, ArithmeticError, ValueError) as reason:
         log.debug("%s is looked at in full: %s", source.name, reason)
         return None

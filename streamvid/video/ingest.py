@@ -123,7 +123,7 @@ ReadSpans = Callable[[Sequence[tuple[int, int]]], Sequence[bytes]]
 """Reads parts of a file, each from a start to an end, at once."""
 
 
-def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredClip:
+def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans, *, every_key: bool = False) -> StoredClip:
     """The clip of an MP4 or MOV file by its tables and very few of its packets, with positions in the file.
 
     Properties that tables do not have are assumed to be as in sound files: sync samples are random access packets, and
@@ -133,6 +133,7 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
 
     Args:
         file: the file, open for reading.
+        every_key: look at every key frame where parameter sets may change, and not only if some are in band.
 
     Raises:
         NeedsDemuxerError: the file cannot be read by its tables, or they contradict the packets.
@@ -140,7 +141,7 @@ def index_by_tables(name: Path, file: io.RawIOBase, read: ReadSpans) -> StoredCl
         OSError, DatasetError: the file cannot be read.
     """
     try:
-        found, looked = _look_at_packets(read_track(file, more=True), read)
+        found, looked = _look_at_packets(read_track(file, more=True), read, every_key=every_key)
         track, pts = found.track, found.times.pts
         order = np.empty(len(pts), dtype=np.int64)
         order[np.argsort(pts, kind="stable")] = np.arange(len(pts))
@@ -202,7 +203,7 @@ class _Header:
         return replace(made, left_out=(AUDIO,) if self.track.has_audio else ())
 
 
-def _look_at_packets(track: VideoTrack, read: ReadSpans) -> tuple[_Header, dict[int, PacketKind]]:
+def _look_at_packets(track: VideoTrack, read: ReadSpans, *, every_key: bool) -> tuple[_Header, dict[int, PacketKind]]:
     """Read enough of the first packet to decode its picture, and enough of some others to classify them. Returns the
     kinds of these by their numbers."""
     first = track.size[:1].tolist()[0]
@@ -210,7 +211,8 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> tuple[_Header, dict[
         return _probe(track, *read(_spans(track, [0], first))), {}
     most = _PROBED_BYTES.get(track.codec, first)
     sync = np.flatnonzero(track.sync)
-    looked = sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)]
+    every_key = every_key and track.codec in packet_info.WITH_SETS
+    looked = sync if every_key else sync[np.linspace(0, len(sync) - 1, _LOOKED_AT).astype(np.int64)]
     # Where tables reorder nothing, they may have decode times alone: the first packets tell.
     rising = bool((np.diff(track.pts) > 0).all())
     if rising and len(track.pts) > _FIRST_PACKETS and _may_reorder(track):
@@ -222,12 +224,18 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans) -> tuple[_Header, dict[
     first_packets = np.arange(min(count, len(track.pts)))
     looked = np.union1d(looked, first_packets)
     heads = read([*_spans(track, [0], most), *_spans(track, looked[1:].tolist(), _HEAD_BYTES)])
+    packets = [_head_as_packet(track, head) for head in heads]
+    if any(packet_info.has_sets(track.codec, track.stsd, packet) for packet in packets):  # others may come anywhere
+        more = np.setdiff1d(sync, looked)
+        packets += [_head_as_packet(track, head) for head in read(_spans(track, more.tolist(), _HEAD_BYTES))]
+        looked = np.append(looked, more)
+        packets, looked = [packets[n] for n in np.argsort(looked)], np.sort(looked)
     found = None
     if first > most:
         with suppress(ValueError, av.error.FFmpegError):
-            found = _probe(track, _head_as_packet(track, heads[0]))
+            found = _probe(track, packets[0])
     found = found or _probe(track, heads[0] if first <= most else read(_spans(track, [0], first))[0])
-    kinds = [found.of(memoryview(_head_as_packet(track, head))) for head in heads]
+    kinds = [found.of(memoryview(packet)) for packet in packets]
     if any(kind.in_fields for kind in kinds):
         raise NeedsDemuxerError("interlaced MPEG-4, in which decoding may not start at every key frame")
     if not all(kind.random_access for kind in compress(kinds, track.sync[looked])):

@@ -18,6 +18,7 @@ import pytest
 
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import ClipError, DatasetError, InputError
+from streamvid.fetch.encoded_batch import row_color
 from streamvid.inspection.verify import verify
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.stream_loader import StreamLoader
@@ -33,7 +34,9 @@ from streamvid.transform.spec import Transform
 from tests.support.clips import write
 from tests.support.clock import soon
 from tests.support.foreign import CAMERA, CLIP, encoded, write_lerobot, write_tar
+from tests.support.in_band import OTHER_SETS, join_recordings
 from tests.support.packed import digests, make_videos
+from tests.support.reference import sequential
 from tools.clips import Recipe
 
 pytestmark = pytest.mark.usefixtures("user")
@@ -317,6 +320,17 @@ def test_an_order_that_tables_get_wrong_is_found_out(right: int, tmp_path: Path)
         return
     with pytest.raises(ClipError, match="in another order than that of their times"):
         ClipDataset(str(tmp_path / "fast")).get("clip", frames=range(right + 10))
+
+
+@pytest.mark.parametrize("in_band", [False, True])
+@pytest.mark.parametrize("codec", OTHER_SETS)
+def test_joined_recordings_whose_later_key_frames_lack_their_sets(codec: Any, in_band: bool, tmp_path: Path) -> None:
+    """What began at these was decoded by the sets of the first, to wrong pixels."""
+    path = join_recordings(codec, tmp_path / "joined.mp4", in_band=in_band)
+    index(path, tmp_path / "fast", fast=True, progress=False)
+    clips = ClipDataset(str(tmp_path / "fast"))
+    for number, expected in enumerate(sequential(path, color=row_color(clips.dataset.clips, 0))):
+        assert np.array_equal(clips.get("joined", frames=[number])["video"][0], expected)
 
 
 def test_an_empty_place(tmp_path: Path) -> None:

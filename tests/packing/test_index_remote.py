@@ -29,6 +29,7 @@ from streamvid.transform.spec import Transform
 from tests.support import hostile
 from tests.support.clips import write
 from tests.support.foreign import CLIP, encoded, write_lerobot, write_tar
+from tests.support.in_band import join_recordings
 from tests.support.web import Site, website
 
 pytestmark = pytest.mark.usefixtures("user")
@@ -171,6 +172,15 @@ def test_tables_take_few_requests(tmp_path: Path, site: Site, moov_first: bool) 
     assert len(site.requests) == 6
 
 
+def test_every_key_frame_is_looked_at_where_sets_are_in_band(tmp_path: Path, site: Site) -> None:
+    """They may change there. Elsewhere three heads tell enough: above."""
+    site.files["/a.mp4"] = join_recordings("h264", tmp_path / "a.mp4", in_band=True).read_bytes()
+    for fast in (False, True):
+        index(f"{site.url}/a.mp4", tmp_path / f"{fast}", fast=fast, progress=False)
+    wanted, clips = frames(tmp_path / "False", "a"), ClipDataset(Dataset.open(tmp_path / "True"))
+    assert all(np.array_equal(clips.get("a", frames=[n])["video"][0], wanted[n]) for n in range(len(wanted)))
+
+
 @pytest.mark.usefixtures("worker_processes")
 def test_a_crash_costs_one_of_the_videos_that_a_worker_takes_at_once(
     tmp_path: Path, site: Site, monkeypatch: pytest.MonkeyPatch
@@ -246,10 +256,10 @@ def test_servers_that_fail_cost_their_videos_alone(tmp_path: Path, site: Site, m
     table.write_text(table.read_text() + "http://127.0.0.1:9/silent.mp4,none\n")
     look = process_source.index_by_tables
 
-    def change(name: Path, file: Any, read: Any) -> Any:
+    def change(name: Path, file: Any, read: Any, **options: Any) -> Any:
         if name.name == "b.mp4":
             site.files["/b.mp4"] += b"more"
-        return look(name, file, read)
+        return look(name, file, read, **options)
 
     monkeypatch.setattr(process_source, "index_by_tables", change)
     report = index(table, tmp_path / "indexed", fast=True, roots=site.url, progress=False)

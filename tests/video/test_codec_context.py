@@ -25,7 +25,6 @@ from streamvid.decode.slice_frames import decode_frames, decode_pictures
 from streamvid.errors import VideoError
 from streamvid.fetch.encoded_batch import row_color
 from streamvid.loader.clip_dataset import ClipDataset
-from streamvid.mp4.sample_entry import decoder_specific_info
 from streamvid.packing.index import index
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
@@ -41,6 +40,7 @@ from streamvid.video.transcode import TranscodeOptions, transcode
 from streamvid.video.trim import trim_clip
 from tests.support.bits import to_bits, to_bytes
 from tests.support.clips import write
+from tests.support.in_band import mux_packets, sets_and_packets
 from tests.support.reference import sequential, slice_of, to_rgb, whole
 from tests.support.remux import remuxing
 from tests.support.sps import Rewrite, rewrite, with_level, with_reorder, without_vui
@@ -398,26 +398,13 @@ def test_sets_in_band_that_key_frames_do_not_repeat(codec: Any, change: Any, beh
     first, second = (
         write(one, tmp_path / f"{n}.mp4") for n, one in enumerate([recipe, replace(recipe, seed=1, **change)])
     )
-    (tmp_path / "folder").mkdir()
-    clip = store_clip(second, tmp_path / "folder")
-    if codec == "mpeg4":
-        sets = decoder_specific_info(clip.stsd)
+    (_, packets), (sets, others) = sets_and_packets(first), sets_and_packets(second)
+    packets += others
+    if behind:
+        packets[7:9] = [packets[7] + sets, packets[8] + sets]
     else:
-        units = parameter_sets(codec, clip.stsd).annex_b.split(START_CODE)[1:]
-        sets = b"".join(len(unit).to_bytes(4, "big") + unit for unit in units)
-    joined = tmp_path / "joined.mkv"
-    with av.open(str(first)) as one, av.open(str(second)) as other, av.open(str(joined), "w") as output:
-        track = output.add_stream_from_template(one.streams.video[0], opaque=True)
-        packets = [bytes(packet) for source in (one, other) for packet in source.demux(video=0) if packet.size]
-        if behind:
-            packets[7:9] = [packets[7] + sets, packets[8] + sets]
-        else:
-            packets[8] = sets + packets[8]
-        for n, data in enumerate(packets):
-            packet = av.Packet(data)
-            packet.pts = packet.dts = 40 * n
-            packet.time_base, packet.stream, packet.is_keyframe = Fraction(1, 1000), track, n % 4 == 0
-            output.mux(packet)
+        packets[8] = sets + packets[8]
+    joined = mux_packets(first, packets, 4, tmp_path / "joined.mkv")
     clip = store_clip(joined, tmp_path)
     assert clip.index.starts.tolist() == [0, 4] + [8] * (not behind)
     check_every_frame(clip)
