@@ -36,6 +36,10 @@ _ROW: Final = [
 ]  # fmt: skip
 
 
+class NoTimesError(ValueError):
+    """A video without any times, of which `frame_rate` must be known."""
+
+
 def scan_packet_times(source: VideoFile, about: StreamInfo, *, cut_only: bool = False) -> PacketTimes:
     """Times, sizes and visibility of every packet, without keeping their bytes.
 
@@ -72,9 +76,10 @@ def _scan(source: VideoFile, about: StreamInfo, *, cut_only: bool) -> PacketTime
             if codec not in _REORDERED:
                 _check_clock(restored.pts, ~restored.hidden)
             return restored
-    if not is_timed(about.container, source.path) or ((found.pts == _NO_PTS) & (demuxed.clock == _NO_PTS)).all():
+    try:
+        dated = _date_by_order(source, demuxed, codec, about.container, count=len(found.pts))
+    except NoTimesError:
         return _count_times(source, found, codec)
-    dated = _date_by_order(source, demuxed, codec, about.container, count=len(found.pts))
     return found if dated is None else _shown(found, *dated)
 
 
@@ -102,6 +107,7 @@ def decoded_times(
         by_order: whether the times of the packets contradict the order of the pictures; the order is kept then.
 
     Raises:
+        NoTimesError: no frame has a time.
         ValueError: times are missing, or two are the same, or pieces of a transport stream are missing.
     """
     demuxed = _demux_all(source, codec)
@@ -130,6 +136,9 @@ def _date_by_order(
     Returns:
         int64 [frames], the packets' numbers in the order of their pictures, and int64 [frames], their times, ascending;
         None if each packet has a reliable presentation time.
+
+    Raises:
+        NoTimesError: no packet has a time.
     """
     pts, clock = demuxed.packets.pts, demuxed.clock
     if container in _DATES_PACKS:
@@ -139,6 +148,9 @@ def _date_by_order(
     elif container == "ogg" and codec in _REORDERED:  # OGM: decode times, one for each page
         clock = _fill_gaps(_stored_times(source, codec, len(pts)), demuxed.duration)
         pts = np.full(len(pts), _NO_PTS)
+    timeless = (pts == _NO_PTS) & (clock == _NO_PTS)
+    if not is_timed(container, source.path) or (len(pts) and timeless.all()):
+        raise NoTimesError("none of its frames has a time")
     complete = not (pts == _NO_PTS).any()
     if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
         if container == "mpegts":
@@ -189,8 +201,8 @@ def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
     with source.open(fill_times=False) as (container, stream):
         found = demux(source, container, stream, codec)
         pts = np.array([_NO_PTS if packet.pts is None else packet.pts for packet in found], dtype=np.int64)
-    if len(pts) != count or (pts == _NO_PTS).all():
-        raise ValueError("none of its frames has a time")
+    if len(pts) != count:
+        raise ValueError("its frames cannot be matched with their times")
     return pts
 
 

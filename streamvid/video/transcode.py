@@ -26,7 +26,6 @@ from streamvid.color.tags import siting_name, usual_siting
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.boxes import write_rotation
 from streamvid.mp4.edit_list import read_edit
-from streamvid.video.containers import is_timed
 from streamvid.video.encoders import ENCODERS, TARGETS, Target, encoder_options, leave_real_time
 from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.frame_tags import TagKeepingDecoder
@@ -37,7 +36,7 @@ from streamvid.video.raw_rate import frame_rate
 from streamvid.video.recordings import whole_packets
 from streamvid.video.remux import as_video_error
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.timestamps import decoded_times
+from streamvid.video.timestamps import NoTimesError, decoded_times
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -336,10 +335,11 @@ def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames
         if first is None or base is None:
             raise ValueError("not one frame of it can be decoded")
         rotation = frame_rotation(first, source.path)
-    if not is_timed(name, source.path):
+    try:
+        times = decoded_times(source, codec, name, by_order=by_order)
+    except NoTimesError:
         rate = frame_rate(source)
         return TimedFrames(_decode_stream(source, rate), 1 / (2 * rate), rate, rotation, siting=usual_siting(codec))
-    times = decoded_times(source, codec, name, by_order=by_order)
     frames, base = (_decode_file(source), base) if times is None else (_decode_dated(source, times[0]), times[1])
     return TimedFrames(frames, base, rate or Fraction(25), rotation, siting=usual_siting(codec))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -407,6 +408,24 @@ def test_dv_is_transcoded(tmp_path: Path) -> None:
 
 
 # Raw streams
+
+
+@pytest.mark.parametrize(("codec", "options"), [("mpeg2video", _MPEG), ("libx264", _X264)])
+def test_a_program_stream_without_times_is_shown_at_its_rate(
+    codec: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    """As a raw stream is; MPEG-2 in it was rejected."""
+    source = encode(tmp_path / "a.vob", "vob", codec, options=options, noisy=True)
+    data = bytearray(source.read_bytes())
+    for found in re.finditer(rb"\x00\x00\x01[\xe0-\xef]..[\x80-\xbf]", bytes(data), re.DOTALL):
+        at = found.end()
+        size = {2: 5, 3: 10}.get(data[at] >> 6, 0)  # PTS_DTS_flags
+        data[at] &= 0x3F
+        data[at + 2 : at + 2 + size] = b"\xff" * size  # stuffing
+    source.write_bytes(data)
+    with open_video(source) as container:
+        assert all(packet.pts is None for packet in container.demux(video=0))
+    check(source, tmp_path / "clip", copied=codec == "libx264")
 
 
 @pytest.mark.parametrize(("muxer", "codec"), [("mjpeg", "mjpeg"), ("h263", "h263"), ("obu", "libsvtav1")])
