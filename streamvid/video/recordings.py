@@ -30,6 +30,8 @@ _BLOCK: Final = 1 << 18
 """Pieces of a transport stream that are looked at together: 49 MB."""
 _TAIL_BYTES: Final = 4 << 20
 """Bytes at the end of a transport stream in which its last PES packet begins."""
+_FLASH_CLOCK: Final = 1 << 31
+_MINUTE: Final = 60_000
 RESTART_FRAMES: Final = 10
 """A clock that falls back by more frames than this is one that begins anew."""
 
@@ -61,6 +63,18 @@ def follow_on(pts: Int64, keyframe: Bool, duration: Int64) -> tuple[Int64, Int64
                 highest = high
         highest = max(highest, high)
     return made, np.array(parts[1:], dtype=np.int64)
+
+
+def wraps(clock: Int64) -> Int64:
+    """int64 [packets]: what to add to times of FLV, whose clock begins anew at 2^31 ms, or leaps over as many.
+
+    Args:
+        clock: int64 [packets], decode times in ms.
+    """
+    steps = np.diff(clock, prepend=clock[:1])
+    turns = np.round(steps / _FLASH_CLOCK).astype(np.int64)
+    turns[np.abs(steps - turns * _FLASH_CLOCK) > _MINUTE] = 0  # recordings were joined
+    return -np.cumsum(turns) * _FLASH_CLOCK
 
 
 def track_packets(container: InputContainer, stream: VideoStream) -> Iterator[Packet[VideoStream]]:

@@ -20,7 +20,7 @@ from streamvid.video.output_order import OutputOrder, distinct, output_order, ti
 from streamvid.video.packet_times import PacketTimes, fit_pauses
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, incomplete_packets, is_whole
+from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, incomplete_packets, is_whole, wraps
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -185,7 +185,7 @@ class _Demuxed:
         expected: number of packets according to the container's header; 0 if it has none.
         track: the track's number in the container.
         parts: int64 [parts - 1], the numbers of the packets with which recordings begin that were joined behind
-            another; the times of `packets` follow those of the part before.
+            another, or a clock begins anew; the times of `packets` follow those of the part before.
     """
 
     packets: PacketTimes
@@ -244,8 +244,12 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         for number in np.flatnonzero((pts[1:] == _NO_PTS) & incomplete[1:]).tolist():
             pts[number + 1] = pts[number] + 1  # the beginning of a packet, with its time, is missing
     complete = not (pts == _NO_PTS).any()
+    if name == "flv" and complete and not (clock == _NO_PTS).any():
+        added = wraps(clock)
+        pts, clock, parts = pts + added, clock + added, np.flatnonzero(np.diff(added)) + 1
     if complete and not rows["discarded"].any():
-        pts, parts = follow_on(pts, rows["keyframe"], rows["duration"])
+        pts, behind = follow_on(pts, rows["keyframe"], rows["duration"])
+        parts = np.union1d(parts, behind)
     finer = ticks_needed(pts) if complete and name in _COARSE else 1
     clock[clock != _NO_PTS] *= finer
     durations = rows["duration"][rows["duration"] != 0] * finer

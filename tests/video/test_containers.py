@@ -382,6 +382,18 @@ def test_a_flash_video_whose_parameter_sets_change(tmp_path: Path) -> None:
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == 2 * list(range(FRAMES))
 
 
+@pytest.mark.parametrize(("codec", "options"), [("flv", {}), ("libx264", _X264)])
+def test_a_flash_video_whose_clock_begins_anew(codec: str, options: dict[str, str], tmp_path: Path) -> None:
+    """It counts ms up to 2^31, 24 days, as of a server that runs on; it was said to have a pause of 597 hours."""
+    begin = (1 << 31) * RATE // 1000 - 7
+    times = range(begin, begin + FRAMES)
+    source = encode(tmp_path / "a.flv", "flv", codec, options=options, times=times)
+    with open_video(source) as container:
+        seen = [packet.dts for packet in container.demux(video=0) if packet.size]
+    assert np.abs(np.diff(seen)).max() > 1 << 30
+    check(source, tmp_path / "clip", copied=codec == "libx264")
+
+
 def test_a_recording_of_which_there_is_a_header_alone(tmp_path: Path) -> None:
     source = _write_matroska(tmp_path / "a.mkv", b"V_VP8", b"", (64, 64), [])
     source.write_bytes(source.read_bytes()[:52])
