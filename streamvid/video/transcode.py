@@ -292,13 +292,13 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
     with one time, as a copy may have, each is a tick behind the one before."""
     index = clip.index
     order = np.argsort(index.pts, kind="stable")
-    display_order = np.empty(len(order), dtype=np.int64)
-    display_order[order] = np.arange(len(order))
+    display_order = np.argsort(order)
     visible = (index.flags[order] & HIDDEN) == 0
     # Visible frames may be predicted from hidden ones, except leading pictures whose references are missing.
     needed = visible | ((index.flags[order] & LEADING) == 0)
-    expected = 0
-    wanted = np.flatnonzero(visible)
+    # FFmpeg takes the distances of interlaced VOPs from a first B-VOP, even if its references are missing.
+    missing = range(1, 1 + int(np.cumprod(~needed[display_order[1:]]).sum()) if clip.codec == "mpeg4" else 1)
+    wanted, expected = np.flatnonzero(visible), 0
     at = np.arange(len(wanted))
     times = np.maximum.accumulate(index.pts[order][wanted] - at) + at
     with VideoFile(clip.mp4).open(apply_edits=False) as (container, stream):
@@ -312,7 +312,7 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
                 seen = bool(visible[rank])
                 if frame_numbers.gap_before(memoryview(packet), starts=not number, rank=rank, wanted=seen):
                     raise ValueError(f"reference pictures are missing before its packet {number}")
-                yield from context.decode(packet)
+                yield from context.decode(packet) if number not in missing else ()
             yield from context.decode(None)
 
         for frame in decoded():

@@ -14,9 +14,10 @@ import av
 import numpy as np
 import pytest
 
+from streamvid.decode.cpu import decode_with_pyav
 from streamvid.errors import VideoError
 from streamvid.packing.options import PackOptions
-from streamvid.packing.prepare import remux_or_build
+from streamvid.packing.prepare import remux_or_build, transcode_if_needed
 from streamvid.storage.retry import Retry
 from streamvid.video import recordings
 from streamvid.video.containers import FORMATS, RAW_STREAMS
@@ -25,8 +26,10 @@ from streamvid.video.probe import CannotCopyError, VideoFile, open_video
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import CUT_OFF, StoredClip
 from streamvid.video.timestamps import _fill_times, decoded_times
+from streamvid.video.transcode import TranscodeOptions
 from tests.support import images, mpeg4
 from tests.support.clips import decoded_pictures, frames_of, write
+from tests.support.reference import slice_of
 from tests.support.remux import remuxing
 from tests.support.serving import Handler, serving
 from tools.clips import Recipe, read_frame_number
@@ -472,6 +475,28 @@ def test_a_stream_that_begins_in_the_middle(name: str, tmp_path: Path) -> None:
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)][-len(expected) :] == expected
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(seconds, np.arange(len(expected)) / RATE, atol=1e-4)
+
+
+@pytest.mark.parametrize("transcoded", [False, True])
+@pytest.mark.parametrize("muxer", ["avi", "matroska", "mp4"])
+def test_interlaced_mpeg4_that_begins_with_b_frames_of_missing_references(
+    muxer: str, transcoded: bool, tmp_path: Path
+) -> None:
+    """FFmpeg takes the distance of fields from these, and loses all other B-frames. So did an AVI, which is decoded for
+    its order; and what was transcoded was said to be damaged."""
+    options = {"flags": "+ildct+ilme", "bf": "2", "g": "6", "b_strategy": "0"}
+    whole = encode(tmp_path / "a.mp4", "mp4", "mpeg4", options=options, frames=24)
+    with remuxing(whole, tmp_path / "b", format=muxer) as copy:
+        third = [number for number, packet in enumerate(copy.packets) if packet.is_keyframe][2]
+        for packet in copy.packets[third:]:
+            copy.mux(packet)
+    assert len(decoded(tmp_path / "b")) == 6
+    how: dict[str, Any] = {"transcode": TranscodeOptions()} if transcoded else {"compatible_with": "any"}
+    clip = transcode_if_needed(prepare(tmp_path / "b", tmp_path / "c", **how)[0], tmp_path, PackOptions(**how))
+    pictures = decode_with_pyav(slice_of(clip, range(15)))
+    assert [read_frame_number(picture) for picture in pictures] == list(range(9, 24))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(15) / RATE, atol=0.0011)
 
 
 def test_motion_jpeg_that_looks_like_a_picture(tmp_path: Path) -> None:
