@@ -36,13 +36,14 @@ RESTART_FRAMES: Final = 10
 """A clock that falls back by more frames than this is one that begins anew."""
 
 
-def follow_on(pts: Int64, keyframe: Bool, duration: Int64) -> tuple[Int64, Int64]:
+def follow_on(pts: Int64, keyframe: Bool, duration: Int64, *, least: float = RESTART_FRAMES) -> tuple[Int64, Int64]:
     """Presentation times in which each part of a joined recording follows the one before, at the usual distance of its
     frames. A part begins with a key frame whose time is far before that of an earlier frame.
 
     Args:
         pts, keyframe, duration: [packets], in decode order: times in ticks, the container's flags, and durations in
             ticks, 0 if unknown.
+        least: how far, in frames.
 
     Returns:
         int64 [packets], the times, and int64 [parts - 1], the packets with which further parts begin.
@@ -57,7 +58,7 @@ def follow_on(pts: Int64, keyframe: Bool, duration: Int64) -> tuple[Int64, Int64
             part = slice(parts[-1], key)
             steps = np.diff(np.unique(pts[part]))
             usual = int(np.median(steps)) if len(steps) else max(1, int(duration[key - 1]))
-            if pts[key] < highest - RESTART_FRAMES * usual:
+            if pts[key] < highest - least * usual:
                 made[key:] = pts[key:] + (made[part].max() + usual - low)
                 parts.append(key)
                 highest = high

@@ -89,9 +89,14 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
     if codec == "mpeg4":
         clock = mpeg4.VopClock()
         with source.open() as (container, stream), suppress(ValueError):
-            pts = np.array([clock.time(bytes(packet)) for packet in demux(source, container, stream, codec)])
-            if (np.diff(pts[order]) > 0).all():
-                return replace(found, pts=pts, time_base=(1, clock.resolution), last_duration=0)
+            packets = demux(source, container, stream, codec)
+            pts, ticks = np.array([(clock.time(bytes(packet)), clock.resolution) for packet in packets]).T
+            scale = int(np.lcm.reduce(ticks))
+            pts *= scale // ticks
+            if (np.diff(pts[order]) <= 0).any():  # recordings were joined: each counts anew
+                pts, _ = follow_on(pts, found.keyframe, 0 * pts, least=-0.5)
+            if (np.diff(pts[order]) > 0).all() and scale < 1 << 31:
+                return replace(found, pts=pts, time_base=(1, scale), last_duration=0)
     rate = frame_rate(source)
     found = replace(found, time_base=(rate.denominator, rate.numerator), last_duration=1)
     return _shown(found, order, np.arange(len(order), dtype=np.int64))

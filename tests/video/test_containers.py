@@ -459,6 +459,20 @@ def test_mpeg4_states_times_and_not_a_rate(tmp_path: Path) -> None:
     check(source, tmp_path / "clip", copied=True, rate=5, fps=Fraction(12))
 
 
+@pytest.mark.parametrize("b_frames", [0, 2])
+def test_raw_mpeg4_that_was_joined(b_frames: int, tmp_path: Path) -> None:
+    """The clock of each part begins anew, maybe in other ticks. It was said to have no times."""
+    source, rates, data = tmp_path / "a.m4v", (5, 5, 7, 5), b""
+    for rate in rates:
+        data += encode(source, "m4v", "mpeg4", options=_MPEG | {"bf": f"{b_frames}"}, rate=rate).read_bytes()
+    source.write_bytes(data)
+    clip, transcoded = prepare(source, tmp_path / "clip")
+    assert not transcoded
+    assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == len(rates) * list(range(FRAMES))
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(np.diff(seconds), np.repeat(1 / np.array(rates), FRAMES)[:-1])
+
+
 @pytest.mark.parametrize("name", ["raw.m4v", "raw.m2v", "a.mpg"])
 def test_a_stream_that_begins_in_the_middle(name: str, tmp_path: Path) -> None:
     """B-frames before which a key frame is missing are not shown."""
