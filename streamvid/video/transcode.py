@@ -31,7 +31,7 @@ from streamvid.video.frame_index import HIDDEN, LEADING
 from streamvid.video.frame_tags import TagKeepingDecoder
 from streamvid.video.packet_times import last_frame_duration
 from streamvid.video.pixel_format import EncoderFormat
-from streamvid.video.probe import VideoFile, frame_rotation
+from streamvid.video.probe import VideoFile, frame_rotation, probe_first_frame
 from streamvid.video.raw_rate import frame_rate
 from streamvid.video.recordings import whole_packets
 from streamvid.video.remux import as_video_error
@@ -329,11 +329,11 @@ def _decode_clip(clip: StoredClip) -> Iterator[tuple[VideoFrame, int]]:
 def _frames_of_file(source: VideoFile, *, by_order: bool = False) -> TimedFrames:
     """Args: `by_order`, as of `decoded_times`."""
     with source.open() as (container, stream):
-        first = next(_decoded(source, container, stream), None)
-        base, rate = stream.time_base, stream.average_rate
+        first, base, rate = next(_decoded(source, container, stream), None), stream.time_base, stream.average_rate
         codec, name = stream.codec_context.codec.canonical_name, container.format.name.split(",")[0]
         if first is None or base is None:
-            raise ValueError("not one frame of it can be decoded")
+            probe_first_frame(source)  # raises an error if none can be decoded
+            raise ValueError("all its frames are hidden by an edit list")
         rotation = frame_rotation(first, source.path)
     try:
         times = decoded_times(source, codec, name, by_order=by_order)

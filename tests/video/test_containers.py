@@ -163,6 +163,15 @@ def test_frames_are_transcoded_out_of(name: str, tmp_path: Path) -> None:
     check(source, tmp_path / "clip", copied=False, rate=rate)
 
 
+def test_an_edit_list_that_hides_all_of_what_is_transcoded_is_named(tmp_path: Path) -> None:
+    source = encode(tmp_path / "a.mp4", "mp4", "mpeg2video", options=_MPEG)
+    data = bytearray(source.read_bytes())
+    struct.pack_into(">i", data, data.index(b"elst") + 16, 1 << 30)  # media_time of the first edit
+    source.write_bytes(data)
+    with pytest.raises(VideoError, match="all its frames are hidden by an edit list"):
+        prepare(source, tmp_path / "clip")
+
+
 def test_times_that_ffmpeg_makes_up(tmp_path: Path) -> None:
     """In a pack that begins several pictures of MPEG-2 FFmpeg guesses their times: at the end, one for two of them."""
     source = encode(
