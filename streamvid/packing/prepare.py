@@ -119,7 +119,7 @@ def transcode_if_needed(
     encoded.unlink()
     # An MP4 with reordered frames does not store the duration of the last frame.
     ticks = Fraction(*clip.time_base) * clip.duration / Fraction(*stored.time_base)
-    return replace(stored, left_out=clip.left_out, duration=max(round(ticks), int(stored.index.frame_pts[-1]) + 1))
+    return replace(stored, left_out=clip.remarks, duration=max(round(ticks), int(stored.index.frame_pts[-1]) + 1))
 
 
 def _transcode_options(clip: StoredClip, options: PackOptions, *, reencode: bool) -> TranscodeOptions | None:

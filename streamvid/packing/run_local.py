@@ -129,7 +129,7 @@ class _GroupWriter:
                     self._writer = None
                 continue
             if clip == first:
-                self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.left_out)
+                self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.remarks)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
 
     def commit(self, next_start: tuple[int, int] | None) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,8 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.bitstream.annexb import parameter_sets
+from streamvid.bitstream.ffmpeg_fault import ffmpeg_is_exact
 from streamvid.color.tags import Color, clip_color
 from streamvid.errors import InputError, StreamvidError, VideoError
 from streamvid.video.frame_index import FrameIndex
@@ -26,6 +29,10 @@ OVERLAPS: Final = (
 )
 CHANGED: Final = (
     "it was changed or removed while it was read: add it when it is whole (pack --append, or index --update)"
+)
+INEXACT: Final = (
+    "FFmpeg decodes other samples of this HEVC than NVDEC (docs/decoding.md): train and evaluate with one of them; "
+    "what is transcoded has FFmpeg's"
 )
 UNORDERED: Final = "unordered"
 """A trait: see docs/format.md."""
@@ -94,6 +101,14 @@ class StoredClip:
     sha256: str = ""
     left_out: tuple[str, ...] = ()
     unwritten: UnwrittenMp4 | None = None
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What packing tells of the clip: `left_out`, `INEXACT`."""
+        exact = True
+        with suppress(ValueError):  # all parameter sets are in band
+            exact = self.codec != "hevc" or ffmpeg_is_exact("hevc", parameter_sets("hevc", self.stsd).annex_b)
+        return self.left_out if exact else (*self.left_out, INEXACT)
 
     @property
     def mp4_bytes(self) -> int:

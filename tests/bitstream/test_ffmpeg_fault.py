@@ -10,7 +10,11 @@ import pytest
 
 from streamvid.bitstream.ffmpeg_fault import ffmpeg_is_exact
 from streamvid.decode.decode_job import session_key
+from streamvid.packing.options import PackOptions
+from streamvid.packing.pack import pack
 from streamvid.video.remux import store_clip
+from streamvid.video.stored_clip import INEXACT
+from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
 from tools.clips import Recipe
 
@@ -80,6 +84,17 @@ def test_all_others_are_exact(params: dict[str, str], pix_fmt: str, tmp_path: Pa
     path = _coded(params, tmp_path, crf=20, pix_fmt=pix_fmt)
     assert not _differs(path)
     assert _exact(path, tmp_path)
+
+
+@pytest.mark.parametrize("options", [PackOptions("any"), PackOptions(transcode=TranscodeOptions())])
+def test_packing_says_of_how_many_videos_ffmpeg_makes_other_samples(options: PackOptions, tmp_path: Path) -> None:
+    """Also where the transcoded video is of another codec."""
+    (tmp_path / "v").mkdir()
+    for name in ("a.mkv", "b.mkv"):
+        write(replace(HEVC, params=(("constrained-intra", "1"),)), tmp_path / "v" / name)
+    write(replace(HEVC, width=128), tmp_path / "v" / "c.mkv")
+    report = pack(tmp_path / "v", tmp_path / "set", options=options, progress=False)
+    assert [(one.text, one.videos, one.first) for one in report.notices] == [(INEXACT, 2, "a.mkv")]
 
 
 def test_what_cannot_be_read_is_not_exact() -> None:
