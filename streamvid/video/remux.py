@@ -119,8 +119,6 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
             return replace(clip, left_out=missing)
 
         clip = store(times.up_to_last_visible())
-        if about.container == "avi" and clip.codec == "mjpeg" and _is_in_fields(clip):
-            raise CannotCopyError("only its AVI says which field of a picture is the upper one")
         if not clip.has_trait(UNORDERED) or times.incomplete is not None:  # then each cut is looked at
             return clip
         output = None
@@ -175,13 +173,6 @@ def _lacks_references(clip: StoredClip) -> bool:
     return False
 
 
-def _is_in_fields(clip: StoredClip) -> bool:
-    """Whether a packet of Motion JPEG holds two pictures, the fields of a frame."""
-    with clip.mp4.open("rb") as file:
-        file.seek(int(clip.index.offset[0]))
-        return 0 < jpeg.picture_height(file.read(int(clip.index.size[0]))) < clip.height * 3 // 4
-
-
 @contextmanager
 def as_video_error() -> Iterator[None]:
     """Turn FFmpeg's errors, and the ValueError of the parsers here, into errors of the video.
@@ -223,6 +214,8 @@ def _mux(
         for number, packet in enumerate(islice(demux(source, container, stream, about.codec), times.num_skipped, None)):
             if number == len(pts):
                 break
+            if tag == "MJPG" and not number and 0 < jpeg.picture_height(bytes(packet)) < first.height * 3 // 4:
+                raise CannotCopyError("its codec tag alone says which field of a picture is the upper one")
             if about.codec == "mpeg4" and not number:
                 track.codec_context.extradata = headers + mpeg4.user_data_of_tag(tag, headers + bytes(packet))
             packet.stream, packet.time_base = track, Fraction(*times.time_base)

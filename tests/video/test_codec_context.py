@@ -224,10 +224,11 @@ def test_interlaced_motion_jpeg_has_the_height_that_its_container_says(container
     check_every_frame(clip)
 
 
-def test_fields_in_an_avi_are_transcoded_in_their_order(tmp_path: Path) -> None:
-    """FFmpeg takes the second field of such an AVI for the upper one; no MP4 says so."""
+@pytest.mark.parametrize("container", ["avi", "asf", "nut"])
+def test_fields_that_are_in_order_by_a_codec_tag_are_transcoded(container: str, tmp_path: Path) -> None:
+    """FFmpeg takes the second field for the upper one where the tag is MJPG; no MP4 says so."""
     (tmp_path / "in").mkdir()
-    source = fields_as_jpeg(tmp_path / "in" / "a.avi", 5)
+    source = fields_as_jpeg(tmp_path / "in" / f"a.{container}", 5)
     with pytest.raises(CannotCopyError, match=r"the upper one: transcode it, with --codec or --for gpu$"):
         store_clip(source, tmp_path)
     pack([source], tmp_path / "ds", progress=False)
