@@ -7,7 +7,8 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, partial, wraps
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 from urllib.parse import quote, urlsplit
 
@@ -119,13 +120,12 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
     """fsspec's options for a protocol. The user's configuration (FSSPEC_…) takes precedence."""
     configured = fsspec.config.conf.get(protocol, {})
     if protocol in _S3:
-        if not patient:
-            return dict(_S3_OPTIONS)
         once = {
             "retries": {"total_max_attempts": 1}, "connect_timeout": CONNECT_SECONDS, "read_timeout": STALL_SECONDS,
             "max_pool_connections": MOST_REQUESTS,
         }  # fmt: skip
-        return {**_S3_OPTIONS, "config_kwargs": {**once, **configured.get("config_kwargs", {})}}
+        config = {"http_session_cls": _no_redirects()} | (once if patient else {})
+        return {**_S3_OPTIONS, "config_kwargs": {**config, **configured.get("config_kwargs", {})}}
     if protocol in _HTTP:
         # HTTP_PROXY, HTTPS_PROXY, NO_PROXY, as botocore uses them; and redirects to signed URLs as they are.
         client: dict[str, Any] = {"trust_env": True, "requote_redirect_url": False}
@@ -136,6 +136,22 @@ def _options(protocol: str, *, patient: bool) -> dict[str, Any]:
             client |= {"timeout": timeout, "raise_for_status": raise_refusal}
         return {"client_kwargs": {**client, **configured.get("client_kwargs", {})}}
     return {}
+
+
+@cache
+def _no_redirects() -> type:
+    """A class of session for botocore whose requests follow no redirects. aiohttp would follow them, and leave out the
+    signature for another host, so that S3 refuses the request. botocore looks up the region instead, and signs anew.
+    With an aiobotocore that names the method otherwise, nothing changes."""
+    import s3fs  # noqa: F401  # so that an error names this package, which brings the other
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class NoRedirects(AIOHTTPSession):  # type: ignore[misc]
+        async def _get_session(self, proxy_url: object) -> Any:
+            session = await super()._get_session(proxy_url)
+            return SimpleNamespace(request=partial(session.request, allow_redirects=False))
+
+    return NoRedirects
 
 
 def asked(path: AnyPath, ask: Callable[[], T], retry: Retry | None, *, action: str = "read") -> T:

@@ -28,7 +28,7 @@ _REFUSED_CREDENTIALS = {
     "RequestTimeTooSkewed", "AuthenticationFailed", EXPIRED,
 }  # fmt: skip
 _ELSEWHERE: Final = {
-    "PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
+    "PermanentRedirect", "AuthorizationHeaderMalformed", "AuthorizationQueryParametersError",
     "IllegalLocationConstraintException",
 }  # fmt: skip
 _ARCHIVED: Final = {"InvalidObjectState", "BlobArchived"}
@@ -206,7 +206,11 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
         return InputError, "AWS_ENDPOINT_URL is no URL; write http://host:port or https://host"
     if "ProfileNotFound" in names:
         return DatasetError, f"{_detail(exc)}; check AWS_PROFILE and the AWS config file"
-    if s3 and (code in _ELSEWHERE or status == 301):
+    if s3 and status == 307:  # while the DNS does not know a new bucket
+        return StorageUnavailable, f"the storage redirects for a while ({code}); check AWS_REGION if it goes on"
+    if s3 and isinstance(exc, RecursionError):  # botocore asks for the bucket's region once more for each redirect
+        code, status = "all is redirected", 301
+    if s3 and (code in _ELSEWHERE or (status is not None and 300 <= status < 400)):
         return DatasetError, f"its bucket is in another region ({code}); check AWS_REGION and AWS_ENDPOINT_URL"
     if code == "NoSuchBucket":
         return DatasetError, "there is no such bucket; check its name and AWS_ENDPOINT_URL"

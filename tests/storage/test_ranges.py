@@ -50,7 +50,7 @@ def test_every_passing_fault_is_waited_out(s3: FaultyS3, fault: str, monkeypatch
         forget_s3_connections()
     clock = Clock()
     # A signed URL that is refused is followed by a request of botocore at once.
-    s3.fault = first({"stall": 1, "403": 4}.get(fault, 2), fault)
+    s3.fault = first({"stall": 1, "403": 4, "redirect": 4}.get(fault, 2), fault)
     wanted = [("s3://bucket/key", 0, 10), ("s3://bucket/key", 5000, 9000)]
     assert read_ranges(wanted, retry=clock.retry()) == [DATA[:10], DATA[5000:9000]]
     assert clock.waits or fault == "reset"  # of a connection kept open, aiohttp itself makes another
@@ -59,7 +59,7 @@ def test_every_passing_fault_is_waited_out(s3: FaultyS3, fault: str, monkeypatch
     assert len(s3.requests) >= 2
 
 
-@pytest.mark.parametrize("fault", [name for name in FAULTS if name not in ("stall", "expired")])
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name not in ("stall", "expired", "redirect")])
 def test_a_lasting_fault_names_bucket_key_and_cause(s3: FaultyS3, fault: str) -> None:
     s3.fault = first(10**6, fault)
     clock = Clock()
@@ -73,6 +73,19 @@ def test_a_lasting_fault_names_bucket_key_and_cause(s3: FaultyS3, fault: str) ->
         "reset": "Connection|ClientOSError", "cut": "(ClientPayloadError|IncompleteRead)", "short": "50 of 100 bytes",
     }[fault]  # fmt: skip
     assert re.search(cause, str(error.value)), str(error.value)
+
+
+def test_a_lasting_redirect_is_no_lack_of_permission(s3: FaultyS3) -> None:
+    """As of a bucket that the DNS does not know yet. If requests for its region are redirected, too, botocore makes
+    them again and again."""
+    s3.fault = lambda method, key, before: "redirect" if key == "bucket/key" else None
+    clock = Clock()
+    with pytest.raises(StorageUnavailable, match=r"bucket/key: the storage redirects for a while \(Temp"):
+        read_ranges([("s3://bucket/key", 0, 100)], retry=clock.retry(100))
+    assert clock.now == pytest.approx(100)
+    s3.fault = lambda *_: "redirect"
+    with pytest.raises(DatasetError, match=r"bucket/key: its bucket is in another region \(all is redirected\); check"):
+        read_ranges([("s3://bucket/key", 0, 100)], retry=clock.retry(100))
 
 
 def test_half_of_all_requests_fail(s3: FaultyS3) -> None:

@@ -41,7 +41,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "PART_BYTES", 1000)
 
 
-def put(data: bytes, kept: Kept, *, url: str = URL, step: int = 300, retry: Retry | None = None) -> None:
+def put(data: bytes, kept: Kept | None, *, url: str = URL, step: int = 300, retry: Retry | None = None) -> None:
     with contextlib.closing(Upload(url, retry=retry or Clock().retry(), kept=kept)) as one:
         for start in range(0, len(data), step):
             one.write(memoryview(data)[start : start + step])
@@ -116,6 +116,14 @@ def test_every_request_meets_every_fault_once(site: FaultyS3, fault: str, checks
     assert site.objects[KEY] == data_of(5500)
     assert not site.uploads or fault == "lost"  # an upload whose id has never come has no parts
     assert all(not parts for _, parts in site.uploads.values())
+
+
+def test_redirects_of_a_minute_are_waited_out(site: FaultyS3) -> None:
+    """aiohttp would follow them without a signature, and S3 refuse that, for which half a minute is waited alone."""
+    clock = Clock()
+    site.fault = lambda method, *_: "redirect" if method == "PUT" and clock.now < 60 else None
+    put(data_of(600), None, retry=clock.retry())
+    assert site.objects[KEY] == data_of(600)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -32,8 +32,10 @@ ERRORS = {
     "expired": (400, "ExpiredToken"),
     "timeout": (400, "RequestTimeout"),
     "403": (403, "AccessDenied"),
+    "redirect": (307, "TemporaryRedirect"),
 }
-"""Answers with an error: status and code. A HEAD has no body, and so no code."""
+"""Answers with an error: status and code. A HEAD has no body, and so no code. A redirect leads to another name of the
+server, which refuses requests that are not signed anew, as S3 does."""
 WRITE_FAULTS = (*ERRORS, "empty 503", "reset", "lost", "flip")
 """All that a request that changes something can meet: `lost` does it, and breaks off before the answer."""
 FAULTS = (*ERRORS, "empty 503", "reset", "cut", "short", "stall")
@@ -103,6 +105,9 @@ class _Handler(Handler):
     site: FaultyS3
 
     def answer(self) -> None:
+        if self.headers["Host"].startswith("localhost"):
+            self._error(403, "AccessDenied")
+            return
         if self.command in ("PUT", "POST", "DELETE"):
             self._change()
             return
@@ -295,7 +300,9 @@ class _Handler(Handler):
         self.close_connection = True
 
     def _error(self, status: int, code: str) -> None:
-        self._send(status, f"<Error><Code>{code}</Code><Message>because</Message></Error>".encode())
+        moved = {"Location": f"{self.site.endpoint.replace('127.0.0.1', 'localhost')}{self.path}"}
+        text = f"<Error><Code>{code}</Code><Message>because</Message></Error>"
+        self._send(status, text.encode(), headers=moved if 300 <= status < 400 else None)
 
     def _send(self, status: int, body: bytes, length: int | None = None, headers: dict[str, str] | None = None) -> None:
         known = {"Content-Length": str(len(body) if length is None else length)}
