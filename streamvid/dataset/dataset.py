@@ -49,6 +49,9 @@ _THREADS: Final = 16
 """Parquet files read at once: of a remote dataset, latency dominates."""
 _MANY_SHARDS: Final = 64
 """From so many on, a local dataset is opened by its consolidated tables, too."""
+_TOO_MANY_SHARDS: Final = 10_000
+_SHARDS_A_SECOND: Final = 400
+"""Of which a core reads the own Parquet files."""
 _BLOCK_CLIPS: Final = 16_384
 """Rows that are validated together: of few, Python's overhead dominates."""
 
@@ -298,6 +301,13 @@ def _parts(
     good = list(usable(tables, [shard.entry for shard in shards]))
     if len(good) < len(tables):
         log.warning("%d consolidated tables are not of the shards that dataset.json names", len(tables) - len(good))
+    alone = len(shards) - sum(table.shards for table, _ in good)
+    if alone >= _TOO_MANY_SHARDS:
+        log.warning(
+            "to open %s takes about %d s until its rows are in the cache, as %d of its shards are in no consolidated "
+            "table: streamvid reshard makes a dataset of fewer shards",
+            redact(shards[0].dataset), alone // _SHARDS_A_SECOND, alone,
+        )  # fmt: skip
     end = 0
     for table, part in good:
         yield from ((some, None) for some in _groups(shards[end : part.start], most=most))

@@ -237,10 +237,18 @@ def test_a_local_dataset_of_many_shards_is_opened_by_its_tables(
     copy = Path(shutil.copytree(packed, tmp_path / "set"))
     _damage(copy)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    monkeypatch.setattr(dataset_module, "_TOO_MANY_SHARDS", 5)
     with caplog.at_level(logging.WARNING):
         same(Dataset.open(copy), own)
     assert len(read) == 5
     assert "read instead" in caplog.text
+    assert "streamvid reshard" not in caplog.text
+    # Without tables, it is said what so many files of their own cost, before they are read.
+    (copy / "dataset.json").write_text(json.dumps(manifest_of(copy) | {"tables": []}))
+    monkeypatch.setattr(table_cache, "MIN_CLIPS", 100)
+    with caplog.at_level(logging.WARNING):
+        same(Dataset.open(copy), own)
+    assert f"to open {copy} takes about 0 s until its rows are in the cache, as 5 of its shards are in" in caplog.text
     # A shard's file that is gone is told, although no row is read of it.
     name = Manifest.from_json((copy / "dataset.json").read_bytes(), path="").shards[3].name
     (copy / f"shards/{name}.parquet").unlink()
