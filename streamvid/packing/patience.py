@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from streamvid.errors import InputError, StreamvidError, VideoError
@@ -18,12 +19,13 @@ from streamvid.video.stored_clip import StoredClip
 T = TypeVar("T")
 
 
-def patiently(path: str, process: Callable[[], T], retry: Retry) -> T:
+def patiently(path: str, folder: Path, process: Callable[[], T], retry: Retry) -> T:
     """Call `process`, which reads a source, and again while its local storage does not answer. A sector that the disk
     cannot read is an error of this video.
 
     Args:
         path: path or URL of the source; `process` itself is patient with a remote one.
+        folder: folder of its temporary files, for whose storage it is waited, too.
 
     Raises:
         VideoError: by `process`, or the disk cannot read a part of the file.
@@ -37,10 +39,14 @@ def patiently(path: str, process: Callable[[], T], retry: Retry) -> T:
         try:
             return process()
         except (StreamvidError, OSError) as error:
-            fault, broken = _at_fault(path, error, again=again), _broken(error)
+            broken = _broken(error)
+            if broken and isinstance(error, OSError) and folder in Path(str(error.filename)).parents:
+                raise _unavailable(error.filename, broken) from error
+            fault = _at_fault(path, error, again=again)
             again = again or isinstance(error, VideoError)
-            if fault == "storage":
-                raise _unavailable(path, broken or str(error)) from error
+            if fault in ("storage", "either"):
+                named = path if fault == "storage" else f"{path}, or a file in {folder},"
+                raise _unavailable(named, broken or str(error)) from error
             if fault == "disk":
                 return VideoError(f"the disk cannot read a part of it ({broken}): check the disk")
             if isinstance(error, StreamvidError):
@@ -53,8 +59,9 @@ def patiently(path: str, process: Callable[[], T], retry: Retry) -> T:
     return made
 
 
-def _at_fault(path: str, error: Exception, *, again: bool) -> Literal["storage", "disk", "video"]:
-    """What an error of a source is due to: its storage is away, its disk cannot read it, or anything else.
+def _at_fault(path: str, error: Exception, *, again: bool) -> Literal["storage", "either", "disk", "video"]:
+    """What an error of a source is due to: its storage is away, or that of temporary files, its disk cannot read it, or
+    anything else.
 
     Args:
         again: whether it is not the first VideoError.
@@ -68,7 +75,7 @@ def _at_fault(path: str, error: Exception, *, again: bool) -> Literal["storage",
     if part == "some" and broken:
         return "disk"
     if not of_video:
-        return "storage"
+        return "either"
     # FFmpeg says EIO of damaged files, too.
     return "storage" if part == "all" and broken and not again else "video"
 
@@ -100,5 +107,5 @@ def _broken(error: BaseException) -> str | None:
 
 def _unavailable(path: str, what: str) -> StorageUnavailable:
     return StorageUnavailable(
-        f"{path} cannot be read ({what}): check the disk, or the network if it is mounted from there."
+        f"{path} cannot be read or written ({what}): check the disk, or the network if it is mounted from there."
     )

@@ -72,7 +72,7 @@ def process_source(
         OSError, StreamvidError: the machine or the storage fails; other videos would fail as well.
     """
 
-    return patiently(source.path, lambda: _process(source, folder, options, retry), retry)
+    return patiently(source.path, folder, lambda: _process(source, folder, options, retry), retry)
 
 
 def _process(source: SourceVideo, folder: Path, options: PackOptions, retry: Retry) -> list[PreparedClip | RejectedCut]:
@@ -135,8 +135,11 @@ def _fault_of_machine(error: VideoError | OSError, folder: Path) -> Exception | 
     cause = error.__cause__
     if memory_is_short():
         return MemoryError(str(error))
-    if isinstance(cause, OSError) and cause.errno in (*_MACHINE_ERRORS, *_OUTAGES):
-        return OSError(cause.errno, os.strerror(cause.errno), str(folder))
+    if isinstance(cause, OSError) and cause.errno is not None:
+        name = str(cause.filename or folder)  # FFmpeg's errors have it, too
+        dead = cause.errno == errno.EIO and folder in Path(name).parents
+        if dead or cause.errno in (*_MACHINE_ERRORS, *_OUTAGES):
+            return OSError(cause.errno, os.strerror(cause.errno), name)
     return None
 
 

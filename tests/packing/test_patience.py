@@ -6,10 +6,13 @@ import errno
 import io
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import av
 import pytest
 
 from streamvid.errors import InputError, VideoError
@@ -17,7 +20,7 @@ from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.patience import patiently
 from streamvid.storage.explain import StorageUnavailable
-from streamvid.video import ingest
+from streamvid.video import ingest, remux
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
@@ -72,7 +75,7 @@ def test_a_dead_sector_is_an_error_of_its_video(source: Path, disk: list[Dead]) 
     clock = Clock()
     for error in (EIO, by(InputError("it can no longer be read"), EIO), by(VideoError("FFmpeg cannot read it"), EIO)):
         with pytest.raises(VideoError, match=r"the disk cannot read a part of it \(Input/output error\)"):
-            patiently(str(source), failing(error, error), clock.retry())
+            patiently(str(source), source.parent / "work", failing(error, error), clock.retry())
     assert not clock.waits
 
 
@@ -86,10 +89,10 @@ def test_a_file_that_is_dead_as_a_whole_beside_others_that_are_not(
     monkeypatch.setattr(os, "major", lambda _: major)
     disk.append(lambda *_: True)
     with pytest.raises(StorageUnavailable, match="source cannot be read"):
-        patiently(str(source), failing(*[error] * 99), Clock().retry(60))
+        patiently(str(source), source.parent / "work", failing(*[error] * 99), Clock().retry(60))
     (source.parent / "other").write_bytes(b"sound")
     with pytest.raises(VideoError if major else StorageUnavailable):
-        patiently(str(source), failing(*[error] * 99), Clock().retry(60))
+        patiently(str(source), source.parent / "work", failing(*[error] * 99), Clock().retry(60))
 
 
 @pytest.mark.parametrize(
@@ -99,22 +102,22 @@ def test_a_storage_that_is_away_is_waited_for(source: Path, disk: list[Dead], er
     """FFmpeg may say of an outage that the file is damaged."""
     clock = Clock()
     disk.append(lambda *_: len(clock.waits) < 3)
-    assert patiently(str(source), failing(error, error, error), clock.retry()) == "made"
+    assert patiently(str(source), source.parent / "work", failing(error, error, error), clock.retry()) == "made"
     assert len(clock.waits) == 3
     disk[:] = [lambda *_: True]
-    with pytest.raises(StorageUnavailable, match=r"source cannot be read .*check the disk"):
-        patiently(str(source), failing(*[error] * 99), Clock().retry(60))
+    with pytest.raises(StorageUnavailable, match=r"source.* cannot be read or written .*check the disk"):
+        patiently(str(source), source.parent / "work", failing(*[error] * 99), Clock().retry(60))
 
 
 def test_ffmpegs_eio_of_a_file_that_can_be_read_counts_the_second_time(source: Path) -> None:
     """It says so of damaged files, too."""
     clock, error = Clock(), by(VideoError("FFmpeg cannot read it"), EIO)
-    assert patiently(str(source), failing(error), clock.retry()) == "made"
+    assert patiently(str(source), source.parent / "work", failing(error), clock.retry()) == "made"
     with pytest.raises(VideoError, match="FFmpeg"):
-        patiently(str(source), failing(error, error), clock.retry())
+        patiently(str(source), source.parent / "work", failing(error, error), clock.retry())
     assert len(clock.waits) == 2
     with pytest.raises(VideoError, match="damaged"):
-        patiently(str(source), failing(VideoError("it is damaged")), clock.retry())
+        patiently(str(source), source.parent / "work", failing(VideoError("it is damaged")), clock.retry())
     assert len(clock.waits) == 2
 
 
@@ -202,3 +205,34 @@ def test_reads_that_give_less_than_they_are_asked_for(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Path, "open", short)
     pack(tmp_path / "a.mp4", tmp_path / "packed", progress=False)
     assert_same_tar(tmp_path)
+
+
+def test_temporary_files_that_cannot_be_written_are_no_fault_of_the_video(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FFmpeg writes them, too: where a disk said EIO twice, a good video was rejected."""
+    write(replace(SMALL, container="mkv"), tmp_path / "a.mkv")
+    pack(tmp_path / "a.mkv", tmp_path / "expected", progress=False)
+    mux, outages = remux._mux, [errno.EIO, errno.ESTALE, errno.EIO]
+
+    def broken(source: Any, target: Path, *given: Any, **more: Any) -> None:
+        if outages:
+            number = outages.pop()
+            raise av.error.OSError(number, os.strerror(number), os.fspath(target))
+        mux(source, target, *given, **more)
+
+    monkeypatch.setattr(remux, "_mux", broken)
+    report = pack(tmp_path / "a.mkv", tmp_path / "packed", progress=False)
+    assert (report.clips, report.rejected, outages) == (1, (), [])
+    assert_same_tar(tmp_path)
+
+
+def test_whose_storage_is_away_is_named(source: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    for error, named in (
+        (OSError(errno.ESTALE, "stale", str(work / "made.mp4")), re.escape(str(work / "made.mp4"))),
+        (OSError(errno.ESTALE, "stale"), f"source, or a file in {re.escape(str(work))},"),
+    ):
+        with pytest.raises(StorageUnavailable, match=f"{named} cannot be read or written") as told:
+            patiently(str(source), work, failing(*[error] * 99), Clock().retry(60))
+        assert ("source" in str(told.value)) == (error.filename is None)
