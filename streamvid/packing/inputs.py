@@ -139,7 +139,7 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
     if places is not None and places.cameras:
         raise InputError(f"cameras are those of a LeRobot dataset, and {redact(given)} is none: leave out --camera")
     address, query = split_query(given)
-    if has_extension(address, TAR_EXTENSIONS) and len(paths := _expanded(address)) > 1:
+    if has_extension(address, TAR_EXTENSIONS) and (paths := _expanded(address)) != [address]:
         found = [_single(path + query) for path in paths]
     else:
         taken = (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS * (places is not None), *IMAGE_EXTENSIONS * images)
@@ -155,7 +155,7 @@ def _find_all(given: str, lists: MetadataLists, places: Places | None, images: b
 
 def _expanded(address: str) -> list[str]:
     """The paths that a pattern with braces means; a path itself if it is none, or if there is a file of that name."""
-    if is_local(address) and os.path.isfile(local_path(address)):
+    if "{" not in address or (is_local(address) and os.path.isfile(local_path(address))):
         return [address]
     try:
         return [*dict.fromkeys(braceexpand(address))]

@@ -199,6 +199,8 @@ def test_braces_name_several_tars(tmp_path: Path) -> None:
         write_tar(tmp_path / f"{number:03d}.tar", [(f"{number}.mp4", VIDEO)])
     sources, _ = find(tmp_path / "{000..001}.tar")
     assert [source.key for source in sources] == ["0", "1"]
+    sources, _ = find(tmp_path / "{001..001}.tar")
+    assert [source.key for source in sources] == ["1"]
 
 
 def test_braces_in_the_name_of_a_file(tmp_path: Path) -> None:
