@@ -18,6 +18,7 @@ PATH = re.compile(r"\b(?:streamvid|tests|tools|examples)/[\w/.-]*[\w/]")
 MODULE = re.compile(r"\b(?:streamvid|tools|tests)(?:\.[A-Za-z_]\w*)+")
 FILE = re.compile(r"`([\w/]+\.(?:py|sh))`")
 IDENTIFIER = re.compile(r"`([A-Za-z_]+[A-Z_]\w*)(?:\([^`\n]*\))?`")
+EARLIER = re.compile(r"\bat (?:e9ec70e|c73bf5f4)\b")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -38,7 +39,7 @@ def words() -> set[str]:
 
 def text(page: Path) -> str:
     """The page, without paragraphs of an earlier commit."""
-    return "\n\n".join(paragraph for paragraph in page.read_text().split("\n\n") if "at e9ec70e" not in paragraph)
+    return "\n\n".join(text for text in page.read_text().split("\n\n") if not EARLIER.search(text))
 
 
 def exists(dotted: str) -> bool:
