@@ -47,9 +47,9 @@ def run_demo(videos: Path | None, out: Path, dataset: str, console: Console) -> 
     _run("Packing", [*streamvid, "pack", str(videos), dataset, *labels, *replace], console)
     _run("Verifying", [*streamvid, "verify", dataset, "--decode"], console)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    rank = [*torchrun, "--module", "tools.demo_rank", dataset, "--picture"]
-    _run(f"Streaming on {RANKS} ranks", [*rank, str(out / "batch.png")], console)
-    dali = [*rank, str(out / "batch-dali.png"), "--engine", "dali"]
+    rank = [*torchrun, "--module", "tools.demo_rank", dataset, "--page"]
+    _run(f"Streaming on {RANKS} ranks", [*rank, str(out / "batch.html")], console)
+    dali = [*rank, str(out / "batch-dali.html"), "--engine", "dali"]
     _run(f"Streaming the VP9 clips on {RANKS} ranks, with DALI from end to end", dali, console)
 
 

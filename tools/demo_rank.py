@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -24,7 +23,9 @@ from streamvid.loader.engine import ENGINES, EngineName
 from streamvid.storage import filesystem
 
 EPOCHS = 2
-MEAN, STD = (0.45, 0.45, 0.45), (0.225, 0.225, 0.225)
+# The short side is brought to 128 first, so that videos of any size and shape hold the crop. No flip, as the demo's
+# classes are directions.
+TRANSFORM = sv.Transform(resize=128, crop=112, mean=0.45, std=0.225, layout="CTHW", dtype="float32")
 
 
 @dataclass(frozen=True)
@@ -64,16 +65,14 @@ class TinyNet(nn.Module):
         return result
 
 
-def stream(dataset: sv.Subset, picture: Path, engine: EngineName) -> list[Share]:
+def stream(dataset: sv.Subset, page: Path, engine: EngineName) -> list[Share]:
     """Stream all epochs on this rank."""
     loader = sv.StreamLoader(
         dataset,
         engine=engine,
         batch_size=4,
         sampling=sv.Window(frames=16, fps=8),
-        # The short side is brought to 128 first, so that videos of any size and shape hold the crop. No flip, as the
-        # demo's classes are directions.
-        transform=sv.Transform(resize=128, crop=112, mean=MEAN, std=STD, layout="CTHW", dtype="float32"),
+        transform=TRANSFORM,
         seed=0,
     )
     model: TinyNet | None = None
@@ -93,7 +92,7 @@ def stream(dataset: sv.Subset, picture: Path, engine: EngineName) -> list[Share]
             frames += int(batch["mask"][batch["valid"]].sum())
             batches += 1
             if epoch == 0 and batches == 1 and dist.get_rank() == 0:
-                draw_batch(dict(batch), loader.dataset.classes).save(picture)
+                sv.show(batch, transform=TRANSFORM).save(page)
         seconds, after = time.monotonic() - start, loader.stats()
         waited, read = after.wait_seconds - before.wait_seconds, after.bytes_read - before.bytes_read
         shares.append(Share(tuple(clips), batches, frames, seconds, waited, read, device))
@@ -137,31 +136,11 @@ def report(epochs: Sequence[Sequence[Share]], shard_bytes: int) -> Table:
     return table
 
 
-def draw_batch(batch: dict[str, Any], classes: Sequence[str] | None) -> Image.Image:
-    """A picture of a batch of layout CTHW: a row of frames for each clip, padding darkened."""
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1, 1) for values in (MEAN, STD))
-    pixels = ((batch["video"].float().cpu() * std + mean) * 255).round().clamp(0, 255)
-    pixels = torch.where(batch["mask"].cpu()[:, None, :, None, None], pixels, pixels / 3).to(torch.uint8)
-    clips, _, frames, height, width = pixels.shape
-    caption = 14
-    sheet = Image.new("RGB", (frames * width, clips * (height + caption)), "white")
-    draw = ImageDraw.Draw(sheet)
-    for row in range(clips):
-        top = row * (height + caption)
-        label = int(batch["label"][row])
-        name = f"  {classes[label]}" if classes and label >= 0 else ""
-        times = f"{float(batch['pts'][row][0]):.2f} s to {float(batch['pts'][row][-1]):.2f} s"
-        draw.text((4, top + 1), f"{batch['key'][row]}{name}  {times}", fill="black")
-        line = pixels[row].permute(2, 1, 3, 0).reshape(height, frames * width, 3)
-        sheet.paste(Image.fromarray(line.numpy()), (0, top + caption))
-    return sheet
-
-
 def main() -> int:
     """Stream, gather, and on rank 0 report and judge."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("dataset")
-    parser.add_argument("--picture", type=Path, required=True)
+    parser.add_argument("--page", type=Path, required=True)
     parser.add_argument("--engine", choices=ENGINES, default="default", help="dali streams the VP9 clips alone")
     arguments = parser.parse_args()
     codecs = sv.Dataset.open(arguments.dataset).clips.codec
@@ -178,7 +157,7 @@ def main() -> int:
         if dist.get_backend() == "nccl":
             torch.cuda.set_device(dist.get_node_local_rank())
         gathered: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(gathered, stream(chosen, arguments.picture, arguments.engine))
+        dist.all_gather_object(gathered, stream(chosen, arguments.page, arguments.engine))
     except sv.StreamvidError as error:
         Console(stderr=True).print(str(error), style="red")
         return 1
@@ -191,7 +170,7 @@ def main() -> int:
     console = Console()
     console.print(report(epochs, manifest["bytes"]))
     console.print("Waiting is the share of the loop's time in which it waited for data.")
-    console.print(f"A batch, a row of frames for each clip: {arguments.picture}")
+    console.print(f"A batch, as a page: {arguments.page}")
     wrong = [f"Epoch {n}: {text}." for n, shares in enumerate(epochs, 1) for text in problems(shares, wanted)]
     for text in wrong:
         console.print(text, style="red")

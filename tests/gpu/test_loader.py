@@ -221,4 +221,4 @@ def test_the_demo(demo: Demo) -> None:
     printed = (demo.folder / "log").read_text()
     print(printed)
     assert code == 0, printed
-    assert (demo.folder / "demo" / "batch.png").exists()
+    assert (demo.folder / "demo" / "batch.html").exists()
