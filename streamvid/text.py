@@ -46,12 +46,9 @@ def format_count(count: int, thing: str, things: str = "") -> str:
 
 def format_bytes(count: int) -> str:
     """A number of bytes: ``1.5 GB``, in powers of 1000."""
-    size = float(count)
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    from rich import filesize  # here, as `missing_module` tells that it is missing
+
+    return filesize.decimal(count)
 
 
 def format_duration(seconds: float) -> str:

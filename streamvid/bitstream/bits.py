@@ -43,7 +43,7 @@ class BitReader:
         while not self.u(1):
             zeros += 1
             if zeros > _MOST_ZEROS:
-                raise ValueError("a code is longer than any number's")
+                raise ValueError("an Exp-Golomb code has too many leading zeros")
         return (1 << zeros) - 1 + self.u(zeros)
 
     def se(self) -> int:

@@ -116,7 +116,7 @@ class FrameNumbers:
                 continue
             (sps,) = self._sps  # ValueError: which of several sets applies is not tracked
             if sps.gaps_allowed:
-                raise ValueError("frame_num may leave out numbers")
+                raise ValueError("its parameter sets allow gaps in frame_num")
             bits = BitReader.of_nal(bytes(unit[1:_BEGIN_BYTES]))
             for _ in range(3):
                 bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
@@ -167,7 +167,7 @@ class FrameNumbers:
         is_field = not sps.frame_mbs_only and bool(bits.u(1))  # field_pic_flag
         bits.u(is_field)  # bottom_field_flag
         if sps.pic_order_cnt_type == 1:
-            raise ValueError("pictures of this order are not read")
+            raise ValueError("slice headers with pic_order_cnt_type 1 are not parsed")
         if sps.pic_order_cnt_type == 0:
             bits.u(sps.poc_lsb_bits)
             if pps.order_in_frame and not is_field:
@@ -198,7 +198,7 @@ class FrameNumbers:
 def _skip_weights(bits: BitReader, sps: Sps, references: Sequence[int]) -> None:
     """pred_weight_table, 7.3.3.2."""
     if sps.crop_unit[0] == 1:
-        raise ValueError("without chroma, or with all of it, weights are not read")
+        raise ValueError("prediction weights are parsed for 4:2:0 and 4:2:2 only")
     bits.ue()  # luma_log2_weight_denom
     bits.ue()  # chroma_log2_weight_denom
     for count in references:

@@ -220,7 +220,7 @@ def _webp(data: bytes) -> ImageHeader:
     if found is None:
         raise ValueError("it holds no picture")
     if canvas not in (None, (found.width, found.height)):
-        raise ValueError("its picture does not fill it")
+        raise ValueError("its picture has another size than its canvas")
     return ImageHeader("webp", found.width, found.height, found.pix_fmt, rotation, found.picture)
 
 
@@ -263,7 +263,7 @@ def _tiff(data: bytes) -> ImageHeader:
     _check_tiff(colour, samples, bits, compression, set(tags.get(339, (1,))))
     starts, sizes = (tags.get(324) or tags.get(273, ()), tags.get(325) or tags.get(279, ()))
     if not starts or len(starts) != len(sizes):
-        raise ValueError("it does not say where its picture is")
+        raise ValueError("it has no offsets of strips or tiles")
     if any(start + size > len(data) for start, size in zip(starts, sizes, strict=True)):
         raise ValueError(_CUT_OFF)
     if bits[0] == 1:
@@ -354,4 +354,4 @@ def _chunks(data: bytes, at: int, form: str, *, sized_first: bool, trailer: int)
             raise ValueError(_CUT_OFF)
         yield kind, view[at + 8 : at + 8 + size]
         at += 8 + size + (trailer or size % 2)
-    raise ValueError("it has more parts than an image needs")
+    raise ValueError(f"it has more than {_MAX_PARTS} chunks")

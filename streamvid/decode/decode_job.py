@@ -365,7 +365,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
             key = stated if need is required else stated._replace(group=need.group)
         headers = headers_of(packets[start]) if encoded.codec == "mpeg4" else in_band
         if headers and (problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native)):
-            raise VideoError(f"clip {encoded.name} does not suit an engine: {problem}")
+            raise VideoError(f"clip {encoded.name} cannot be decoded by NVDEC: {problem}")
         known = not syntax and has_headers(encoded.codec, headers)  # the packet has its own headers
         if encoded.codec == "mpeg4":
             key = stated._replace(group=_version_group(headers if known else header))

@@ -98,11 +98,11 @@ class FrameMatcher:
         if self._packet_by_packet:
             return self._by_timestamp.pop(get_timestamp(), None)
         if not self._expected:
-            raise VideoError("more frames come out of the decoder than packets were given to it")
+            raise VideoError("the decoder returns more frames than it was given packets")
         job, destination, expected = self._expected.popleft()
         if expected is not None:
             if get_timestamp() != expected:
-                raise VideoError("a frame comes out of the decoder that is not the next one")
+                raise VideoError("the decoder returns frames in another order than their timestamps")
             self.confirmed = job
         return destination
 

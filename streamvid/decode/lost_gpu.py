@@ -78,7 +78,7 @@ def raise_if_lost(device_id: int | None, error: BaseException) -> None:
     """
     if device_id is not None and not isinstance(error, GpuLostError) and (cause := lost(device_id)) is not None:
         _ENDING.begin(device_id, cause)
-        raise GpuLostError(f"GPU {device_id} fails in all that this process does ({cause})") from error
+        raise GpuLostError(f"every CUDA call of this process on GPU {device_id} fails ({cause})") from error
 
 
 class GpuWatch:

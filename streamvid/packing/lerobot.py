@@ -141,7 +141,7 @@ def _read_info(place: str) -> tuple[str, float, list[str]]:
         raise ValueError(f"it has the version {version}, and v3 is read: convert it with LeRobot's own tools")
     rate, pattern = info["fps"], info["video_path"]
     if not (is_real(rate) or is_integer(rate)) or not rate > 0 or not isinstance(pattern, str):
-        raise ValueError("its fps or video_path are none")
+        raise ValueError("its fps is no positive number, or its video_path no text")
     cameras = [name for name, feature in info["features"].items() if feature.get("dtype") == "video"]
     return pattern, float(rate), cameras
 

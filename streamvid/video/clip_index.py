@@ -168,18 +168,18 @@ def _check_packets(kinds: list[PacketKind], codec: str, *, cut_only: bool) -> No
     several = next((number for number, kind in enumerate(kinds) if kind.several), None)
     if several is not None:
         packed = " (a packed bitstream)" if codec == "mpeg4" else ""
-        raise CannotCopyError(f"its packet {several} holds several pictures{packed}, and a packet is a frame")
+        raise CannotCopyError(f"its packet {several} holds several pictures{packed}, where each must be a frame")
     broken = [number for number, kind in enumerate(kinds) if kind.broken]
     if broken and codec == "mjpeg":
         raise ValueError(f"its packet {broken[0]} cannot be decoded: it has no scan; re-encode it")
     if broken and not (cut_only and 2 * len(broken) < len(kinds)):  # of so many, their writer is the cause
-        raise CannotCopyError(f"the NAL units of its packet {broken[0]} do not fit, as with start codes in an MP4")
+        raise CannotCopyError(f"the NAL unit lengths in its packet {broken[0]} do not add up, as with start codes in an MP4")
     if any(kind.drops_prior for kind in kinds):
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
     if any(kind.adds_grain for kind in kinds):
         raise CannotCopyError("decoders add film grain to its pictures, by messages that single packets do not have")
     if any(kind.lone_field for kind in kinds):
-        raise CannotCopyError("its packets hold single fields, and a frame is a packet")
+        raise CannotCopyError("its packets hold single fields, where each must be a frame")
     mpeg4.check_delay(kinds)
     _check_format_stays(kinds)
 

@@ -50,7 +50,7 @@ class OutputOrder:
             order = leading + order
         apart = len(set(order)) == len(order)
         if count is not None and len(order) < count and apart:
-            raise CannotCopyError(f"its {count} packets decode to {len(order)} frames, and a frame is a packet")
+            raise CannotCopyError(f"its {count} packets decode to {len(order)} frames, where each must be one")
         if count not in (None, len(order)) or not apart:
             raise ValueError(
                 f"its {count or len(set(order))} packets decode to {len(order)} frames, "

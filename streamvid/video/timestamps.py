@@ -313,7 +313,7 @@ def in_output_order(found: PacketTimes, output: OutputOrder) -> PacketTimes:
     behind = np.arange(len(order)) - np.flatnonzero(shown)[last]
     factor = 1 if behind.max() < np.diff(times).min(initial=len(order)) else int(behind.max()) + 1
     if (scale := found.time_base[1] * factor) >= 1 << 31:
-        raise ValueError("no ticks are as fine as its times")
+        raise ValueError("its times need a finer time base than an MP4 can have")
     finer = replace(found, last_duration=found.last_duration * factor, time_base=(found.time_base[0], scale))
     return replace(_shown(finer, order, times[last] * factor + behind), hidden=found.hidden)
 

@@ -340,12 +340,13 @@ def test_invalid_sizes_are_refused(text: str) -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [format_bytes(n) for n in (0, 999, 1500, 10**9, 5 * 10**15)] == [
+    assert [format_bytes(n) for n in (0, 1, 999, 1500, 10**9, 5 * 10**15)] == [
         "0 bytes",
+        "1 byte",
         "999 bytes",
         "1.5 kB",
         "1.0 GB",
-        "5000.0 TB",
+        "5.0 PB",
     ]
     assert [format_duration(s) for s in (0.04, 59.94, 61, 3725)] == ["0.0 s", "59.9 s", "1 min 01 s", "1 h 02 min 05 s"]
 

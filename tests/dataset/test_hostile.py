@@ -157,7 +157,7 @@ def test_many_files_that_each_stand_for_little_enough(
         (path / "dataset.json").write_text(json.dumps(document))
         if n < 2:
             assert len(Dataset.open(path)) == document["clips"]
-    with pytest.raises(DatasetError, match=r"0000000\d\.parquet cannot be read: it and the files before it stand for"):
+    with pytest.raises(DatasetError, match=r"0000000\d\.parquet cannot be read: it and the files before it would take"):
         Dataset.open(path)
 
 
