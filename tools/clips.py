@@ -1,12 +1,8 @@
-"""A factory for video files, for tests, the demo and benchmarks: `write` makes what a `Recipe` says.
-
-`python -m tools.clips FOLDER` writes one clip for every hard property and checks each by decoding it.
-"""
+"""A factory for video files, for tests, the demo and benchmarks: `write` makes what a `Recipe` says."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +25,6 @@ from tools.recipes import Recipe, hard_recipes
 __all__ = [
     "Recipe",
     "Seen",
-    "check",
     "flip_bytes",
     "hard_recipes",
     "lie_about_duration",
@@ -130,25 +125,6 @@ def look(path: Path | str) -> Seen:
             numbers.append(read_frame_number(np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)))
             seconds.append(None if frame.pts is None or frame.time_base is None else float(frame.pts * frame.time_base))
     return Seen(numbers, seconds, rotation)
-
-
-def check(recipe: Recipe, path: Path | str) -> str:
-    """Decode a clip and compare with its recipe: "" if all is as intended, else what is not."""
-    seen = look(path)
-    if seen.numbers != recipe.shown():
-        return f"frames {_brief(seen.numbers)} instead of {_brief(recipe.shown())}"
-    if seen.rotation != recipe.rotation:
-        return f"rotation {seen.rotation} instead of {recipe.rotation}"
-    if recipe.container == "avi" and recipe.codec == "h264" and recipe.b_frames:
-        return ""  # An AVI cannot say when a frame is shown, and for H.264 FFmpeg does not work it out.
-    # Matroska rounds to milliseconds, MP4 and TS to their own clocks.
-    times = [t for t in seen.seconds if t is not None]
-    wrong = [
-        n
-        for n, got, intended in zip(seen.numbers, times, recipe.shown_at(), strict=True)
-        if abs(got - times[0] - float(intended)) > 0.0011
-    ]
-    return f"frames {_brief(wrong)} are shown at another time than intended" if wrong else ""
 
 
 def _configure(stream: Any, recipe: Recipe) -> None:
@@ -292,27 +268,3 @@ def _quiet(recipe: Recipe) -> Iterator[None]:
     finally:
         if recipe.codec == "av1" and before is None:
             del os.environ["SVT_LOG"]
-
-
-def _brief(numbers: list[int]) -> str:
-    return str(numbers) if len(numbers) <= 12 else f"{str(numbers[:6])[:-1]} … {str(numbers[-6:])[1:]} ({len(numbers)})"
-
-
-def main() -> int:
-    """Write and check all hard clips."""
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
-    failed = 0
-    for name, recipe in hard_recipes().items():
-        path = folder / f"{name}.{recipe.container}"
-        try:
-            problem = check(recipe, write(recipe, path))
-        except (ValueError, OSError) as error:
-            problem = f"{type(error).__name__}: {error}"
-        failed += bool(problem)
-        print(f"{'FAIL' if problem else 'ok  '} {path.name:40} {problem}")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

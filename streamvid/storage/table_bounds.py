@@ -55,8 +55,8 @@ class JointLimit:
             limit = self._limit + _JOINT_ROW_BYTES * min(table.num_rows, size // _LEAST_ROW) + RATIO * size
             if taken > limit:
                 raise TooLargeError(
-                    f"it and the files before it would take {taken >> 20} MiB of memory, where {limit >> 20} MiB are the most "
-                    "for their numbers of rows and bytes"
+                    f"it and the files before it would take {taken >> 20} MiB of memory, where {limit >> 20} MiB are "
+                    "the most for their numbers of rows and bytes"
                 )
             self._taken, self._limit = taken, limit
 

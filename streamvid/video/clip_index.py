@@ -173,7 +173,7 @@ def _check_packets(kinds: list[PacketKind], codec: str, *, cut_only: bool) -> No
     if broken and codec == "mjpeg":
         raise ValueError(f"its packet {broken[0]} cannot be decoded: it has no scan; re-encode it")
     if broken and not (cut_only and 2 * len(broken) < len(kinds)):  # of so many, their writer is the cause
-        raise CannotCopyError(f"the NAL unit lengths in its packet {broken[0]} do not add up, as with start codes in an MP4")
+        raise CannotCopyError(f"NAL unit lengths of its packet {broken[0]} do not add up: start codes in an MP4?")
     if any(kind.drops_prior for kind in kinds):
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")
     if any(kind.adds_grain for kind in kinds):

@@ -150,7 +150,7 @@ def test_zeros_in_a_video_that_is_cut(codec: Codec, container: Container, tmp_pa
     dataset = Dataset.open(tmp_path / "ds")
     assert dataset.clips.key[:] == ["a_000000"]
     frames = ClipDataset(dataset, sampling=All())[0]["video"].numpy()
-    with pytest.raises(InputError, match=r"Invalid data found .*; the NAL units of its packet 290 do not fit"):
+    with pytest.raises(InputError, match=r"Invalid data found .*; NAL unit lengths of its packet 290 do not add up"):
         pack([tmp_path / "in"], tmp_path / "none", progress=False)
     (tmp_path / "whole").mkdir()
     pack([whole], tmp_path / "whole" / "ds", progress=False)

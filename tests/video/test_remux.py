@@ -228,7 +228,7 @@ def test_a_broken_nal_unit_rejects_the_video(codec: Codec, container: Container,
         data = source.read_bytes()
         assert data.count(packet) == 1
         (tmp_path / f"b.{container}").write_bytes(data.replace(packet, broken))
-        with pytest.raises(VideoError, match="the NAL units of its packet 6 do not fit"):
+        with pytest.raises(VideoError, match="NAL unit lengths of its packet 6 do not add up"):
             store_clip(tmp_path / f"b.{container}", tmp_path)
 
 
