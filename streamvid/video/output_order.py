@@ -104,7 +104,7 @@ def output_order(
         for number, packet in enumerate(islice(demux(source, container, stream, codec), num_skipped, end)):
             if codec == "mpeg4":
                 kinds.append(kind_of(memoryview(bytes(packet))))
-                if number and all(kind.disposable for kind in kinds[1:]):
+                if number and all(kind.disposable for kind in islice(kinds, 1, None)):
                     continue  # its references are missing, and FFmpeg would take distances of interlaced VOPs from it
             if packet.is_discard:  # cut off by an edit list: its picture would be kept back
                 packet = padded_packet(bytes(packet))
