@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from streamvid.mp4.boxes import iter_file_boxes
+from streamvid.mp4.boxes import children, iter_file_boxes, read_moov
 from streamvid.video.probe import VideoFile, video_streams
-from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
+from streamvid.video.stored_clip import AUDIO, CUT_OFF, JOINED, OTHER_TRACKS
 
 _MEDIA: Final = (b"mdat", b"moof", b"moov")
 """Boxes with pictures and tables of them: behind the last there may be anything."""
@@ -17,7 +18,7 @@ _SEGMENT: Final = 0x18538067
 
 
 def left_out(source: VideoFile) -> tuple[str, ...]:
-    """The content of a file that is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`.
+    """The content of a file that is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`, `JOINED`.
 
     Raises:
         OSError: the file cannot be read.
@@ -27,7 +28,16 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
         cut_off = source.cut_off or _is_cut_off(source.path, name)
-    return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off
+        joined = name == "mov" and _is_joined(source.path)
+    return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off + (JOINED,) * joined
+
+
+def _is_joined(path: Path) -> bool:
+    """Whether an MP4 has another one behind it, which FFmpeg does not read; it reads fragments behind another moov."""
+    with path.open("rb") as file:
+        kinds = [kind for kind, _, _ in islice(iter_file_boxes(file, path.stat().st_size), _MAX_CHUNKS)]
+    moov = read_moov(path) if min(kinds.count(b"ftyp"), kinds.count(b"moov")) > 1 else b""
+    return bool(moov) and b"mvex" not in children(moov, 0, len(moov))
 
 
 def _is_cut_off(path: Path, container: str) -> bool:

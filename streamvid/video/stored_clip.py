@@ -27,6 +27,10 @@ OVERLAPS: Final = (
     "fragments of an MP4 begin before the end of those before, as where files were joined byte by byte: frames up to "
     "there are left out, as players do; join files with ffmpeg -f concat"
 )
+JOINED: Final = (
+    "a file is several MP4s that were joined byte by byte: the first is packed, as players show no other; join them by "
+    "ffmpeg -f concat"
+)
 CHANGED: Final = (
     "it was changed or removed while it was read: add it when it is whole (pack --append, or index --update)"
 )
@@ -80,7 +84,7 @@ class StoredClip:
         duration: ticks from the first visible frame to the end of the last.
         stsd: the sample description box, whole.
         sha256: of the clip's MP4, lower-case hex; "" if it was not computed yet.
-        left_out: what of the source is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`.
+        left_out: what of the source is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`, `OVERLAPS`, `JOINED`.
         unwritten: the clip's MP4, if no file holds it yet; the index has positions in it. None: `mp4` holds it.
     """
 

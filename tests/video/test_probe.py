@@ -16,13 +16,14 @@ import pytest
 import streamvid as sv
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.boxes import iter_boxes
+from streamvid.packing.index import index
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.report import PackReport
 from streamvid.video.encoders import Target
 from streamvid.video.probe import CannotCopyError, VideoFile, video_stream
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
-from streamvid.video.stored_clip import AUDIO, CUT_OFF, OTHER_TRACKS
+from streamvid.video.stored_clip import AUDIO, CUT_OFF, JOINED, OTHER_TRACKS
 from streamvid.video.transcode import TranscodeOptions, transcode
 from tests.support.clips import without_packets, write
 from tools.clips import Recipe
@@ -121,6 +122,18 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def packed(sources: Path, target: Path, **options: Any) -> PackReport:
     return pack([sources], target, name="x", options=PackOptions("any", **options), workers=2, progress=False)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_of_mp4s_that_were_joined_byte_by_byte_the_first_is_packed_and_pack_says_so(fast: bool, tmp_path: Path) -> None:
+    """The others were lost without a word. Fragments behind another moov are packed."""
+    folder = tmp_path / "v"
+    folder.mkdir()
+    for name, muxer in (("plain", ()), ("fragmented", (("movflags", "frag_keyframe+empty_moov"),))):
+        data = write(Recipe(frames=6, muxer=muxer), tmp_path / name).read_bytes()
+        (folder / f"{name}.mp4").write_bytes(2 * data)
+    report = index(folder, tmp_path / "set", fast=fast, progress=False)
+    assert [(one.text, one.first) for one in report.notices if one.text == JOINED] == [(JOINED, "plain.mp4")]
 
 
 @pytest.mark.parametrize("length", [None, 2])
