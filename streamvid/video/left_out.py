@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from streamvid.mp4.boxes import children, iter_file_boxes, read_moov
+from streamvid.video.mapped import mapped
 from streamvid.video.probe import VideoFile, video_streams
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, JOINED, OTHER_TRACKS
 
 _MEDIA: Final = (b"mdat", b"moof", b"moov")
 """Boxes with pictures and tables of them: behind the last there may be anything."""
 _MAX_CHUNKS: Final = 1 << 12
+_FLV: Final = re.compile(rb"FLV\x01[\x00-\x07]\x00\x00\x00\x09\x00\x00\x00\x00")  # a header, and the size of no tag
 _EBML: Final = 0x1A45DFA3
 _SEGMENT: Final = 0x18538067
 
@@ -28,15 +31,20 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
         cut_off = source.cut_off or _is_cut_off(source.path, name)
-        joined = name == "mov" and _is_joined(source.path)
+        joined = _is_joined(source.path, name)
     return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off + (JOINED,) * joined
 
 
-def _is_joined(path: Path) -> bool:
-    """Whether an MP4 has another one behind it, which FFmpeg does not read; it reads fragments behind another moov."""
-    with path.open("rb") as file:
-        kinds = [kind for kind, _, _ in islice(iter_file_boxes(file, path.stat().st_size), _MAX_CHUNKS)]
-    moov = read_moov(path) if min(kinds.count(b"ftyp"), kinds.count(b"moov")) > 1 else b""
+def _is_joined(path: Path, container: str) -> bool:
+    """Whether a file of FFmpeg's demuxer `container` has another one behind it, which FFmpeg does not read. Of MP4s it
+    reads fragments behind another moov."""
+    if container == "flv":
+        return _FLV.search(mapped(path).data, 1) is not None
+    moov = b""
+    if container == "mov":
+        with path.open("rb") as file:
+            kinds = [kind for kind, _, _ in islice(iter_file_boxes(file, path.stat().st_size), _MAX_CHUNKS)]
+        moov = read_moov(path) if min(kinds.count(b"ftyp"), kinds.count(b"moov")) > 1 else b""
     return bool(moov) and b"mvex" not in children(moov, 0, len(moov))
 
 

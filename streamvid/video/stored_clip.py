@@ -28,8 +28,8 @@ OVERLAPS: Final = (
     "there are left out, as players do; join files with ffmpeg -f concat"
 )
 JOINED: Final = (
-    "a file is several MP4s that were joined byte by byte: the first is packed, as players show no other; join them by "
-    "ffmpeg -f concat"
+    "a file is several (MP4 or FLV) that were joined byte by byte: the first is packed, as players show no other; "
+    "join them by ffmpeg -f concat"
 )
 CHANGED: Final = (
     "it was changed or removed while it was read: add it when it is whole (pack --append, or index --update)"

@@ -16,7 +16,6 @@ import pytest
 import streamvid as sv
 from streamvid.errors import InputError, VideoError
 from streamvid.mp4.boxes import iter_boxes
-from streamvid.packing.index import index
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.report import PackReport
@@ -26,6 +25,7 @@ from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, JOINED, OTHER_TRACKS
 from streamvid.video.transcode import TranscodeOptions, transcode
 from tests.support.clips import without_packets, write
+from tests.support.remux import remuxing
 from tools.clips import Recipe
 from tools.recipes import Codec
 
@@ -124,16 +124,19 @@ def packed(sources: Path, target: Path, **options: Any) -> PackReport:
     return pack([sources], target, name="x", options=PackOptions("any", **options), workers=2, progress=False)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_of_mp4s_that_were_joined_byte_by_byte_the_first_is_packed_and_pack_says_so(fast: bool, tmp_path: Path) -> None:
+def test_of_files_that_were_joined_byte_by_byte_pack_says_that_the_first_is_packed(tmp_path: Path) -> None:
     """The others were lost without a word. Fragments behind another moov are packed."""
-    folder = tmp_path / "v"
-    folder.mkdir()
-    for name, muxer in (("plain", ()), ("fragmented", (("movflags", "frag_keyframe+empty_moov"),))):
-        data = write(Recipe(frames=6, muxer=muxer), tmp_path / name).read_bytes()
-        (folder / f"{name}.mp4").write_bytes(2 * data)
-    report = index(folder, tmp_path / "set", fast=fast, progress=False)
-    assert [(one.text, one.first) for one in report.notices if one.text == JOINED] == [(JOINED, "plain.mp4")]
+    (tmp_path / "v").mkdir()
+    plain = write(Recipe(frames=6, b_frames=0), tmp_path / "plain.mp4")
+    files = [plain, write(Recipe(frames=6, muxer=(("movflags", "frag_keyframe+empty_moov"),)), tmp_path / "pieces.mp4")]
+    files.append(tmp_path / "plain.flv")
+    with remuxing(plain, files[-1]) as copy:
+        for packet in copy.packets:
+            copy.mux(packet)
+    for file in files:
+        (tmp_path / "v" / file.name).write_bytes(2 * file.read_bytes())
+    report = packed(tmp_path / "v", tmp_path / "set")
+    assert [(one.videos, one.first) for one in report.notices if one.text == JOINED] == [(2, "plain.flv")]
 
 
 @pytest.mark.parametrize("length", [None, 2])
