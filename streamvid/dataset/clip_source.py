@@ -191,10 +191,9 @@ class ClipSource:
         if not away and (ended := ended_by(self.shard_files[s].dataset, self.shards[s])):
             return type(error)(ended)
         restore = "" if away else "restore it (streamvid verify checks all), and "
-        return type(error)(
-            f"shard {self.shards[s].name} of the dataset {redact(self.shard_files[s].dataset)} cannot be read: "
-            f"{str(error).rstrip('.')}; {restore}go on from the last checkpoint"
-        )
+        named = f"shard {self.shards[s].name} of the dataset {redact(self.shard_files[s].dataset)}"
+        what = f"{named} cannot be read: {str(error).rstrip('.')}; {restore}go on from the last checkpoint"
+        return type(error)(what, path=error.path)
 
     def rows(self, s: int) -> slice:
         """The rows of shard *s*, in the order of its tar."""

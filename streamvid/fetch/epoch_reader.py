@@ -20,6 +20,7 @@ from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Epoch
 from streamvid.plan.sample_id import rows_of
 from streamvid.storage.range_reader import FileTooShort
+from streamvid.storage.shard_cache import CacheUnusable
 from streamvid.storage.turn import OneAtATime, Turn
 
 _CHUNK_CLIPS: Final = 64
@@ -106,7 +107,11 @@ def read_epoch(
     longest = max(1, _CHUNK_CLIPS // batch_size)
 
     def read_once(steps: range) -> list[EncodedBatch]:
-        batches = read_batches(dataset, [epoch.step(number) for number in steps], spec, access, stop)
+        wanted = [epoch.step(number) for number in steps]
+        try:
+            batches = read_batches(dataset, wanted, spec, access, stop)
+        except CacheUnusable:  # its disk is away: for a while shards are open where they are stored
+            batches = read_batches(dataset, wanted, spec, access, stop)
         access.have_read(steps)
         return batches
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,11 +11,12 @@ from typing import Any, Final
 
 from streamvid.dataset.clip_source import ClipSource, ShardPaths, shard_errors
 from streamvid.plan.uses import Uses
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.range_cache import Extents, FileIdentity, RangeCache, give_up_latest
 from streamvid.storage.range_reader import RangeReader
-from streamvid.storage.shard_cache import WITHOUT, CacheUnusable, DamagedFile, ShardCache
+from streamvid.storage.shard_cache import UNUSABLE_SECONDS, WITHOUT, CacheUnusable, DamagedFile, ShardCache
 from streamvid.storage.turn import Turn
-from streamvid.storage.url import is_local
+from streamvid.storage.url import is_local, redact
 
 _LEFT_NS: Final = 3600 * 10**9
 """After so many nanoseconds without use, files of other datasets are evicted before those of this run's dataset."""
@@ -41,6 +43,8 @@ class ShardAccess:
         self.by_range = by_range
         dataset.reader.remote.from_whole_files = not by_range
         self._uses: Uses | None = None
+        self._without_cache = 0.0
+        """Until when no copies in the cache are used, monotonic."""
         self._before = {"requests": 0, "bytes_fetched": 0}
         self._before = self.asked()
 
@@ -116,11 +120,14 @@ class ShardAccess:
 
         Raises:
             DatasetError: a remote shard cannot be downloaded, or is damaged.
+            CacheUnusable: raised in the place of the block's error, if that is a StorageUnavailable for a copy in the
+                cache. For a while, shards are then URLs.
         """
         with contextlib.ExitStack() as leases:
             cached: dict[tuple[int, str], str] = {}
+            past = self.by_range or time.monotonic() < self._without_cache
             for number in shards:
-                for extension, url, size, sha256 in [] if self.by_range else self._fetched(number):
+                for extension, url, size, sha256 in [] if past else self._fetched(number):
                     assert self._cache is not None
                     with shard_errors(self._dataset, {url: number}):
                         try:
@@ -136,7 +143,18 @@ class ShardAccess:
             def path_of(s: int, extension: str = "tar", /) -> str:
                 return cached.get((s, extension)) or self._dataset.shard_path(s, extension)
 
-            yield path_of
+            try:
+                yield path_of
+            except StorageUnavailable as error:
+                if self._cache is None or error.path not in {*map(redact, cached.values())}:
+                    raise
+                self._without_cache = time.monotonic() + UNUSABLE_SECONDS
+                try:
+                    with self._cache.usable():
+                        raise OSError(errno.EIO, "its disk does not answer") from error
+                except CacheUnusable as unusable:
+                    self._cache.warn("without", WITHOUT, unusable)
+                    raise
 
     def reader(
         self, shards: Sequence[int], stop: threading.Event | None = None, turn: Turn | None = None

@@ -65,10 +65,10 @@ class Lease:
         """Allow eviction. The path must not be used any more; a second call does nothing."""
         if not self._file.closed:
             # Closing is not enough, as a child forked meanwhile shares the descriptor and so the lock. Only the process
-            # that made the lease unlocks it.
-            if self._pid == os.getpid():
-                fcntl.flock(self._file, fcntl.LOCK_UN)
-            self._file.close()
+            # that made the lease unlocks it. A mounted storage that is away raises for both.
+            with contextlib.suppress(OSError), self._file:
+                if self._pid == os.getpid():
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def is_of(self, file: FileIO) -> bool:
         """Whether this open file holds the lease."""

@@ -184,7 +184,7 @@ class RangeReader:
 
     def _read_local(self, wanted: ByteRange, versions: Mapping[str, FileVersion]) -> UInt8:
         """Read a range of a local file. If it is on a mounted storage that does not answer, the file is reopened and
-        read again, as `retry` says."""
+        read again, as `retry` says, unless it is a copy in a cache (`Lease.opened`), which can do without."""
 
         def attempt() -> UInt8:
             file = self._file(wanted.path, versions)
@@ -199,6 +199,8 @@ class RangeReader:
         try:
             return attempt()
         except StorageUnavailable:
+            if wanted.path.startswith("/proc/self/fd/"):
+                raise
             return self.retry(attempt)
 
     def _file(self, path: str, versions: Mapping[str, FileVersion]) -> _LocalFile:

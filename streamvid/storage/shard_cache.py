@@ -43,8 +43,8 @@ _OF_THE_DISK: Final = {*_FULL, errno.EROFS, errno.ENOSYS, errno.ENOLCK, errno.EO
 """Errors of a disk, without which a run goes on; the second three are of file systems without locks, as Lustre's."""
 WITHOUT: Final = "%s Until then shards are read where they are."
 """The warning about an unusable cache, logged once."""
-_UNUSABLE_SECONDS = 60.0
-"""How long nothing more is put into a folder that could not be written to."""
+UNUSABLE_SECONDS = 60.0
+"""How long nothing more is put into a folder that could not be written to, or read from it."""
 
 
 class CacheUnusable(InputError):  # noqa: N818
@@ -387,5 +387,5 @@ class ShardCache:
                 f"The cache folder {self._root} cannot be used: {reason}; {remedy}"
                 "name a folder on a local disk with room to spare that this user may write to."
             )
-            self._unusable = time.monotonic() + _UNUSABLE_SECONDS, str(error)
+            self._unusable = time.monotonic() + UNUSABLE_SECONDS, str(error)
             raise error from exc

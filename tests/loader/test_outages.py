@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import random
@@ -197,3 +198,35 @@ def test_a_web_server_that_knows_no_ranges(
             assert valid == [[True], [True], [False], [True]]
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert sum("knows no ranges" in one for one in said) == 1, said
+
+
+def test_a_cache_whose_disk_goes_away_is_done_without(
+    s3: FaultyS3, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a dead FUSE or an NFS: copies that are open there can be neither read nor closed without an error."""
+    cache, clock, away = tmp_path / "cache", Clock(), [False]
+    preadv, pread, flock = os.preadv, os.pread, fcntl.flock
+
+    def there(descriptor: int) -> int:
+        if away[0] and os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(cache)):
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        return descriptor
+
+    monkeypatch.setattr(os, "preadv", lambda file, *given: preadv(there(file), *given))
+    monkeypatch.setattr(os, "pread", lambda file, *given: pread(there(file), *given))
+    monkeypatch.setattr(
+        fcntl, "flock", lambda file, how: flock(there(file.fileno()) if how == fcntl.LOCK_UN else file, how)
+    )
+    options: dict[str, Any] = {"batch_size": 1, "sampling": sv.Window(2), "device": "cpu", "num_threads": 1}
+    with sv.StreamLoader(
+        "s3://bucket/set", cache_dir=cache, fetch="shards", retry_for=clock.retry(), **options
+    ) as loader:
+        list(loader)
+        away[0] = True
+        got = list(loader)
+    away[0] = False
+    with sv.StreamLoader(packed, **options) as loader:
+        list(loader)
+        assert_same(got, list(loader))
+    assert not clock.waits
+    assert "its disk does not answer; name a folder" in caplog.text
