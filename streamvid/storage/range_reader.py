@@ -112,7 +112,7 @@ class RangeReader:
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]
             for n in some:
-                with suppress(StorageUnavailable):
+                with suppress(StorageUnavailable, OSError):
                     self._file(ranges[n].path, versions).read_ahead(ranges[n])
             blocks |= {n: self._read_local(ranges[n], versions) for n in some}
         for n, wanted in enumerate(ranges):
@@ -206,8 +206,9 @@ class RangeReader:
     def _file(self, path: str, versions: Mapping[str, FileVersion]) -> _LocalFile:
         """The open file of a path, reopened if it is of another version: the path may name another file now."""
         kept = self._open.get(path)
-        if kept is not None and kept.is_version(versions.get(path)):
-            return kept
+        with suppress(StorageUnavailable):  # it may be open elsewhere
+            if kept is not None and kept.is_version(versions.get(path)):
+                return kept
         if kept is not None:
             self._open.drop(path)
         return self._open.put(path, _LocalFile(path, versions.get(path)))
@@ -241,7 +242,7 @@ class _LocalFile:
     `RangeReader` has dropped."""
 
     def __init__(self, path: str, wanted: FileVersion | None) -> None:
-        self._descriptor = -1
+        self._path, self._descriptor = path, -1
         try:
             self._descriptor = open_file(local_path(path))
         except OSError as error:
@@ -256,14 +257,20 @@ class _LocalFile:
         """Whether the open file, which may have been renamed or removed, has the wanted size and modification time."""
         if wanted is None:
             return True
-        now = os.fstat(self._descriptor)
+        now = self._status()
         return (now.st_size, str(now.st_mtime_ns)) == (wanted.size, wanted.mark)
+
+    def _status(self) -> os.stat_result:
+        try:
+            return os.fstat(self._descriptor)
+        except OSError as error:  # ESTALE, of a file that is open
+            raise _failed(self._path, "read", error) from error
 
     def check(self, path: str, versions: Mapping[str, FileVersion]) -> None:
         """Raise FileChangedError if the open file is not of its version in `versions`."""
         wanted = versions.get(path)
         if wanted is not None and not self.is_version(wanted):
-            now = os.fstat(self._descriptor).st_size
+            now = self._status().st_size
             what = f"of {now} instead of {wanted.size} bytes" if now != wanted.size else "written at another time"
             raise _unreadable(path, f"was changed since it was indexed: it is {what}", FileChangedError)
 
@@ -291,4 +298,7 @@ class _LocalFile:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # A default argument, because `os` may be gone before this file when the interpreter exits.
         if self._descriptor >= 0:
-            close(self._descriptor)
+            try:
+                close(self._descriptor)
+            except OSError:  # of a mounted storage that is away, whose file is closed all the same
+                self._descriptor = -1

@@ -21,7 +21,10 @@ Readable = Literal["all", "some", "none"]
 
 def answers(descriptor: int) -> bool:
     """Whether the beginning, middle or end of an open file can be read from its disk, past the kernel's cache."""
-    size = os.fstat(descriptor).st_size
+    try:
+        size = os.fstat(descriptor).st_size
+    except OSError:
+        return False
     for start in (0, size // 2, max(0, size - _PROBED)):
         with suppress(OSError):
             os.posix_fadvise(descriptor, start, _PROBED, os.POSIX_FADV_DONTNEED)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from streamvid.errors import DatasetError
 from streamvid.storage import byte_range, range_reader
-from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, join
+from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, FileVersion, join
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.range_reader import FileTooShort, RangeReader
 from tests.support.clock import Clock
@@ -236,7 +236,7 @@ def test_long_ranges_of_remote_files_are_read_in_parts(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.EIO])
-@pytest.mark.parametrize("call", ["open", "preadv"])
+@pytest.mark.parametrize("call", ["open", "preadv", "fstat"])
 def test_a_mounted_storage_that_does_not_answer_is_waited_for(
     files: list[Path], monkeypatch: pytest.MonkeyPatch, number: int, call: str
 ) -> None:
@@ -248,20 +248,36 @@ def test_a_mounted_storage_that_does_not_answer_is_waited_for(
 
         def call(*args: Any) -> Any:
             if clock.now < until[0] and (name != "open" or str(args[0]).endswith(".tar")):
+                if name == "fstat" and not os.readlink(f"/proc/self/fd/{args[0]}").endswith(".tar"):
+                    return real(*args)
                 raise OSError(number, os.strerror(number))
             return real(*args)
 
         return call
 
-    for name in ("preadv", "pread") if call == "preadv" else ("open",):
+    wanted, status = ByteRange(str(files[2]), 100, 60_000), files[2].stat()
+    versions = {wanted.path: FileVersion(status.st_size, str(status.st_mtime_ns))}  # of an open file by fstat
+    reader = RangeReader(clock.retry())
+    if call == "fstat":
+        reader.read([wanted], versions)
+    for name in {"preadv": ("preadv", "pread"), "fstat": ("preadv", "pread", "fstat")}.get(call, (call,)):
         monkeypatch.setattr(os, name, failing(name))
-    wanted = ByteRange(str(files[2]), 100, 60_000)
-    (got,) = RangeReader(clock.retry()).read([wanted])
+    (got,) = reader.read([wanted], versions)
     assert got.tobytes() == files[2].read_bytes()[100:60_000]
     assert clock.now >= 5
     until[0] = math.inf
     with pytest.raises(StorageUnavailable, match=rf"2\.tar cannot be (opened|read) \({os.strerror(number)}\)"):
         RangeReader(clock.retry(100)).read([wanted])
+
+
+def test_a_file_whose_storage_is_away_is_closed_in_silence(files: list[Path], tmp_path: Path) -> None:
+    def close(descriptor: int) -> None:
+        os.close(descriptor)
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    file = range_reader._LocalFile(str(files[0]), None)
+    file.__del__(close)
+    file.__del__(close)
 
 
 def test_a_sector_that_cannot_be_read_is_no_outage(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
