@@ -17,7 +17,7 @@ from streamvid.arrays import UInt8
 from streamvid.errors import DatasetError, StreamvidError
 from streamvid.host import BROKEN_ERRNOS, limit_met
 from streamvid.storage.byte_range import PART_BYTES, REQUEST_BYTES, WASTE, ByteRange, FileVersion, in_parts, join
-from streamvid.storage.explain import FileChangedError, StorageUnavailable
+from streamvid.storage.explain import FileChangedError, MissingFile, StorageUnavailable
 from streamvid.storage.lru_cache import LruCache
 from streamvid.storage.range_cache import RangeCache
 from streamvid.storage.ranges import RemoteRanges
@@ -112,7 +112,7 @@ class RangeReader:
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]
             for n in some:
-                with suppress(StorageUnavailable, OSError):
+                with suppress(StorageUnavailable, MissingFile, OSError):
                     self._file(ranges[n].path, versions).read_ahead(ranges[n])
             blocks |= {n: self._read_local(ranges[n], versions) for n in some}
         for n, wanted in enumerate(ranges):
@@ -198,10 +198,11 @@ class RangeReader:
 
         try:
             return attempt()
-        except StorageUnavailable:
+        except (StorageUnavailable, MissingFile):
             if wanted.path.startswith("/proc/self/fd/"):
                 raise
-            return self.retry(attempt)
+            # The file of a clip in place may be gone; of a shard, its folder is there, unless its storage is unmounted.
+            return replace(self.retry, retry_missing=wanted.path not in versions)(attempt)
 
     def _file(self, path: str, versions: Mapping[str, FileVersion]) -> _LocalFile:
         """The open file of a path, reopened if it is of another version: the path may name another file now."""
@@ -220,7 +221,8 @@ def cut_out(wanted: ByteRange, whole: ByteRange, block: UInt8) -> UInt8:
 
 
 def _failed(path: str, done: str, error: OSError) -> DatasetError:
-    """The error for a local file that cannot be opened or read; a StorageUnavailable if a repetition may succeed.
+    """The error for a local file that cannot be opened or read; a StorageUnavailable if a repetition may succeed, a
+    MissingFile if its folder is gone, too.
 
     Raises:
         StreamvidError: the cause is not the file but a limit of this process.
@@ -230,7 +232,8 @@ def _failed(path: str, done: str, error: OSError) -> DatasetError:
         return _unreadable(path, what, StorageUnavailable)
     if (limit := limit_met(error)) is not None:
         raise StreamvidError(limit) from error
-    return _unreadable(path, f"cannot be {done} ({error.strerror})")
+    gone = error.errno == errno.ENOENT and not os.path.isdir(os.path.dirname(local_path(path)))
+    return _unreadable(path, f"cannot be {done} ({error.strerror})", MissingFile if gone else DatasetError)
 
 
 def _unreadable(path: str, what: str, kind: type[DatasetError] = DatasetError) -> DatasetError:

@@ -101,7 +101,10 @@ FAULTS: dict[str, Callable[[Path], None]] = {
         *((reader, fault) for reader in (streamed, at_random) for fault in ("tars cut", "all gone")),
     ],
 )
-def test_shards_that_are_lost_on_disk_are_named(packed: Path, reader: Reader, fault: str, tmp_path: Path) -> None:
+def test_shards_that_are_lost_on_disk_are_named(
+    packed: Path, reader: Reader, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "REFUSED_SECONDS", 0.5)
     shutil.copytree(packed, tmp_path / "set")
     shutil.copytree(packed, tmp_path / "cache" / "other")
     batches = reader(str(tmp_path / "set"), tmp_path / "cache")

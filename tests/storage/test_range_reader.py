@@ -23,6 +23,7 @@ from streamvid.storage import byte_range, range_reader
 from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, FileVersion, join
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.range_reader import FileTooShort, RangeReader
+from streamvid.storage.retry import Retry
 from tests.support.clock import Clock
 from tests.support.open_files import open_files
 
@@ -268,6 +269,31 @@ def test_a_mounted_storage_that_does_not_answer_is_waited_for(
     until[0] = math.inf
     with pytest.raises(StorageUnavailable, match=rf"2\.tar cannot be (opened|read) \({os.strerror(number)}\)"):
         RangeReader(clock.retry(100)).read([wanted])
+
+
+def test_a_storage_that_is_unmounted_for_a_while_is_waited_for(tmp_path: Path) -> None:
+    """Its files are gone with their folders. One that is missing in its folder is an error at once, and so is one of
+    which a clip in place knows the version."""
+    path = tmp_path / "mounted" / "file"
+    path.parent.mkdir()
+    clock, wanted = Clock(), ByteRange(str(path), 0, 3)
+
+    def sleep(seconds: float) -> None:
+        clock.sleep(seconds)
+        if clock.now > 20 and not path.parent.exists():
+            path.parent.mkdir()
+            path.write_bytes(b"abc")
+
+    reader = RangeReader(Retry(600, lambda: clock.now, sleep))
+    with pytest.raises(DatasetError, match="No such file"):
+        reader.read([wanted])
+    assert not clock.waits
+    path.parent.rmdir()
+    with pytest.raises(DatasetError, match="No such file"):
+        reader.read([wanted], {wanted.path: FileVersion(3, "1")})
+    assert not clock.waits
+    assert reader.read([wanted])[0].tobytes() == b"abc"
+    assert clock.now > 20
 
 
 def test_a_file_whose_storage_is_away_is_closed_in_silence(files: list[Path], tmp_path: Path) -> None:
