@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import os
 import shutil
-import subprocess
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,7 +20,7 @@ import torch
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.selection import select_rows
 from streamvid.decode.cpu import CpuDecoder, decode_with_pyav
-from streamvid.errors import DatasetError, InputError, StreamvidError, VideoError
+from streamvid.errors import InputError, StreamvidError, VideoError
 from streamvid.fetch import encoded_batch, epoch_reader
 from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.loader.stream_loader import StreamLoader
@@ -376,17 +373,6 @@ def test_ranks_share_the_clips(packed: Packed, world: int, batch: int, last_batc
         assert sorted(seen) == list(range(count))
 
 
-def test_rank_and_world_from_the_environment(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    for rank in range(2):
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        with loader(packed) as batches:
-            assert len(batches) == 2
-            seen += clips_of(list(batches))
-    assert sorted(seen) == list(range(len(RECIPES)))
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -418,63 +404,6 @@ def test_options_that_cannot_be(packed: Packed, options: dict[str, Any], words: 
 
 def copy(packed: Packed, tmp_path: Path) -> Path:
     return Path(shutil.copytree(packed.path, tmp_path / "copy"))
-
-
-def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="no dataset"):
-        loader(tmp_path / "nowhere")
-    with pytest.raises(DatasetError, match="no dataset"):
-        loader(tmp_path)
-
-
-def test_a_dataset_of_a_later_version(packed: Packed, tmp_path: Path) -> None:
-    path = copy(packed, tmp_path)
-    manifest = json.loads((path / "dataset.json").read_text())
-    (path / "dataset.json").write_text(json.dumps({**manifest, "version": manifest["version"] + 1}))
-    with pytest.raises(DatasetError, match="update streamvid"):
-        loader(path)
-
-
-@pytest.mark.parametrize("change", ["truncated", "missing"])
-def test_a_shard_that_is_not_whole(packed: Packed, tmp_path: Path, change: str) -> None:
-    path = copy(packed, tmp_path)
-    tar = sorted((path / "shards").glob("*.tar"))[1]
-    if change == "missing":
-        tar.unlink()
-    else:
-        os.truncate(tar, tar.stat().st_size - 512)
-    with pytest.raises(DatasetError, match=tar.name):
-        loader(path)
-
-
-TRUNCATED_LATER = """
-import os, sys, pathlib
-from streamvid.errors import DatasetError
-from streamvid.loader.stream_loader import StreamLoader
-from streamvid.sampling.spread import All
-loader = StreamLoader(sys.argv[1], batch_size=1, sampling=All(), device="cpu", num_threads=1, on_error="raise")
-batches = iter(loader)
-next(batches)
-for tar in pathlib.Path(sys.argv[1], "shards").glob("*.tar"):
-    os.truncate(tar, int(sys.argv[2]))
-try:
-    for epoch in range(2):
-        for batch in batches if not epoch else loader:
-            pass
-except DatasetError as error:
-    assert "\\n" not in str(error)
-    print("refused", error)
-loader.close()
-"""
-
-
-@pytest.mark.parametrize("keep", [0, 5000])
-def test_a_shard_truncated_while_it_is_read(packed: Packed, tmp_path: Path, keep: int, forked_python: Path) -> None:
-    path = copy(packed, tmp_path)
-    command = [str(forked_python), "-c", TRUNCATED_LATER, str(path), str(keep)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("refused"), done.stdout
 
 
 def damage(packed: Packed, tmp_path: Path, name: str, data: Callable[[int], bytes]) -> tuple[Path, int]:

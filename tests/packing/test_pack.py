@@ -78,15 +78,6 @@ def test_a_call_that_is_stuck_is_given_up() -> None:
         assert workers.submit(hostile.double, 4).result(timeout=120) == 8
 
 
-def test_a_stuck_worker_leaves_no_zombie() -> None:
-    with Workers(1, silent_s=0.8) as workers:
-        pid = workers.submit(hostile.where).result()
-        # The error holds the frames where the process was: it is not reaped as garbage.
-        with pytest.raises(WorkerStuckError) as _:
-            workers.submit(hostile.sleep, 60.0).result(timeout=120)
-        assert not Path(f"/proc/{pid}").exists()
-
-
 def test_what_workers_print_is_not_taken_for_an_answer(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,8 +138,8 @@ def test_a_state_between_epochs_on_other_ranks(before: int, after: int, drop: bo
     assert resumed.position.first == 10 * epochs * before
 
 
-def test_a_state_of_before_sizes_were_in_it() -> None:
-    """Those of an epoch that is resumed on as many ranks have none now, either."""
+def test_a_state_of_one_topology_has_no_sizes() -> None:
+    """It resumes on other ranks, and its own state then on the first number again."""
     two, four = (schedule([30], World(0, ranks), batch_size=1, steps=10) for ranks in (2, 4))
     state = two.start(0).advanced().advanced().state()
     assert [len(numbers) for numbers in state["segments"]] == [5]
