@@ -199,7 +199,6 @@ class InThreadDecoder:
 
     @property
     def packets(self) -> int:
-        """See `SliceDecoder`."""
         return self._taken.value
 
     def _count(self) -> None:
@@ -253,7 +252,6 @@ class _FullSizeSink(FrameSink):
             raise undecodable(DamagedClipError, encoded, what) from None
 
     def write(self, row: int, picture: Picture) -> None:
-        """See `streamvid.decode.base.FrameSink`."""
         self._convert(picture, self.frames[row].transpose(2, 0, 1))
 
 

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 
 class CpuAssistWorker:
-    """Decodes jobs with FFmpeg, and has the GPU convert the frames to pixels. To be used by one thread.
+    """A `streamvid.decode.engine_threads.Worker` that decodes with FFmpeg, and has the GPU convert the frames to
+    pixels. To be used by one thread.
 
     Args:
         stream: CUDA stream for copies and kernels, shared by the cores of a pool: the GPU has few hardware queues for
@@ -67,7 +68,6 @@ class CpuAssistWorker:
         self._staged: list[tuple[GopJob, int, tuple[int, int, int]]] = []
 
     def run(self) -> None:
-        """See `streamvid.decode.engine_threads.Worker`."""
         import torch
 
         with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
@@ -91,7 +91,6 @@ class CpuAssistWorker:
                 self.doing = ()
 
     def abandon(self) -> list[GopJob]:
-        """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = True
         return list(self.doing)
 

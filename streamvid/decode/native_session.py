@@ -66,7 +66,8 @@ def staged(key: SessionKey) -> int:
 
 
 class NativeSession:
-    """A decode session of the native module. Not thread-safe, except for `stop` and `packets`.
+    """A `streamvid.decode.nvdec_worker.DecodeSession` of the native module. Not thread-safe, except for `stop` and
+    `packets`.
 
     Args:
         library: the native module.
@@ -122,25 +123,20 @@ class NativeSession:
 
     @property
     def confirmed(self) -> int:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         return int(self._staging.confirmed)
 
     @property
     def packets(self) -> int:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         return int(self._staging.packets)
 
     @property
     def unfed(self) -> int:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         return self._put - self.packets
 
     def begun(self, number: int) -> bool:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         return bool(number <= self._staging.last)
 
     def spent(self) -> tuple[int, float]:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         before, self._spent = self._spent, (self._staging.done, self._staging.nanoseconds)
         return self._spent[0] - before[0], 1e-9 * (self._spent[1] - before[1])
 
@@ -163,7 +159,6 @@ class NativeSession:
         return self.takes(job.key)
 
     def decode(self, number: int, jobs: Sequence[GopJob]) -> None:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         self._put += sum(len(job.packets) for job in jobs)
         given = (NativeJob * len(jobs))(*map(self._native_job, count(number), jobs))
         self._given |= {n: (job, native) for n, job, native in zip(count(number), jobs, given)}
@@ -199,17 +194,14 @@ class NativeSession:
         )  # fmt: skip
 
     def flush(self) -> None:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         self._call(draining=True)
         self.hand_over()
 
     @property
     def oldest_waiting(self) -> int | None:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         return self._staging.jobs[self._staging.first] if self._staging.count else None
 
     def hand_over(self) -> None:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         if not self._staging.count:
             return
         staged, first = self._staged(), 0
@@ -235,7 +227,6 @@ class NativeSession:
         return [place % slots for place in places]
 
     def stop(self) -> None:
-        """See `streamvid.decode.nvdec_worker.DecodeSession`."""
         with self._lock:
             if self._session is not None:
                 self._calls.nvdec_stop(self._session)

@@ -116,7 +116,8 @@ class _Opened:
 
 
 class NvdecWorker:
-    """Decodes jobs from a queue. Jobs of one decoder configuration follow one another as a single stream.
+    """A `streamvid.decode.engine_threads.Worker`. Jobs of one decoder configuration follow one another as a single
+    stream.
 
     Used by one thread, except for `abandon` and `packets`.
 
@@ -171,16 +172,13 @@ class NvdecWorker:
 
     @property
     def packets(self) -> int:
-        """See `streamvid.decode.engine_threads.Worker`."""
         return 0 if (session := self._in) is None else session.packets
 
     @property
     def unfed(self) -> int:
-        """See `streamvid.decode.engine_threads.Worker`."""
         return 0 if (session := self._in) is None else session.unfed
 
     def run(self) -> None:
-        """See `streamvid.decode.engine_threads.Worker`."""
         import torch
 
         with torch.cuda.device(self._device_id), torch.cuda.stream(self._stream):
@@ -195,7 +193,6 @@ class NvdecWorker:
                 self._close(key)
 
     def abandon(self) -> list[GopJob]:
-        """See `streamvid.decode.engine_threads.Worker`."""
         self._abandoned = True
         for opened in list(self._sessions.values()):
             opened.session.stop()
@@ -342,7 +339,6 @@ class NvdecWorker:
             opened.session.close()
 
     def _take(self, number: int, rows: Int32, surfaces: Int64) -> None:
-        """See `streamvid.decode.surface_queue.Take`."""
         self._surfaces.add(self._jobs[number].target, rows, surfaces)
         self._waiting[number] = self._waiting.get(number, 0) + len(rows)
 

@@ -62,7 +62,7 @@ class Engine(Protocol):
 
 
 class StagedEngine:
-    """Reads, decodes and transforms in stages, each ahead of the next.
+    """An `Engine` of stages that read, decode and transform, each ahead of the next.
 
     Args:
         read: `streamvid.fetch.epoch_reader.read_epoch` for a dataset; setting the event ends waits for a storage.
@@ -86,7 +86,6 @@ class StagedEngine:
         self._next: _Reading | None = None
 
     def run(self, epoch: Epoch, following: Callable[[], Epoch] | None = None) -> Generator[RenderedBatch, None, None]:
-        """See `Engine`."""
         if self._begun is not None and self._begun[0] is epoch:
             (_, asked, rendered), self._begun = self._begun, None
             asked.set()
@@ -105,7 +104,6 @@ class StagedEngine:
             rendered.close()
 
     def close(self) -> None:
-        """See `Engine`."""
         self._drop()
         self._pipeline.close()
 

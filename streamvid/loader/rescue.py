@@ -60,7 +60,7 @@ class Member:
 
 
 class Rescuer:
-    """Makes batches again; see `streamvid.fetch.epoch_reader.Rescue`.
+    """A `streamvid.fetch.epoch_reader.Rescue`: makes batches again.
 
     Args:
         absent: the clips that are not delivered in the epoch; bad clips are added.
@@ -84,16 +84,13 @@ class Rescuer:
         self._pad, self._processes, self._distrust = pad, min(_PROCESSES, threads), distrust
 
     def is_stale(self, batch: EncodedBatch) -> bool:
-        """See `Rescue`."""
         return bool(self._absent.found(batch.clips, batch.number).any())
 
     def leave_out(self, error: ClipError, number: int) -> None:
-        """See `Rescue`."""
         self._absent.add(error.row, number)
         self._quarantine.add(error)
 
     def __call__(self, number: int, cause: Exception | None = None, *, decode: bool = True) -> EncodedBatch:
-        """See `Rescue`."""
         good: dict[tuple[int, int], tuple[SamplePlan, EncodedSlice]] = {}
         damaged = False
         while True:

@@ -117,7 +117,7 @@ def make_renderer(
 
 
 class CpuRenderer:
-    """Writes frames into the batch as they are decoded: see `streamvid.transform.cpu_batch_writer`.
+    """A `Renderer` that writes frames into the batch as they are decoded (`streamvid.transform.cpu_batch_writer`).
 
     Args:
         transform, threads, isolate: as in `make_renderer`.
@@ -130,11 +130,9 @@ class CpuRenderer:
         self._decoder = _cpu_decoder(threads, isolate)
 
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
-        """See `Renderer`."""
         return run_ahead(decoded_in_order(batches, self._submit, rescue))
 
     def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
-        """See `Renderer`."""
         return self._submit(batch).result().tensors
 
     def close(self) -> None:
@@ -157,7 +155,7 @@ class CpuRenderer:
 
 
 class GpuRenderer:
-    """Has a kernel write NVDEC's surfaces into the batch: see `streamvid.transform.gpu_pictures`.
+    """A `Renderer` with a kernel that writes NVDEC's surfaces into the batch (`streamvid.transform.gpu_pictures`).
 
     Args:
         transform: one that `fits_one_pass`.
@@ -176,7 +174,6 @@ class GpuRenderer:
             decoder.sessions.compile(Kernel(view.dtype, wide=False, recolours=view.recolours))
 
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
-        """See `Renderer`."""
         made = decoded_in_order(
             batches, self._submit, rescue, partial(self._submit, on_cpu=True), ahead_pixels=AHEAD_PIXELS
         )
@@ -185,7 +182,6 @@ class GpuRenderer:
             yield rendered
 
     def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
-        """See `Renderer`."""
         tensors = self._submit(batch).result().tensors
         self._hand_over(tensors)
         return tensors
@@ -226,7 +222,7 @@ class GpuRenderer:
 
 
 class DaliRenderer:
-    """Decodes, if possible crops and resizes, and leaves the rest of the transform to DALI
+    """A `Renderer` that decodes, if possible crops and resizes, and leaves the rest of the transform to DALI
     (`streamvid.transform.dali_pipeline`).
 
     Args:
@@ -265,7 +261,6 @@ class DaliRenderer:
         )
 
     def run(self, batches: BatchSource, run_ahead: RunAhead, rescue: Rescue | None = None) -> Iterator[RenderedBatch]:
-        """See `Renderer`."""
         by_cpu = partial(self._submit, on_cpu=True) if isinstance(self._decoder, GpuDecoder) else None
         ahead = AHEAD_PIXELS if by_cpu else 0
         decoded = decoded_in_order(batches, self._submit, rescue, by_cpu, ahead_pixels=ahead)
@@ -273,7 +268,6 @@ class DaliRenderer:
             yield RenderedBatch(encoded, tensors)
 
     def render_sample(self, batch: EncodedBatch) -> dict[str, torch.Tensor]:
-        """See `Renderer`."""
         return self._pipeline.run_once(self._submit(batch).result())
 
     def close(self) -> None:
