@@ -330,21 +330,6 @@ def test_nothing_begins_before_the_loop(packed: Packed, engine: EngineName) -> N
         assert one.stats().bytes_read > 0
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_shard_that_is_cut_short_meanwhile_is_an_error_and_no_crash(
-    packed: Packed, engine: EngineName, tmp_path: Path
-) -> None:
-    shutil.copytree(packed.path, tmp_path / "set")
-    shard = sorted((tmp_path / "set" / "shards").glob("*.tar"))[1]
-    with loader(tmp_path / "set", engine, on_error="raise") as one:
-        with shard.open("r+b") as file:
-            file.truncate(4096)
-        with pytest.raises(DatasetError, match=shard.name) as error:
-            list(one)
-    assert "\n" not in str(error.value)
-    assert not streamvid_threads()
-
-
 def test_an_error_leaves_no_folder_behind(packed: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     wrong = sv.Transform(crop=48, dali=lambda frames: None)

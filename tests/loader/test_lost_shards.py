@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -99,6 +100,7 @@ FAULTS: dict[str, Callable[[Path], None]] = {
     [
         *((reader, "tars gone") for reader in (streamed, by_dali, with_another, at_random, by_workers)),
         *((reader, fault) for reader in (streamed, at_random) for fault in ("tars cut", "all gone")),
+        (by_dali, "tars cut"),
     ],
 )
 def test_shards_that_are_lost_on_disk_are_named(
@@ -111,6 +113,8 @@ def test_shards_that_are_lost_on_disk_are_named(
     next(batches)
     FAULTS[fault](tmp_path / "set")
     check(batches, str(tmp_path / "set"))
+    if reader in (streamed, by_dali):
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("streamvid")]
 
 
 def check(batches: Batches, path: str) -> None:
