@@ -24,7 +24,7 @@ from tests.support.clips import write
 from tests.support.packed import digests
 from tools.clips import Recipe
 
-SHARD = 6_000
+SHARD = 12_000
 CONVERTED = PackOptions(transcode=TranscodeOptions(codec="hevc", gop=2, crf=10))
 
 
@@ -33,7 +33,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("videos")
     for n in range(6):
         write(Recipe(width=96, height=64, frames=12, gop=6, b_frames=2, seed=n), folder / f"{n}.mp4")
-    for n in range(6, 24):
+    for n in range(6, 48):
         # As many names of the same bytes: what takes time is not making them.
         os.link(folder / f"{n % 6}.mp4", folder / f"{n}.mp4")
     (folder / "3-broken.mp4").write_bytes(b"no video" * 1000)
@@ -42,13 +42,13 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A Ray cluster of one node; tests add others."""
+    """A Ray cluster of one node that nothing runs on; tests add others."""
     ray = pytest.importorskip("ray", reason="no Ray to test with: pip install 'streamvid[ray]'")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
     from ray.cluster_utils import Cluster
 
-    options = {"num_cpus": 1, "object_store_memory": 100 << 20, "include_dashboard": False}
+    options = {"num_cpus": 0, "object_store_memory": 100 << 20, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=options)
     try:
         yield cluster
@@ -77,7 +77,8 @@ def test_a_lost_task_is_reported_with_the_reason() -> None:
 def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = pack([videos], tmp_path / "here" / "ds", shard_size=SHARD, options=CONVERTED)
     assert len({int(entry.name) // 100 for entry in report.manifest.shards}) >= 4, "too few groups"
-    node = cluster.add_node(num_cpus=1, object_store_memory=100 << 20)
+    nodes = [cluster.add_node(wait=False, num_cpus=1, object_store_memory=100 << 20) for _ in range(2)]
+    cluster.wait_for_nodes(timeout=120)
     there = tmp_path / "there" / "ds"
     lost: list[int] = []
 
@@ -87,7 +88,7 @@ def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path, monke
             written = len(list((there / "progress").glob("*.json")))
             if written >= 2:
                 lost.append(written)
-                cluster.remove_node(node, allow_graceful=False)
+                cluster.remove_node(nodes[0], allow_graceful=False)
                 return
             time.sleep(0.002)
 
@@ -112,7 +113,7 @@ def test_a_node_is_lost_midway(videos: Path, cluster: Any, tmp_path: Path, monke
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "user"))
     index(videos, tmp_path / "indexed" / "ds", fast=True)
     report = index(videos, tmp_path / "on-ray" / "ds", fast=True, engine="ray", address=cluster.address)
-    assert (report.clips, len(report.rejected)) == (24, 1)
+    assert (report.clips, len(report.rejected)) == (48, 1)
     assert digests(tmp_path / "on-ray") == digests(tmp_path / "indexed")
     # And so are folders of images, whose paths end in '/'.
     write_jpegs(tmp_path / "images/walk", ["1.jpg", "2.jpg", "3.jpg"])
