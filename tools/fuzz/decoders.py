@@ -82,14 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _encoded(folder: Path, seeds: range, processes: int, end: float) -> Iterator[Made]:
-    """The clips that can be made, begun before `end`, and that a GPU decodes by the table of
+    """The clips that can be made until `end`, but at least the first few, and that a GPU decodes by the table of
     `streamvid.video.gpu_support`.
 
     For some options encoders crash or hang, and their process with them: so each process makes only a few clips.
     """
 
     def make(part: range) -> None:
-        if time.monotonic() > end:
+        if part.start > seeds.start and time.monotonic() > end:
             return
         process = get_context("spawn").Process(target=_encode, args=(folder, part))
         process.start()
