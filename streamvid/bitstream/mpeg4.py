@@ -283,6 +283,7 @@ class Vol:
             scalability and the like, and no decoder takes it for one of another version.
         versioned: whether it states its version.
         delay_unstated: whether it leaves it to its type whether there are B-VOPs (low_delay), and FFmpeg expects none.
+        splits_b_vops: whether there may be B-VOPs, of several video packets.
     """
 
     width: int = 0
@@ -291,6 +292,7 @@ class Vol:
     plain: bool = False
     versioned: bool = False
     delay_unstated: bool = False
+    splits_b_vops: bool = False
 
 
 def headers_of(packet: bytes | memoryview) -> bytes:
@@ -330,7 +332,7 @@ def _start_codes(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _read_vol(bits: BitReader) -> Vol:
-    version, resolution, shape, delay_unstated = _read_clock(bits)
+    version, resolution, shape, low_delay, delay_unstated = _read_clock(bits)
     bits.u(1)  # marker_bit
     if bits.u(1):  # fixed_vop_rate
         bits.u(max(1, (resolution - 1).bit_length()))  # fixed_vop_time_increment
@@ -341,7 +343,7 @@ def _read_vol(bits: BitReader) -> Vol:
     bits.u(1)  # marker_bit
     height = bits.u(13)  # video_object_layer_height
     bits.u(1)  # marker_bit
-    interlaced, no_overlap = bits.u(1), bits.u(1)  # interlaced, obmc_disable
+    interlaced, no_overlap, split = bits.u(1), bits.u(1), False  # interlaced, obmc_disable
     sprites = bits.u(1 if version == 1 else 2)  # sprite_enable
     plain = no_overlap == 1 and not sprites and not bits.u(1)  # not_8_bit
     if plain and bits.u(1):  # quant_type
@@ -350,12 +352,13 @@ def _read_vol(bits: BitReader) -> Vol:
     if plain:
         if version != 1:
             bits.u(1)  # quarter_sample
-        plain = bits.u(2) >= 2  # complexity_estimation_disable, resync_marker_disable
+        plain, whole = bits.u(1) == 1, bits.u(1)  # complexity_estimation_disable, resync_marker_disable
+        split = not whole and not low_delay
         plain = plain and not bits.u(1)  # data_partitioned
     if plain:
         plain = version == 1 or not bits.u(2)  # newpred_enable, reduced_resolution_vop_enable
         plain = plain and not bits.u(1)  # scalability
-    return Vol(width, height, bool(interlaced), plain, delay_unstated=delay_unstated)
+    return Vol(width, height, bool(interlaced), plain, delay_unstated=delay_unstated, splits_b_vops=split)
 
 
 def _skip_matrix(bits: BitReader) -> None:
@@ -365,9 +368,9 @@ def _skip_matrix(bits: BitReader) -> None:
                 break
 
 
-def _read_clock(bits: BitReader) -> tuple[int, int, int, bool]:
-    """The layer's version (video_object_layer_verid), vop_time_increment_resolution, video_object_layer_shape, and
-    `Vol.delay_unstated`."""
+def _read_clock(bits: BitReader) -> tuple[int, int, int, bool, bool]:
+    """The layer's version (video_object_layer_verid), vop_time_increment_resolution, video_object_layer_shape, whether
+    it has no B-VOPs, and `Vol.delay_unstated`."""
     bits.u(1)  # random_accessible_vol
     version = 1
     object_type = bits.u(8)  # video_object_type_indication
@@ -376,16 +379,16 @@ def _read_clock(bits: BitReader) -> tuple[int, int, int, bool]:
         bits.u(3)  # video_object_layer_priority
     if bits.u(4) == _EXTENDED_PAR:  # aspect_ratio_info
         bits.u(16)  # par_width, par_height
-    controlled = bits.u(1)  # vol_control_parameters
+    low_delay, controlled = object_type == _SIMPLE, bits.u(1)  # vol_control_parameters
     if controlled:
-        bits.u(3)  # chroma_format, low_delay
+        low_delay = bool(bits.u(3) & 1)  # chroma_format, low_delay
         if bits.u(1):  # vbv_parameters
             bits.u(79)  # rates and sizes of the buffer, with their markers
     shape = bits.u(2)  # video_object_layer_shape
     if shape == _GRAYSCALE and version != 1:
         bits.u(4)  # video_object_layer_shape_extension
     bits.u(1)  # marker_bit
-    return version, bits.u(16), shape, not controlled and object_type in (_SIMPLE, _ADVANCED_SIMPLE)
+    return version, bits.u(16), shape, low_delay, not controlled and object_type in (_SIMPLE, _ADVANCED_SIMPLE)
 
 
 _SIMPLE, _ADVANCED_SIMPLE = 1, 17

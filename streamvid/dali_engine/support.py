@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.bitstream.mpeg4 import video_object_layers
 from streamvid.bitstream.session_fault import needs_packets, session_fault
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.clip_groups import ClipGroup, group_clips, header_faults
@@ -72,7 +73,10 @@ def _header_fault(codec: str, stsd: bytes, width: int, height: int) -> str:
     if needs_packets(codec, stsd, native=False) and codec == "h264":
         return "it may be coded in fields, which DALI garbles"
     try:
-        fault = session_fault(codec, stream_headers(codec, stsd), width, height, native=True)
+        headers = stream_headers(codec, stsd)
+        fault = session_fault(codec, headers, width, height, native=True)
+        if codec == "mpeg4" and any(layer.splits_b_vops for layer in video_object_layers(headers)):
+            fault = fault or "it may have B-VOPs with empty video packets, which NVDEC garbles"
     except ValueError:
         return "its sample description is damaged"
     return fault.replace("decode sessions", "DALI's decoder")

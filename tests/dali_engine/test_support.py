@@ -36,9 +36,11 @@ RECIPES = {
     # DALI's pixels of these are wrong on a GPU, without an error.
     "h264_fields": replace(H264, params=(("tff", "1"),)),
     "h264_cropped": replace(H264, params=(("crop-rect", "64,16,0,0"),)),
+    "mpeg4": replace(H264, codec="mpeg4", b_frames=0),
+    "mpeg4_b_vops": replace(H264, codec="mpeg4"),
 }
 ON_CPU = {"vp9", "vp9_odd", "vp9_hidden", "vp8", "mjpeg"}
-ON_GPU = {"h264", "h264_2", "hevc", "hevc_10bit", "vp9", "vp8"}
+ON_GPU = {"h264", "h264_2", "hevc", "hevc_10bit", "vp9", "vp8", "mpeg4"}
 A_GPU = 99
 """No other test's: the guard of DALI's decoder cache remembers what it let in, by GPU."""
 
