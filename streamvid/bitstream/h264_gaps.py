@@ -28,13 +28,34 @@ _RESET: Final = 5
 
 
 @dataclass(frozen=True)
-class _Pps:
-    """The parts of a picture parameter set that a slice header's layout depends on."""
+class Pps:
+    """The parts of a picture parameter set that a slice header's layout depends on, and constrained_intra_pred_flag."""
 
     order_in_frame: bool
     references: tuple[int, int]
     weighted: tuple[bool, bool]
+    constrained_intra: bool
     redundant: bool
+
+
+def read_pps(bits: BitReader) -> tuple[int, Pps]:
+    """Read a picture parameter set (7.3.2.2 of ITU-T H.264), and its number.
+
+    Raises:
+        ValueError: it has slice groups, or ends early.
+    """
+    number, _ = bits.ue(), bits.ue()  # pic_parameter_set_id, seq_parameter_set_id
+    bits.u(1)  # entropy_coding_mode_flag
+    order_in_frame = bool(bits.u(1))  # bottom_field_pic_order_in_frame_present_flag
+    if bits.ue():  # num_slice_groups_minus1
+        raise ValueError("slice groups are not read")
+    references = bits.ue() + 1, bits.ue() + 1  # num_ref_idx_l0_default_active_minus1, l1
+    weighted = bool(bits.u(1)), bits.u(2) == 1  # weighted_pred_flag, weighted_bipred_idc
+    for _ in range(3):
+        bits.se()  # pic_init_qp_minus26, pic_init_qs_minus26, chroma_qp_index_offset
+    bits.u(1)  # deblocking_filter_control_present_flag
+    # constrained_intra_pred_flag, redundant_pic_cnt_present_flag
+    return number, Pps(order_in_frame, references, weighted, bool(bits.u(1)), bool(bits.u(1)))
 
 
 class Gap(NamedTuple):
@@ -59,7 +80,7 @@ class FrameNumbers:
 
     def __init__(self, stsd: bytes) -> None:
         self._sps: set[Sps] = set()
-        self._pps: dict[int, _Pps] = {}
+        self._pps: dict[int, Pps] = {}
         self._previous, self._last = -1, b""  # PrevRefFrameNum, and a slice, of the last reference picture
         self._lost: Gap | None = None  # before the last recovery point
         self._recovery_rank, self._recovery_frames, self._is_unrecovered = 0, 0, False
@@ -142,17 +163,8 @@ class FrameNumbers:
         if unit[0] & 31 == SPS:
             self._sps.add(read_sps(bits))
         elif unit[0] & 31 == PPS:
-            number, _ = bits.ue(), bits.ue()  # pic_parameter_set_id, seq_parameter_set_id
-            bits.u(1)  # entropy_coding_mode_flag
-            order_in_frame = bool(bits.u(1))  # bottom_field_pic_order_in_frame_present_flag
-            if bits.ue():  # num_slice_groups_minus1
-                raise ValueError("slice groups are not read")
-            references = bits.ue() + 1, bits.ue() + 1  # num_ref_idx_l0_default_active_minus1, l1
-            weighted = bool(bits.u(1)), bits.u(2) == 1  # weighted_pred_flag, weighted_bipred_idc
-            for _ in range(3):
-                bits.se()  # pic_init_qp_minus26, pic_init_qs_minus26, chroma_qp_index_offset
-            bits.u(2)  # deblocking_filter_control_present_flag, constrained_intra_pred_flag
-            self._pps[number] = _Pps(order_in_frame, references, weighted, bool(bits.u(1)))
+            number, pps = read_pps(bits)
+            self._pps[number] = pps
 
     def _resets(self, unit: bytes, sps: Sps) -> bool:
         """Whether frame_num restarts at 0 after the picture of a slice, by its marking rather than as IDR. Raises

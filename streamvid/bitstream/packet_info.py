@@ -14,6 +14,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream import av1, h264, hevc, image, jpeg, mpeg4, vpx
+from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.bitstream.nal import known_sets, split_packet
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.mp4.sample_entry import codec_configuration
@@ -59,9 +60,9 @@ def has_sets(codec: str, stsd: bytes, packet: bytes) -> bool:
     """Whether a packet has parameter sets, the same as in the sample description or others."""
     if codec == "mpeg4":
         return bool(mpeg4.sections(mpeg4.headers_of(packet)))
-    if codec not in WITH_SETS:
+    if codec not in NAL_SYNTAX:
         return False
-    syntax = (h264 if codec == "h264" else hevc).SYNTAX
+    syntax = NAL_SYNTAX[codec]
     units = split_packet(memoryview(packet), syntax.length_size(codec_configuration(stsd, syntax.configuration)))
     return any(syntax.unit_type(unit[0]) in syntax.parameter_sets for unit in units)
 

@@ -15,11 +15,12 @@ from typing import Final
 from streamvid.bitstream import h264, hevc, mpeg4, vpx
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.h264_gaps import read_pps
 from streamvid.bitstream.nal import ShownArea
 from streamvid.bitstream.packets import START_CODE
 
 _FIELDS = "PyNvVideoCodec deinterlaces pictures that are coded in fields; the native module would not"
-_SHORT_PART: Final = 12
+_SHORT_VIDEO_PACKET: Final = 12
 """Headers of VOPs, with their start codes, and of video packets are shorter, in bytes."""
 _SIZE = "decode sessions crop its pictures in another way"
 
@@ -83,7 +84,7 @@ def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width:
         if codec == "mpeg4":
             found = {mpeg4.headers_of(packet) for packet in packets}
             faults = [session_fault(codec, headers, width, height, native=True) for headers in found]
-            if any(_may_have_empty_part(bytes(packet)) for packet in packets):
+            if any(_may_have_empty_video_packet(packet) for packet in packets):
                 return "NVDEC garbles B-VOPs with an empty video packet"
             return next(filter(None, faults), "")
         if codec == "h264":
@@ -106,38 +107,27 @@ def _may_have_fields(stsd: bytes) -> bool:
         return True
 
 
-def _may_have_empty_part(packet: bytes) -> bool:
-    """Whether a B-VOP has a video packet, not its last one, that is hardly longer than its header.
+def _may_have_empty_video_packet(packet: memoryview) -> bool:
+    """Whether a packet is a B-VOP with a video packet, not its last one, that is hardly longer than its header.
 
     A video packet ends with stuffing. The next one begins with a resync_marker (6.3.5.2 of ISO/IEC 14496-2), of which
     17 bits and more are zeros, as nowhere else behind a VOP's header.
     """
-    begin = packet.find(mpeg4.VOP_START_CODE)
-    if not 0 <= begin < len(packet) - 4 or packet[begin + 4] >> 6 != mpeg4.B_VOP:
+    begin = len(mpeg4.headers_of(packet))
+    if len(packet) <= begin + 4 or packet[begin + 4] >> 6 != mpeg4.B_VOP:  # vop_coding_type, behind the start code
         return False
-    while (end := packet.find(b"\0\0", begin + 4)) >= 0:
-        if end - begin < _SHORT_PART:
+    data = bytes(packet)
+    while (end := data.find(b"\0\0", begin + 4)) >= 0:
+        if end - begin < _SHORT_VIDEO_PACKET:
             return True
         begin = end
     return False
 
 
 def _constrains_intra(headers: bytes) -> bool:
-    """constrained_intra_pred_flag of any picture parameter set (7.3.2.2 of ITU-T H.264)."""
+    """constrained_intra_pred_flag of any picture parameter set of H.264."""
     units = [unit for unit in headers.split(START_CODE) if unit and unit[0] & 31 == h264.PPS]
-    return any(_is_constrained(BitReader.of_nal(unit[1:])) for unit in units)
-
-
-def _is_constrained(bits: BitReader) -> bool:
-    bits.ue(), bits.ue()  # pic_parameter_set_id, seq_parameter_set_id
-    bits.u(2)  # entropy_coding_mode_flag, bottom_field_pic_order_in_frame_present_flag
-    if bits.ue():  # num_slice_groups_minus1; NVDEC decodes no slice groups
-        return True
-    bits.ue(), bits.ue()  # num_ref_idx_l0_default_active_minus1, num_ref_idx_l1_default_active_minus1
-    bits.u(3)  # weighted_pred_flag, weighted_bipred_idc
-    bits.se(), bits.se(), bits.se()  # pic_init_qp_minus26, pic_init_qs_minus26, chroma_qp_index_offset
-    bits.u(1)  # deblocking_filter_control_present_flag
-    return bool(bits.u(1))  # constrained_intra_pred_flag
+    return any(read_pps(BitReader.of_nal(unit[1:]))[1].constrained_intra for unit in units)
 
 
 def _shown_areas(codec: str, headers: bytes) -> list[ShownArea]:

@@ -125,9 +125,9 @@ class ShardAccess:
         """
         with contextlib.ExitStack() as leases:
             cached: dict[tuple[int, str], str] = {}
-            past = self.by_range or time.monotonic() < self._without_cache
+            bypassed = self.by_range or time.monotonic() < self._without_cache
             for number in shards:
-                for extension, url, size, sha256 in [] if past else self._fetched(number):
+                for extension, url, size, sha256 in [] if bypassed else self._fetched(number):
                     assert self._cache is not None
                     with shard_errors(self._dataset, {url: number}):
                         try:

@@ -66,7 +66,7 @@ def follow_on(pts: Int64, keyframe: Bool, duration: Int64, *, least: float = RES
     return made, np.array(parts[1:], dtype=np.int64)
 
 
-def wraps(clock: Int64) -> Int64:
+def clock_offsets(clock: Int64) -> Int64:
     """int64 [packets]: what to add to times of FLV, whose clock begins anew at 2^31 ms, or leaps over as many.
 
     Args:

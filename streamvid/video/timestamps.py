@@ -20,7 +20,7 @@ from streamvid.video.output_order import OutputOrder, distinct, output_order, ti
 from streamvid.video.packet_times import PacketTimes, fit_pauses
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, follow_on, incomplete_packets, is_whole, wraps
+from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, clock_offsets, follow_on, incomplete_packets, is_whole
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -250,7 +250,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
             pts[number + 1] = pts[number] + 1  # the beginning of a packet, with its time, is missing
     complete = not (pts == _NO_PTS).any()
     if name == "flv" and complete and not (clock == _NO_PTS).any():
-        added = wraps(clock)
+        added = clock_offsets(clock)
         pts, clock, parts = pts + added, clock + added, np.flatnonzero(np.diff(added)) + 1
     if complete and not rows["discarded"].any():
         pts, behind = follow_on(pts, rows["keyframe"], rows["duration"])

@@ -131,8 +131,8 @@ def random_encoding(seed: int) -> Recipe:
 
 
 def random_pictures(seed: int, recipe: Recipe) -> Iterator[Image]:
-    """What such a clip shows, the same for the same seed: in half of them the recipe's moving shapes, in the others a
-    part or all of it still, flashing, fading, or noise."""
+    """What such a clip shows, the same for the same seed: in four of ten the recipe's moving shapes, in the others a
+    part or all of them still, flashing, fading, or with noise."""
     rng = np.random.default_rng([seed, 1])
     kind = str(rng.choice(["", "", "", "", "still part", "still", "rarely", "flash", "fade", "noise"]))
     box = tuple(slice(*sorted(rng.integers(0, side + 1, 2).tolist())) for side in (recipe.height, recipe.width))
