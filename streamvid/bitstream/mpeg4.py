@@ -221,8 +221,8 @@ class VopClock:
         self.resolution = 0
         self._second = self._second_before = 0
 
-    def time(self, packet: bytes) -> int:
-        """The time of the next VOP in decode order, in ticks.
+    def time(self, packet: bytes) -> tuple[int, bool]:
+        """The time of the next VOP in decode order, in ticks, and its vop_coded.
 
         Raises:
             ValueError: the packet has no VOP, or no VideoObjectLayer came before it.
@@ -230,7 +230,8 @@ class VopClock:
         at = self.read_headers(packet)
         if at is None or not self.resolution:
             raise ValueError("a packet of it holds no picture")
-        return self.take(packet[at : at + _HEADER_BYTES])[0]
+        ticks, _, coded = self.take(packet[at : at + _HEADER_BYTES])
+        return ticks, coded
 
     def read_headers(self, packet: bytes) -> int | None:
         """Read the headers before the first VOP. Returns the position after the VOP's start code, or None if there is

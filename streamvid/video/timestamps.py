@@ -90,9 +90,10 @@ def _count_times(source: VideoFile, found: PacketTimes, codec: str) -> PacketTim
         clock = mpeg4.VopClock()
         with source.open() as (container, stream), suppress(ValueError):
             packets = demux(source, container, stream, codec)
-            pts, ticks = np.array([(clock.time(bytes(packet)), clock.resolution) for packet in packets]).T
-            scale = int(np.lcm.reduce(ticks))
-            pts *= scale // ticks
+            pts, coded, ticks = np.array([(*clock.time(bytes(packet)), clock.resolution) for packet in packets]).T
+            # In halves of a tick: in a packed bitstream, a VOP that is not coded has the time of the VOP before it.
+            scale = 2 * int(np.lcm.reduce(ticks))
+            pts = pts * (scale // ticks) + (coded == 0)
             if (np.diff(pts[order]) <= 0).any():  # recordings were joined: each counts anew
                 pts, _ = follow_on(pts, found.keyframe, 0 * pts, least=-0.5)
             if (np.diff(pts[order]) > 0).all() and scale < 1 << 31:

@@ -482,6 +482,19 @@ def test_raw_mpeg4_that_was_joined(b_frames: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(np.diff(seconds), np.repeat(1 / np.array(rates), FRAMES)[:-1])
 
 
+def test_a_raw_packed_bitstream(tmp_path: Path) -> None:
+    """Each B-VOP has a VOP behind it that is not coded and has the time of the VOP before: they counted as frames."""
+    vops = mpeg4.packed(mpeg4.encoded(tmp_path, b_frames=1))
+    source = tmp_path / "a.m4v"
+    source.write_bytes(b"".join(one.data for one in vops))
+    clip, transcoded = prepare(source, tmp_path / "clip")
+    assert not transcoded
+    seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
+    np.testing.assert_allclose(seconds, np.arange(24) / 25, atol=1e-9)
+    for got, expected in zip(decoded(clip.mp4), decoded(source), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
 @pytest.mark.parametrize("name", ["raw.m4v", "raw.m2v", "a.mpg"])
 def test_a_stream_that_begins_in_the_middle(name: str, tmp_path: Path) -> None:
     """B-frames before which a key frame is missing are not shown."""
