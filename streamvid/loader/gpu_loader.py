@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import time
@@ -35,7 +34,7 @@ from streamvid.loader.rescue import BAD_CLIP, Rescuer
 from streamvid.loader.run_position import Delivery, RunPosition
 from streamvid.loader.sampler_state import ResumableBatches, SamplerPosition, from_state, global_generator, to_state
 from streamvid.loader.shm_transfer import SharedBatch, pack, unpack
-from streamvid.loader.torch_options import begin, check_items, check_order, check_workers
+from streamvid.loader.torch_options import begin, begin_worker, check_items, check_order, check_workers
 from streamvid.plan.world import find_cores, find_device
 from streamvid.transform.render import make_renderer
 from streamvid.video.packet_selection import EncodedSlice
@@ -140,7 +139,7 @@ class GpuDataLoader(BatchLoader[SamplerPosition]):
                 prefetch_factor=prefetch_factor,
                 persistent_workers=persistent_workers,
                 multiprocessing_context=multiprocessing_context,
-                worker_init_fn=partial(_begin_worker, worker_init_fn),
+                worker_init_fn=partial(begin_worker, worker_init_fn),
                 generator=self._seeds,
                 timeout=timeout,
                 batch_sampler=cast(Any, self._batches),
@@ -345,14 +344,6 @@ def _warn_undivided() -> None:
         ranks = torch.distributed.get_world_size()
         if ranks > 1:
             log.warning("all %d ranks get every clip: give sampler=DistributedSampler(dataset) to divide them", ranks)
-
-
-def _begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
-    """Initialise a worker. A forked one must not free garbage of the main process: it may contain DALI pipelines, and
-    freeing one whose threads do not exist in this process crashes the worker."""
-    gc.freeze()
-    if then is not None:
-        then(worker)
 
 
 def _share(batch: Any) -> _Read | SharedBatch[_Read]:

@@ -3,13 +3,22 @@ first epoch or take any text for True; and the start of its workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+import gc
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 from streamvid.checks import boolean, integer, is_real, shown
 from streamvid.errors import InputError, StreamvidError
 from streamvid.forks import in_children
 from streamvid.host import limit_met
+
+_PYTORCH_S: Final = 10.0
+"""Seconds in which PyTorch's workers notice the end of the main process; they look every 5."""
 
 
 def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: bool) -> None:
@@ -79,3 +88,22 @@ def begin(loader: Iterable[Any]) -> Iterator[Any]:
             f"DataLoader cannot start its workers ({error}): they need /dev/shm, writable and with room (in a "
             "container by docker run --shm-size=8g), and a working directory that is there; or give num_workers=0"
         ) from error
+
+
+def begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
+    """Initialise a worker. A forked one must not free garbage of the main process: it may contain DALI pipelines, and
+    freeing one whose threads do not exist in this process crashes the worker."""
+    gc.freeze()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if then is not None:
+        then(worker)
+
+
+def _end_with_parent() -> None:
+    """In a worker, end it if the main process is gone. PyTorch's own watch begins only later (behind `worker_init_fn`)
+    and notices no end before that; where it works, the worker ends in order."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    time.sleep(_PYTORCH_S)
+    os._exit(1)

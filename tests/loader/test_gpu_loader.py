@@ -472,6 +472,42 @@ def test_ctrl_c_and_the_end_of_the_program(dataset: Path, how: str, forked_pytho
     assert soon(lambda: not any(map(alive, children)))
 
 
+ORPHANS = """
+import multiprocessing, os, sys, time
+import streamvid as sv
+from streamvid.sampling.windows import Window
+def begin(worker):
+    parent = os.getppid()
+    print(os.getpid(), flush=True)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+if __name__ == "__main__":
+    ds = sv.ClipDataset(sys.argv[1], sampling=Window(4), transform=sv.Transform(resize=(32, 32)))
+    context = multiprocessing.get_context(sys.argv[2])
+    options = {"num_workers": 2, "worker_init_fn": begin, "multiprocessing_context": context}
+    list(sv.GpuDataLoader(ds, batch_size=2, device="cpu", **options))
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_workers_end_if_the_program_is_killed_while_they_begin(
+    dataset: Path, tmp_path: Path, start: str, forked_python: Path
+) -> None:
+    """PyTorch's workers look whether they still have the parent that they had behind `worker_init_fn`: by then the
+    program may be gone."""
+    (tmp_path / "train.py").write_text(ORPHANS)
+    command = [str(forked_python), str(tmp_path / "train.py"), str(dataset), start]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in range(2)]
+        process.kill()
+    try:
+        assert soon(lambda: not any(map(alive, pids)))
+    finally:
+        for pid in filter(alive, pids):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_options_that_cannot_be(dataset: Path) -> None:
     ds = sv.ClipDataset(dataset, **OPTIONS)
     wrong: list[dict[str, Any]] = [
