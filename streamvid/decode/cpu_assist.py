@@ -193,7 +193,7 @@ class _Upload:
     def __init__(self, size: int, stream: torch.cuda.Stream) -> None:
         import torch
 
-        self.size, self._memory = size, torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        self.size, self._memory = size, torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
         self._on_device = torch.empty(size, dtype=torch.uint8, device=stream.device)
         self._bytes: UInt8 = self._memory.numpy()
         self.address, self.surface, self.used = self._memory.data_ptr(), self._on_device.data_ptr(), 0

@@ -86,7 +86,8 @@ class ImageBatches:
                 what = f"{image.encoded.width}x{image.encoded.height}, but decodes to {list(shape)}"
                 raise VideoError(f"the image {image.encoded.name} is said to be {what}: pack it again")
         # All at once: a tensor for each would take Python a tenth of a millisecond.
-        target = memory if on_gpu else torch.empty(sum(image.decoded_bytes for image in images), dtype=torch.uint8)
+        size = sum(image.decoded_bytes for image in images)
+        target = memory if on_gpu else torch.empty(size, dtype=torch.uint8, device="cpu")
         decoded.copy_to_external(ctypes.c_void_p(target.data_ptr()))
         if not on_gpu:
             memory[: len(target)].copy_(target)

@@ -189,6 +189,6 @@ class _PinnedTable:
     def __init__(self) -> None:
         import torch
 
-        self._memory = torch.empty((_ROWS, ROW), dtype=torch.int64, pin_memory=True)
+        self._memory = torch.empty((_ROWS, ROW), dtype=torch.int64, device="cpu", pin_memory=True)
         self.rows, self.address = self._memory.numpy(), self._memory.data_ptr()
         self.reusable: torch.cuda.Event | None = None

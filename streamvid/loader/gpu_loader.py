@@ -278,7 +278,7 @@ class GpuDataLoader(BatchLoader[SamplerPosition]):
         """The batches of PyTorch's DataLoader, in order."""
         getpid = os.getpid  # module globals may be gone when the interpreter closes this generator as it exits
         process = getpid()
-        with generator:
+        with torch.device("cpu"), generator:
             # Drawn in every epoch. DataLoader draws a seed for its workers only when it starts them: the sampler of a
             # resumed run, whose workers are new, would draw other numbers after that than with persistent workers.
             seed = torch.empty((), dtype=torch.int64).random_(generator=self._generator)
@@ -315,7 +315,7 @@ def _sampler(dataset: ClipDataset, shuffle: bool, generator: torch.Generator | N
         return torch.utils.data.SequentialSampler(dataset)
     if generator is None:
         generator = torch.Generator()
-        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64, device="cpu").random_()))
     return torch.utils.data.RandomSampler(dataset, generator=generator)
 
 
@@ -360,7 +360,8 @@ def _watched(iterator: Iterator[_Read | SharedBatch[_Read]]) -> Iterator[_Read |
     """The items of PyTorch's iterator, which notices dead workers except those that died while sending a batch."""
     while True:
         try:
-            value = next(iterator)
+            with torch.device("cpu"):  # samplers draw from generators of the CPU, whatever the default device is
+                value = next(iterator)
         except StopIteration:
             return
         except (ConnectionError, EOFError) as error:  # connections close before a process counts as dead

@@ -82,7 +82,7 @@ def _apply(transform: Transform | Views, pixels: Any, batch: EncodedBatch, *, on
     own = {name: params[name][0] for name in input_names(outputs.spec, crop_resized=crop_resized)}
     made = build_graph(outputs.spec, tensors, own, crop_resized=crop_resized)
     views = {name: output.torch()[None] for name, output in zip(outputs.views, made, strict=True)}
-    columns = {name: torch.tensor(column) for name, column in batch.columns().items()}
+    columns = {name: torch.tensor(column, device="cpu") for name, column in batch.columns().items()}
     return outputs.finish({**views, **columns}, batch)
 
 

@@ -129,7 +129,7 @@ class GpuPictures:
                 for view, frames in zip(self._views, sink.frames, strict=True)]  # fmt: skip
         if not made:
             return
-        pinned = torch.empty(sum(frames.size for *_, frames in made), dtype=torch.uint8, pin_memory=True)
+        pinned = torch.empty(sum(frames.size for *_, frames in made), dtype=torch.uint8, device="cpu", pin_memory=True)
         np.concatenate([frames.reshape(-1) for *_, frames in made], out=pinned.numpy())
         sent = pinned.to(self._stream.device, non_blocking=True)
         parts = torch.split(sent, [frames.size for *_, frames in made])
@@ -284,7 +284,7 @@ class _View:
         if not rows:
             return
         device = self.tensor.device
-        of_clips, table = torch.from_numpy(np.stack(params)).to(device), torch.tensor(rows)
+        of_clips, table = torch.from_numpy(np.stack(params)).to(device), torch.tensor(rows, device="cpu")
         table[:, 4] = of_clips.data_ptr() + of_clips[:1].nbytes * table[:, 4]
         kernel = Kernel(self.dtype, wide=False, recolours=self.recolours, rgb=True)
         for some in torch.split(table.to(device), MOST_PICTURES):

@@ -508,6 +508,20 @@ def test_workers_end_if_the_program_is_killed_while_they_begin(
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_default_device_changes_nothing(dataset: Path, num_workers: int) -> None:
+    """`torch.set_default_device("cuda")` is common in training programs; PyTorch's samplers then draw there."""
+    found = []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(3)
+        with torch.device(device):
+            ds = sv.ClipDataset(dataset, **OPTIONS)
+            with sv.GpuDataLoader(ds, batch_size=4, shuffle=True, num_workers=num_workers, device="cpu") as loader:
+                found.append([*loader, *loader])
+    for one, other in zip(*found, strict=True):
+        assert_same(one, other)
+
+
 def test_options_that_cannot_be(dataset: Path) -> None:
     ds = sv.ClipDataset(dataset, **OPTIONS)
     wrong: list[dict[str, Any]] = [

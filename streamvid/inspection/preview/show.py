@@ -139,7 +139,7 @@ def _tensor(batch: Mapping[str, Any], name: str) -> torch.Tensor:
 
     value = batch.get(name)
     try:
-        tensor = torch.as_tensor(value)
+        tensor = value if torch.is_tensor(value) else torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         tensor = torch.empty(0)
     if tensor.ndim not in (4, 5) or tensor.is_complex():

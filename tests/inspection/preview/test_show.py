@@ -89,7 +89,8 @@ def test_masks_times_labels_and_metadata() -> None:
         "score": torch.tensor([0.5, 1.5, float("nan")]),
         "vector": torch.zeros(3, 8),
     }
-    shown = sv.show(batch)
+    with torch.device("meta"):  # a default device, as training programs set
+        shown = sv.show(batch)
     assert [[one.real for one in strip.pictures] for strip in shown.strips] == batch["mask"].tolist()  # type: ignore[attr-defined]
     assert [one.seconds for one in shown.strips[1].pictures] == [0, 0.5, 0.5, 0.5]
     assert [one.seconds for one in shown.strips[2].pictures] == [None] * 4
