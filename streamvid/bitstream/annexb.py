@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
-from streamvid.bitstream import h264, hevc
+from streamvid.bitstream import h264, hevc, hevc_sps
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import DpbRequirement, NalSyntax, ParameterSets
 
@@ -39,7 +39,7 @@ def dpb_requirement(codec: str, sets: bytes) -> DpbRequirement:
     Returns:
         the requirement; with a group of its own if they cannot be parsed, or have several sequence parameter sets.
     """
-    read: Callable[[BitReader], DpbRequirement] = h264.dpb_requirement if codec == "h264" else hevc.dpb_requirement
+    read: Callable[[BitReader], DpbRequirement] = h264.dpb_requirement if codec == "h264" else hevc_sps.dpb_requirement
     syntax = NAL_SYNTAX[codec]
     try:
         (sps,) = syntax.sequence_parameter_sets(sets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from streamvid.bitstream import h264, hevc
+from streamvid.bitstream import h264, hevc_sps
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.nal import stated_colors
 from streamvid.mp4.sample_entry import codec_configuration
@@ -30,7 +30,7 @@ def chroma_location(codec: str, stsd: bytes) -> str:
             return "unknown"
         syntax = NAL_SYNTAX[codec]
         units = syntax.sequence_parameter_sets(parameter_sets(codec, stsd).annex_b)
-        to_vui = h264.skip_to_vui if codec == "h264" else hevc.skip_to_vui
+        to_vui = h264.skip_to_vui if codec == "h264" else hevc_sps.skip_to_vui
         found = {stated_colors(unit, syntax.header_bytes, to_vui).location for unit in units}
     except (ValueError, IndexError):
         return "unknown"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from streamvid.bitstream import hevc
+from streamvid.bitstream import hevc_sps
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.packets import START_CODE
 
@@ -33,32 +33,17 @@ def ffmpeg_is_exact(codec: str, sets: bytes) -> bool:
         return True
     units = [unit for unit in sets.split(START_CODE) if unit]
     try:
-        sequences = [_read_sps(BitReader.of_nal(unit[2:])) for unit in units if unit[0] >> 1 == _SPS]
+        sequences = [hevc_sps.read_coding_tools(BitReader.of_nal(unit[2:])) for unit in units if unit[0] >> 1 == _SPS]
         pictures = [_read_pps(BitReader.of_nal(unit[2:])) for unit in units if unit[0] >> 1 == _PPS]
     except ValueError:
         return False
     return not (
-        any(sps.bit_depth > 10 for sps in sequences)  # wrong at a QP of 45 and more
-        or any(sps.tree_block == 16 and sps.adaptive_offsets for sps in sequences)
+        any(sps.shown.samples.depth > 10 for sps, _, _ in sequences)  # wrong at a QP of 45 and more
+        or any(tree_block == 16 and adaptive_offsets for _, tree_block, adaptive_offsets in sequences)
         or any(pps.constrained_intra or pps.lossless_blocks for pps in pictures)
         # FFmpeg's deblocking filter limits the QP of chroma.
         or any(_MOST_QP + pps.chroma_offset > _MOST_CHROMA_QP for pps in pictures)
     )
-
-
-@dataclass(frozen=True)
-class _Sps:
-    """Fields of a sequence parameter set.
-
-    Attributes:
-        bit_depth: bits per luma sample.
-        tree_block: side of the coding tree blocks, in luma samples.
-        adaptive_offsets: whether samples may get adaptive offsets (SAO).
-    """
-
-    bit_depth: int
-    tree_block: int
-    adaptive_offsets: bool
 
 
 @dataclass(frozen=True)
@@ -74,22 +59,6 @@ class _Pps:
     constrained_intra: bool
     chroma_offset: int
     lossless_blocks: bool
-
-
-def _read_sps(bits: BitReader) -> _Sps:
-    """7.3.2.2.1 of ITU-T H.265, up to sample_adaptive_offset_enabled_flag."""
-    sps = hevc.read_sps(bits)
-    for _ in range(sps.max_sub_layers if bits.u(1) else 1):  # sps_sub_layer_ordering_info_present_flag
-        for _ in range(3):
-            bits.ue()  # sps_max_dec_pic_buffering_minus1, sps_max_num_reorder_pics, sps_max_latency_increase_plus1
-    # log2_min_luma_coding_block_size_minus3, log2_diff_max_min_luma_coding_block_size
-    tree_block = 1 << min(bits.ue() + 3 + bits.ue(), 6)
-    for _ in range(4):
-        bits.ue()  # sizes of transform blocks, depths of transform hierarchies
-    if bits.u(1) and bits.u(1):  # scaling_list_enabled_flag, sps_scaling_list_data_present_flag
-        hevc.skip_scaling_lists(bits)
-    bits.u(1)  # amp_enabled_flag
-    return _Sps(sps.shown.samples.depth, tree_block, bool(bits.u(1)))  # sample_adaptive_offset_enabled_flag
 
 
 def _read_pps(bits: BitReader) -> _Pps:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from streamvid.bitstream import h264, hevc, mpeg4, vpx
+from streamvid.bitstream import h264, hevc_sps, mpeg4, vpx
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.h264_gaps import read_pps
@@ -131,5 +131,5 @@ def _constrains_intra(headers: bytes) -> bool:
 
 
 def _shown_areas(codec: str, headers: bytes) -> list[ShownArea]:
-    read, syntax = (h264.shown_area if codec == "h264" else hevc.shown_area), NAL_SYNTAX[codec]
+    read, syntax = (h264.shown_area if codec == "h264" else hevc_sps.shown_area), NAL_SYNTAX[codec]
     return [read(BitReader.of_nal(sps[syntax.header_bytes :])) for sps in syntax.sequence_parameter_sets(headers)]

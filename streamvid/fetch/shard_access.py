@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -149,12 +148,9 @@ class ShardAccess:
                 if self._cache is None or error.path not in {*map(redact, cached.values())}:
                     raise
                 self._without_cache = time.monotonic() + UNUSABLE_SECONDS
-                try:
-                    with self._cache.usable():
-                        raise OSError(errno.EIO, "its disk does not answer") from error
-                except CacheUnusable as unusable:
-                    self._cache.warn("without", WITHOUT, unusable)
-                    raise
+                unusable = self._cache.gave_up("its disk does not answer")
+                self._cache.warn("without", WITHOUT, unusable)
+                raise unusable from error
 
     def reader(
         self, shards: Sequence[int], stop: threading.Event | None = None, turn: Turn | None = None

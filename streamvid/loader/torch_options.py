@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import multiprocessing.connection
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.context import ForkServerProcess
 from typing import Any, Final
 
 from streamvid.checks import boolean, integer, is_real, shown
@@ -104,6 +104,9 @@ def _end_with_parent() -> None:
     and notices no end before that; where it works, the worker ends in order."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
+    by_server = isinstance(multiprocessing.current_process(), ForkServerProcess)
+    # While later workers live, which forks give what it is known by, a dead parent counts as alive.
+    while parent.is_alive() and (by_server or os.getppid() == parent.pid):
+        time.sleep(1)
     time.sleep(_PYTORCH_S)
     os._exit(1)

@@ -381,11 +381,14 @@ class ShardCache:
         try:
             yield
         except OSError as exc:
-            reason = exc.strerror or str(exc)
             remedy = "free some space there, or " if exc.errno in _FULL else ""
-            error = CacheUnusable(
-                f"The cache folder {self._root} cannot be used: {reason}; {remedy}"
-                "name a folder on a local disk with room to spare that this user may write to."
-            )
-            self._unusable = time.monotonic() + UNUSABLE_SECONDS, str(error)
-            raise error from exc
+            raise self.gave_up(exc.strerror or str(exc), remedy) from exc
+
+    def gave_up(self, reason: str, remedy: str = "") -> CacheUnusable:
+        """The error of a folder that cannot be used, which is remembered for a while."""
+        error = CacheUnusable(
+            f"The cache folder {self._root} cannot be used: {reason}; {remedy}"
+            "name a folder on a local disk with room to spare that this user may write to."
+        )
+        self._unusable = time.monotonic() + UNUSABLE_SECONDS, str(error)
+        return error
