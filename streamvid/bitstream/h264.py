@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import (
@@ -47,7 +47,7 @@ _FIXED_444: Final = 151
 only the first packet has, so they cannot start anywhere else."""
 _FIXED_DIRECT: Final = 34
 """Likewise x264 before this version, and the vectors of spatial direct prediction (8.4.1.2.2)."""
-_HEADER_BYTES: Final = 48
+HEADER_BYTES: Final = 48
 """Bytes of a slice that are enough for its header up to pic_order_cnt_lsb."""
 
 
@@ -70,7 +70,7 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
 
 def set_number(unit: bytes) -> int:
     """seq_parameter_set_id or pic_parameter_set_id."""
-    bits = BitReader.of_nal(unit[1:_HEADER_BYTES])
+    bits = BitReader.of_nal(unit[1:HEADER_BYTES])
     if unit[0] & 31 == SPS:
         bits.u(24)  # profile_idc, constraint flags, level_idc
     return bits.ue()
@@ -272,9 +272,9 @@ class H264Order(OutputOrder):
         with suppress(ValueError):
             for unit in units:
                 if unit[0] & 31 in WITH_SLICE_HEADER:
-                    bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
-                    is_field = _read_to_field_pic_flag(bits, next(iter(self._sps)))
-                    parities.add(bits.u(1) if is_field else None)  # bottom_field_flag
+                    bits = BitReader.of_nal(bytes(unit[1:HEADER_BYTES]))
+                    in_field = read_slice(bits, next(iter(self._sps))).in_field
+                    parities.add(bits.u(1) if in_field else None)  # bottom_field_flag
         return len(parities) == 1 and None not in parities
 
     def _read_parameter_set(self, unit: bytes | memoryview) -> None:
@@ -300,8 +300,8 @@ class H264Order(OutputOrder):
             return self._decoded  # output order is decode order
         if sps.pic_order_cnt_type != 0:
             return None
-        bits = BitReader.of_nal(bytes(unit[1:_HEADER_BYTES]))
-        if _read_to_field_pic_flag(bits, sps):
+        bits = BitReader.of_nal(bytes(unit[1:HEADER_BYTES]))
+        if read_slice(bits, sps).in_field:
             bits.u(1)  # bottom_field_flag
         if is_idr:
             bits.ue()  # idr_pic_id
@@ -311,12 +311,22 @@ class H264Order(OutputOrder):
         return count
 
 
-def _read_to_field_pic_flag(bits: BitReader, sps: Sps) -> bool:
-    """Read a slice header up to field_pic_flag, which is returned."""
-    for _ in range(3):
-        bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
-    bits.u(2 * sps.separate_colour_plane + sps.frame_num_bits)  # colour_plane_id, frame_num
-    return not sps.frame_mbs_only and bool(bits.u(1))
+class SliceBegin(NamedTuple):
+    """A slice header up to field_pic_flag; `slice_type` from 0 to 4."""
+
+    slice_type: int
+    picture_set: int
+    frame_num: int
+    in_field: bool
+
+
+def read_slice(bits: BitReader, sps: Sps) -> SliceBegin:
+    """Read a slice header up to field_pic_flag."""
+    bits.ue()  # first_mb_in_slice
+    slice_type, picture_set = bits.ue() % 5, bits.ue()  # slice_type, pic_parameter_set_id
+    bits.u(2 * sps.separate_colour_plane)  # colour_plane_id
+    frame_num = bits.u(sps.frame_num_bits)
+    return SliceBegin(slice_type, picture_set, frame_num, not sps.frame_mbs_only and bool(bits.u(1)))
 
 
 def _picture_set(part: bytes) -> int:
@@ -324,19 +334,6 @@ def _picture_set(part: bytes) -> int:
     bits = BitReader.of_nal(part[1:])
     bits.ue(), bits.ue()  # first_mb_in_slice, slice_type
     return bits.ue()
-
-
-def is_field(packet: memoryview, length_size: int, sps: Sps) -> bool:
-    """Whether a packet, in the format of MP4 files, has a picture that is coded as a field.
-
-    Raises:
-        ValueError: a slice header ends early.
-    """
-    return any(
-        _read_to_field_pic_flag(BitReader.of_nal(bytes(unit[1:_HEADER_BYTES])), sps)
-        for unit in split_packet(packet, length_size)
-        if unit[0] & 31 in WITH_SLICE_HEADER
-    )
 
 
 def is_by_early_x264(units: list[memoryview]) -> bool:

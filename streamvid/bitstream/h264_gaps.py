@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.h264 import IDR, PPS, SPS, WITH_SLICE_HEADER, Sps, parameter_sets, read_sps
+from streamvid.bitstream.h264 import IDR, PPS, SPS, WITH_SLICE_HEADER, Sps, parameter_sets, read_slice, read_sps
 from streamvid.bitstream.nal import split_packet
 from streamvid.bitstream.packets import START_CODE
 from streamvid.bitstream.sei import SEI, recovery_frames
 
 _BEGIN_BYTES: Final = 32
-"""Bytes of a slice that are enough for its header up to frame_num."""
+"""Bytes of a slice that are enough for its header up to field_pic_flag."""
 _HEADER_BYTES: Final = 1024
 """Bytes of a slice that are enough for its header, with weights of all references."""
 _P, _B, _SP = 0, 1, 3
@@ -138,11 +138,8 @@ class FrameNumbers:
             (sps,) = self._sps  # ValueError: which of several sets applies is not tracked
             if sps.gaps_allowed:
                 raise ValueError("its parameter sets allow gaps in frame_num")
-            bits = BitReader.of_nal(bytes(unit[1:_BEGIN_BYTES]))
-            for _ in range(3):
-                bits.ue()  # first_mb_in_slice, slice_type, pic_parameter_set_id
-            bits.u(2 * sps.separate_colour_plane)  # colour_plane_id
-            frame_num, previous = bits.u(sps.frame_num_bits), self._previous
+            frame_num = read_slice(BitReader.of_nal(bytes(unit[1:_BEGIN_BYTES])), sps).frame_num
+            previous = self._previous
             follows = frame_num in (previous, (previous + 1) % (1 << sps.frame_num_bits))
             is_gap = previous >= 0 and not follows and not (frame_num <= 1 and self._resets(self._last, sps))
             if recovery is not None:
@@ -172,17 +169,14 @@ class FrameNumbers:
         if unit[0] & 31 == IDR:
             return False
         bits = BitReader.of_nal(unit[1:])
-        bits.ue()  # first_mb_in_slice
-        slice_type = bits.ue() % 5
-        pps = self._pps[bits.ue()]
-        bits.u(2 * sps.separate_colour_plane + sps.frame_num_bits)
-        is_field = not sps.frame_mbs_only and bool(bits.u(1))  # field_pic_flag
-        bits.u(is_field)  # bottom_field_flag
+        slice_type, picture_set, _, in_field = read_slice(bits, sps)
+        pps = self._pps[picture_set]
+        bits.u(in_field)  # bottom_field_flag
         if sps.pic_order_cnt_type == 1:
             raise ValueError("slice headers with pic_order_cnt_type 1 are not parsed")
         if sps.pic_order_cnt_type == 0:
             bits.u(sps.poc_lsb_bits)
-            if pps.order_in_frame and not is_field:
+            if pps.order_in_frame and not in_field:
                 bits.se()  # delta_pic_order_cnt_bottom
         if pps.redundant:
             bits.ue()  # redundant_pic_cnt

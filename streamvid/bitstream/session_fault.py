@@ -16,7 +16,7 @@ from streamvid.bitstream import h264, hevc_sps, mpeg4, vpx
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.h264_gaps import read_pps
-from streamvid.bitstream.nal import ShownArea
+from streamvid.bitstream.nal import ShownArea, split_packet
 from streamvid.bitstream.packets import START_CODE
 
 _FIELDS = "PyNvVideoCodec deinterlaces pictures that are coded in fields; the native module would not"
@@ -90,8 +90,10 @@ def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width:
         if codec == "h264":
             syntax, sets = NAL_SYNTAX[codec], parameter_sets(codec, stsd)
             sps = {h264.read_sps(BitReader.of_nal(unit[1:])) for unit in syntax.sequence_parameter_sets(sets.annex_b)}
-            in_fields = any(h264.is_field(packet, sets.length_size, sequence) for packet in packets for sequence in sps)
-            return _FIELDS if in_fields else ""
+            units = (unit for packet in packets for unit in split_packet(packet, sets.length_size))
+            slices = (bytes(unit[1 : h264.HEADER_BYTES]) for unit in units if unit[0] & 31 in h264.WITH_SLICE_HEADER)
+            in_field = (h264.read_slice(BitReader.of_nal(part), one).in_field for part in slices for one in sps)
+            return _FIELDS if any(in_field) else ""
         if any(not vpx.coded_sizes(codec, bytes(packet)) <= {(width, height)} for packet in packets):
             return "a session gives all of its frames the size of the first"
     except ValueError:

@@ -245,39 +245,43 @@ class Manifest:
                 )
             shown = repr(version)[:40]
             raise DatasetError(f"{path} has the version {shown}, which this streamvid does not read: pack it again")
+        document = {"revision": 0, "oldest": 0, "roots": [], "overlays": [], "tables": []} | document
         try:
             manifest = cls(
                 name=_checked(document, "name", str),
                 seconds=_seconds(document.get("seconds")),
                 classes=None if document.get("classes") is None else _texts(document["classes"], "classes"),
                 shards=tuple(_shard(entry) for entry in _checked(document, "shards", list)),
-                revision=_count(document, "revision") if "revision" in document else 0,
-                roots=_texts(document.get("roots", []), "roots"),
+                revision=_count(document, "revision"),
+                roots=_texts(document["roots"], "roots"),
                 forgotten=_forgotten(document["forgotten"]) if "forgotten" in document else None,
-                overlays=tuple(map(_overlay, _checked(document, "overlays", list) if "overlays" in document else ())),
-                oldest=_count(document, "oldest") if "oldest" in document else 0,
+                overlays=tuple(map(_overlay, _checked(document, "overlays", list))),
+                oldest=_count(document, "oldest"),
                 change=_change(document["change"]) if "change" in document else None,
-                tables=parse_tables(document.get("tables", [])),
+                tables=parse_tables(document["tables"]),
             )
             totals = {"clips": manifest.clips, "frames": manifest.frames, "bytes": manifest.tar_bytes}
             for field, total in totals.items():
                 if _count(document, field) != total:
                     raise ValueError(f"{field!r} is {document[field]}, its shards add up to {total}")
-            if manifest.clips > MAX_CLIPS:
-                raise ValueError(f"its shards hold {manifest.clips} clips, where {MAX_CLIPS} are the most")
-            names = [shard.name for shard in manifest.shards]
-            if len(set(names)) != len(names):
-                raise ValueError("it names a shard twice")
-            columns = [name for overlay in manifest.overlays for name, _ in overlay.columns]
-            if len(set(columns)) != len(columns):
-                raise ValueError("two overlays have a column of one name")
-            if any(overlay.rows > manifest.clips for overlay in manifest.overlays):
-                raise ValueError("an overlay has more rows than there are clips")
-            for text in (manifest.name, *manifest.roots, *(manifest.classes or ()), *columns):
-                text.encode()  # JSON may contain lone surrogates, which cannot be encoded
+            manifest._check()
         except ValueError as error:
             raise DatasetError(f"{path} is damaged: {error}; copy it again or pack the dataset again") from error
         return manifest
+
+    def _check(self) -> None:
+        """Raises ValueError if its parts contradict each other, or a text cannot be encoded."""
+        if self.clips > MAX_CLIPS:
+            raise ValueError(f"its shards hold {self.clips} clips, where {MAX_CLIPS} are the most")
+        if len({shard.name for shard in self.shards}) != len(self.shards):
+            raise ValueError("it names a shard twice")
+        columns = [name for overlay in self.overlays for name, _ in overlay.columns]
+        if len(set(columns)) != len(columns):
+            raise ValueError("two overlays have a column of one name")
+        if any(overlay.rows > self.clips for overlay in self.overlays):
+            raise ValueError("an overlay has more rows than there are clips")
+        for text in (self.name, *self.roots, *(self.classes or ()), *columns):
+            text.encode()  # JSON may contain lone surrogates, which cannot be encoded
 
 
 def _checked(document: dict[str, Any], field: str, kind: type) -> Any:

@@ -81,7 +81,7 @@ def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> l
     if unknown:
         raise InputError(f"{shown} has no camera {unknown[0]!r}: it has {', '.join(there) or 'none'}")
     chosen = [camera for camera in there if camera in cameras or not cameras]
-    columns: dict[str, list[Any]] = {"task": [], "episode": [], "camera": []}
+    clips: list[dict[str, Any]] = []
     cuts: dict[str, list[tuple[Cut, int]]] = defaultdict(list)
     try:
         for row in sorted(rows, key=lambda row: int(row["episode_index"])):
@@ -94,17 +94,16 @@ def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> l
                 cut = _cut(
                     float(row[f"{at}/from_timestamp"]), float(row[f"{at}/to_timestamp"]), int(row["length"]), rate
                 )
-                cuts[path].append((cut, len(columns["episode"])))
+                cuts[path].append((cut, len(clips)))
                 tasks = row.get("tasks")
-                columns["task"].append("; ".join(map(str, tasks)) if isinstance(tasks, list) else None)
-                columns["episode"].append(int(row["episode_index"]))
-                columns["camera"].append(camera)
+                task = "; ".join(map(str, tasks)) if isinstance(tasks, list) else None
+                clips.append({"task": task, "episode": int(row["episode_index"]), "camera": camera})
     except _NOT_AS_WRITTEN as error:
         raise InputError(f"the episodes of {shown} are not as LeRobot writes them ({error!r})") from error
     if not cuts:
         raise InputError(f"{shown} has no episodes with videos: record some first")
-    types = {"task": pa.string(), "episode": pa.int64(), "camera": pa.string()}
-    table = pa.table({name: pa.array(values, types[name]) for name, values in columns.items()})
+    types = pa.schema({"task": pa.string(), "episode": pa.int64(), "camera": pa.string()})
+    table = pa.Table.from_pylist(clips, types)
     first = lists.add(ParsedList(table, table), (), shown)
     depth = len(path_parts(place))
     found = []

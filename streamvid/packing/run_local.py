@@ -88,8 +88,7 @@ class _GroupWriter:
     def add(self, number: int, source: SourceVideo, outcome: Outcome) -> Iterator[Record]:
         """Add the clips of source `number`, or the reason of its rejection. Yields the records of full shards."""
         if isinstance(outcome, str):
-            log.info("rejected %s: %s", source.name, outcome)
-            self._rejected.append(Rejected(source.name, outcome))
+            self._reject(source, outcome)
             return
         start = self._task.cursor
         first = next((clip for clip, prepared in enumerate(outcome) if isinstance(prepared, PreparedClip)), None)
@@ -97,8 +96,7 @@ class _GroupWriter:
             if number == start.source and clip < start.clip:
                 continue  # the clip is in a finished shard
             if isinstance(prepared, RejectedCut):
-                log.info("rejected a clip of %s: %s", source.name, prepared.reason)
-                self._rejected.append(Rejected(source.name, prepared.reason))
+                self._reject(source, prepared.reason)
                 continue
             key, name = prepared.key or clip_key(source.key, prepared.suffix), prepared.source or source.name
             assert not isinstance(prepared.label, str), "labels are class numbers by now"
@@ -107,23 +105,13 @@ class _GroupWriter:
             last = self._part + 1 == self._task.group.names
             if self._writer and not last and self._writer.is_full(key, name, prepared, self._job.shard_size):
                 yield self.commit((number, clip))
-            if self._writer is None:
-                number_here = self._task.group.first + self._part
-                self._writer = ShardWriter(
-                    number_here,
-                    self._folder,
-                    metadata=self._task.metadata,
-                    retry=self._job.retry,
-                    upload=partial(self._journal.upload, number_here) if in_s3(self._destination) else None,
-                    in_place=bool(self._job.options.in_place),
-                )
+            self._writer = self._writer or self._open_writer()
             try:
                 self._writer.add(key, name, prepared)
             except VideoError as error:
                 if source.needed:
                     raise _lost(source, str(error)) from error
-                log.info("rejected %s: %s", source.name, error)
-                self._rejected.append(Rejected(source.name, str(error)))
+                self._reject(source, str(error))
                 if not self._writer.clips:
                     self.close()
                     self._writer = None
@@ -131,6 +119,26 @@ class _GroupWriter:
             if clip == first:
                 self._notices.extend(Notice(text, 1, source.name) for text in prepared.clip.remarks)
             self._seconds += prepared.clip.duration * prepared.clip.time_base[0] / prepared.clip.time_base[1]
+
+    def _reject(self, source: SourceVideo, reason: str) -> None:
+        """Note why a source, or a clip of it, is left out."""
+        log.info("rejected %s: %s", source.name, reason)
+        self._rejected.append(Rejected(source.name, reason))
+
+    @property
+    def _number(self) -> int:
+        """Of the shard that is written."""
+        return self._task.group.first + self._part
+
+    def _open_writer(self) -> ShardWriter:
+        return ShardWriter(
+            self._number,
+            self._folder,
+            metadata=self._task.metadata,
+            retry=self._job.retry,
+            upload=partial(self._journal.upload, self._number) if in_s3(self._destination) else None,
+            in_place=bool(self._job.options.in_place),
+        )
 
     def commit(self, next_start: tuple[int, int] | None) -> Record:
         """Finish the shard, if it has a clip; returns its record.
@@ -140,8 +148,7 @@ class _GroupWriter:
         """
         self._journal.check()
         entry = None if self._writer is None else self._writer.commit(self._destination)
-        number = self._task.group.first + self._part
-        record = Record(number, entry, self._seconds, tuple(self._rejected), next_start, merged(self._notices))
+        record = Record(self._number, entry, self._seconds, tuple(self._rejected), next_start, merged(self._notices))
         self._journal.write(record)
         self._writer, self._seconds, self._rejected, self._notices = None, 0.0, [], []
         self._part += 1
