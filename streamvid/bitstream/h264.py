@@ -93,6 +93,7 @@ class Sps:
         crop_unit: unit of the cropping offsets, horizontally and vertically, in luma samples.
         gaps_allowed: whether frame_num may leave out numbers.
         samples: chroma and depth of the pictures.
+        transform_bypass: whether macroblocks may be lossless (qpprime_y_zero_transform_bypass_flag).
     """
 
     profile_idc: int
@@ -109,6 +110,7 @@ class Sps:
     crop_unit: tuple[int, int] = field(compare=False)
     gaps_allowed: bool = field(compare=False)
     samples: Samples = field(compare=False)
+    transform_bypass: bool = field(compare=False)
 
 
 def read_sps(bits: BitReader) -> Sps:
@@ -119,14 +121,14 @@ def read_sps(bits: BitReader) -> Sps:
     """
     profile, constraints, level = bits.u(8), bits.u(8), bits.u(8)
     bits.ue()  # seq_parameter_set_id
-    separate, chroma, depth = 0, 1, 8
+    separate, chroma, depth, bypass = 0, 1, 8, 0
     if profile in _WITH_CHROMA_FORMAT:
         chroma = bits.ue()  # chroma_format_idc
         if chroma == 3:
             separate = bits.u(1)  # separate_colour_plane_flag
         depth += bits.ue()  # bit_depth_luma_minus8
         bits.ue()  # bit_depth_chroma_minus8
-        bits.u(1)  # qpprime_y_zero_transform_bypass_flag
+        bypass = bits.u(1)  # qpprime_y_zero_transform_bypass_flag
         if bits.u(1):  # seq_scaling_matrix_present_flag
             for number in range(12 if chroma == 3 else 8):
                 if bits.u(1):  # seq_scaling_list_present_flag
@@ -153,6 +155,7 @@ def read_sps(bits: BitReader) -> Sps:
     return Sps(
         profile, constraints, level, bool(separate), frame_num_bits, order_type, lsb_bits, frame_mbs_only, references,
         width, 16 * map_units * in_frame, (across, down * in_frame), gaps_allowed, samples,
+        bool(bypass),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Detects, by their headers, streams that decode sessions decode wrongly without an error.
 
 NVIDIA's parser crops only at the right and at the bottom, no session follows a change of a stream's frame size, and
-NVDEC garbles MPEG-4 with rare coding tools, and some H.264 that may be in fields and has constrained intra prediction.
+NVDEC garbles MPEG-4 with rare coding tools, lossless H.264, some H.264 that may be in fields and has constrained intra
+prediction, and HEVC with tools of range extensions or with small tiles.
 PyNvVideoCodec also deinterlaces field pictures, and H.264 frames with field macroblocks (MBAFF); the native module
 weaves fields, as FFmpeg does. `tests/gpu/test_codecs.py` has examples.
 """
@@ -12,13 +13,15 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-from streamvid.bitstream import h264, hevc_sps, mpeg4, vpx
+from streamvid.bitstream import h264, h264_gaps, hevc_pps, hevc_sps, mpeg4, vpx
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.h264_gaps import read_pps
 from streamvid.bitstream.nal import ShownArea, split_packet
 from streamvid.bitstream.packets import START_CODE
 
+_LEAST_TILE: Final = 256, 64
+"""The least width and height of HEVC's tiles, in luma samples (annex A of ITU-T H.265). kvazaar makes smaller ones:
+128x64 came out right on an H200, 64x64 garbled."""
 _FIELDS = "PyNvVideoCodec deinterlaces pictures that are coded in fields; the native module would not"
 _SHORT_VIDEO_PACKET: Final = 12
 """Headers of VOPs, with their start codes, and of video packets are shorter, in bytes."""
@@ -40,8 +43,9 @@ def session_fault(codec: str, headers: bytes, width: int, height: int, *, native
             areas = _shown_areas(codec, headers)
             if any((area.left, area.top, area.width, area.height) != (0, 0, width, height) for area in areas):
                 return _SIZE
-            if codec == "h264" and any(area.fields for area in areas) and _constrains_intra(headers):
-                return "NVDEC garbles some H.264 with constrained intra prediction that may be in fields"
+            fault = _h264_fault(headers) if codec == "h264" else _hevc_fault(headers)
+            if fault:
+                return fault
             return _FIELDS if not native and any(area.mixes_fields for area in areas) else ""
         if codec == "mpeg4":
             layers = mpeg4.video_object_layers(headers)
@@ -126,10 +130,38 @@ def _may_have_empty_video_packet(packet: memoryview) -> bool:
     return False
 
 
-def _constrains_intra(headers: bytes) -> bool:
-    """constrained_intra_pred_flag of any picture parameter set of H.264."""
-    units = [unit for unit in headers.split(START_CODE) if unit and unit[0] & 31 == h264.PPS]
-    return any(read_pps(BitReader.of_nal(unit[1:]))[1].constrained_intra for unit in units)
+def _h264_fault(headers: bytes) -> str:
+    """Why NVDEC garbles H.264 with these parameter sets; "" if it does not."""
+    units = [unit for unit in headers.split(START_CODE) if unit]
+    sequences = [
+        h264.read_sps(BitReader.of_nal(sps[1:])) for sps in NAL_SYNTAX["h264"].sequence_parameter_sets(headers)
+    ]
+    if any(sps.transform_bypass for sps in sequences):
+        return "NVDEC garbles lossless H.264"
+    pictures = [h264_gaps.read_pps(BitReader.of_nal(unit[1:]))[1] for unit in units if unit[0] & 31 == h264.PPS]
+    if any(pps.constrained_intra for pps in pictures) and not all(sps.frame_mbs_only for sps in sequences):
+        return "NVDEC garbles some H.264 with constrained intra prediction that may be in fields"
+    return ""
+
+
+def _hevc_fault(headers: bytes) -> str:
+    """Why NVDEC garbles HEVC with these parameter sets; "" if it does not."""
+    units = [unit[2:] for unit in headers.split(START_CODE) if len(unit) > 1 and unit[0] == hevc_pps.PPS << 1]
+    pictures = [hevc_pps.read_pps(BitReader.of_nal(unit)) for unit in units]
+    for unit in NAL_SYNTAX["hevc"].sequence_parameter_sets(headers):
+        payload = unit[2:]
+        if hevc_sps.has_range_extension(BitReader.of_nal(payload)) or any(pps.range_extension for pps in pictures):
+            return "NVDEC garbles HEVC with tools of range extensions"
+        sps, block, _ = hevc_sps.read_coding_tools(BitReader.of_nal(payload))
+        area = sps.shown
+        sides = -(-(area.left + area.width) // block), -(-(area.top + area.height) // block)
+        for pps in pictures:
+            across, down = pps.smallest_tile(*sides)
+            if (pps.columns > 1 and across * block < _LEAST_TILE[0]) or (
+                pps.rows > 1 and down * block < _LEAST_TILE[1]
+            ):
+                return "NVDEC garbles HEVC with tiles that are smaller than the standard allows"
+    return ""
 
 
 def _shown_areas(codec: str, headers: bytes) -> list[ShownArea]:

@@ -44,6 +44,7 @@ CLIPS = {
     "mpeg4_packets": replace(MPEG4, b_frames=0, options=(("ps", "200"),)),
     "mpeg4_qpel": replace(MPEG4, options=(("flags", "+qpel+mv4"),)),
     "h264_intra": Recipe(gop=1, b_frames=0),
+    "h264_lossless": Recipe(gop=12, params=(("qp", "0"),)),
     "h264_could_be_fields": Recipe(gop=12, height=192, params=(("fake-interlaced", "1"),)),
     "hevc_10bit": Recipe(codec="hevc", pix_fmt="yuv420p10le", width=322, height=182, gop=12),
     "hevc_12bit": Recipe(codec="hevc", pix_fmt="yuv420p12le", gop=12),
