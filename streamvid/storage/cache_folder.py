@@ -154,18 +154,18 @@ class CacheFolder:
                 # Link the open file, not the part's name, under which another process may fetch if the folder was
                 # removed.
                 os.link(f"/proc/self/fd/{file.fileno()}", path, src_dir_fd=file.fileno())
-            except FileExistsError:
-                # Published by another process while this one was suspended; or damaged, and in use.
-                with contextlib.suppress(BusyError):
-                    if lease := self.pin(size, sha256):
-                        return lease
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if isinstance(error, FileExistsError):
+                    # Published by another process while this one was suspended; or damaged, and in use.
+                    with contextlib.suppress(BusyError):
+                        if lease := self.pin(size, sha256):
+                            return lease
+                # Otherwise no hard links are possible here: EPERM, ENOSYS, or EIO of rclone's mounts.
                 if not _is_at(file, part):
                     return None
                 os.replace(part, path)
-            except OSError as error:
-                if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
-                    raise
-                os.replace(part, path)  # no hard links here
         except FileNotFoundError:
             return None
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -186,10 +186,14 @@ class CacheFolder:
     def evict(self, path: Path) -> bool:
         """Remove a file unless a process holds it. Returns whether it is gone."""
         try:
-            if (file := _open(path)) is None:
-                return True
+            try:
+                file = _open(path, os.O_RDWR)  # NFS gives exclusive locks only on what is open for writing
+            except PermissionError:
+                file = _open(path)
         except (PermissionError, IsADirectoryError):  # another user's file
             return False
+        if file is None:
+            return True
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,11 +280,11 @@ def give_up(part: Path, file: FileIO) -> None:
             part.unlink(missing_ok=True)
 
 
-def _open(path: Path) -> FileIO | None:
-    """Open a file for reading; None if it does not exist. A link, pipe or the like of this name is removed."""
+def _open(path: Path, mode: int = os.O_RDONLY) -> FileIO | None:
+    """Open a file to read it; None if it does not exist. A link, pipe or the like of this name is removed."""
     try:
         if not path.is_symlink():
-            return open(open_file(path), "rb", buffering=0)
+            return open(open_file(path, mode), "rb", buffering=0)
     except FileNotFoundError:
         return None
     except NotAFileError:

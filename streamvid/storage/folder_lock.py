@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
 
 from streamvid.errors import InputError
+from streamvid.storage.cache_folder import claim, give_up
 from streamvid.storage.url import is_local, local_path
+
+_LOCK_FILE: Final = ".streamvid.lock"
+"""In the folder while it is locked, on NFS, which gives exclusive locks only on what is open for writing."""
 
 
 @contextmanager
 def lock_folder(path: str, *, make: bool = False) -> Iterator[None]:
-    """A context that holds the lock (flock on the folder itself). Does nothing for a folder that is not local.
+    """A context that holds the lock: flock on the folder, on NFS on a file in it. Does nothing for a URL.
 
     Args:
         path: the folder.
@@ -33,13 +40,23 @@ def lock_folder(path: str, *, make: bool = False) -> Iterator[None]:
     except OSError as error:
         what = "make" if make else "open"
         raise InputError(f"cannot {what} the folder {folder}: {error.strerror}; choose another place") from error
+    part, file, free = Path(folder, _LOCK_FILE), None, True
     try:
+        # File systems without locks raise OSError.
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"another process writes to {path}: wait for it or choose another place") from None
-        except OSError:
-            pass  # a file system without locks
+            free = False
+        except OSError as error:
+            with suppress(OSError):
+                if error.errno == errno.EBADF:
+                    free = (file := claim(part)) is not None
+        if not free:
+            raise InputError(f"another process writes to {path}: wait for it or choose another place")
         yield
     finally:
         os.close(handle)
+        if file is not None:
+            give_up(part, file)
+            with suppress(OSError):
+                file.close()

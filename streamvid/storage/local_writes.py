@@ -38,10 +38,12 @@ def name_new(temporary: str, name: str) -> None:
     """Give a local file a name that does not exist yet. Raises FileExistsError."""
     try:
         os.link(temporary, name)
-    except OSError as exc:
-        if exc.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK) or os.path.exists(name):
-            raise
-        os.replace(temporary, name)  # no hard links here, so no atomic way
+    except FileExistsError:
+        raise
+    except OSError as exc:  # no hard links here (EPERM, ENOSYS, EIO of rclone's mounts), so no atomic way
+        if os.path.exists(name):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from exc
+        os.replace(temporary, name)
 
 
 @contextlib.contextmanager

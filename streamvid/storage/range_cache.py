@@ -35,7 +35,7 @@ from streamvid.storage.cache_folder import BusyError, CacheFolder, make_folder, 
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 
 _BUSY_SECONDS: Final = 0.2
-"""Seconds to wait for the readers of a file before a part of it is given up."""
+"""Seconds to wait for other processes that have locked a file, before it is left alone."""
 _EVICTED_SECONDS: Final = 10.0
 """A cache that has given up files or blocks within this many seconds counts as full."""
 _LOOK_SECONDS: Final = 0.002
@@ -61,6 +61,7 @@ class RangeCache:
 
     def __init__(self, cache: ShardCache, files: Mapping[str, FileIdentity]) -> None:
         self._cache, self._files = cache, files
+        self._claims = True
 
     def read(self, ranges: Sequence[ByteRange]) -> dict[int, UInt8]:
         """The bytes of those ranges that are cached, uint8 [end - start], by index in `ranges`."""
@@ -75,7 +76,7 @@ class RangeCache:
                         found.update((n, _read(file, ranges[n].start, ranges[n].end)) for n in numbers)
                 else:
                     with _opened(self._cache.folder, known) as file:
-                        fcntl.flock(file, fcntl.LOCK_SH)
+                        self._share(file)
                         touch(file)
                         for n in numbers:
                             wanted = ranges[n]
@@ -106,10 +107,11 @@ class RangeCache:
         taken: list[tuple[int, FileIO]] = []
         # By content, as several URLs may have the same file.
         files: dict[FileIdentity, FileIO] = {}
-        with contextlib.ExitStack() as claims:
+        claims = contextlib.ExitStack()
+        try:
             with contextlib.suppress(OSError):
                 make_folder(self._cache.folder.root)
-                for n, wanted in enumerate(ranges):
+                for n, wanted in enumerate(ranges if self._claims else ()):
                     if known := self._files.get(wanted.path):
                         if known not in files:
                             opened = _opened(self._cache.folder, known, os.O_RDWR | os.O_CREAT)
@@ -123,17 +125,29 @@ class RangeCache:
                     if _lock(taken[0][1], ranges[taken[0][0]]):
                         own.append(taken[0][0])
             yield own or list(range(len(ranges)))
+        finally:
+            with contextlib.suppress(OSError):  # some storages tell at close what they could not write
+                claims.close()
 
     def _waits(self, until: float) -> bool:
         return (now := time.monotonic()) < until and now - self._cache.evicted >= _EVICTED_SECONDS
 
+    def _share(self, file: FileIO) -> None:
+        """Keep a file from eviction until it is closed. Raises BusyError if that cannot be had: on NFS, for one, locks
+        of ranges are in the way of those of files, even this process' own. So this cache claims nothing any more."""
+        try:
+            _flock(file, fcntl.LOCK_SH)
+        except BusyError:
+            self._claims = False
+            raise
+
     def part(self, wanted: ByteRange) -> tuple[UInt8, list[ByteRange]]:
         """The cached blocks of a range of whole blocks, with arbitrary bytes elsewhere; and the missing ranges."""
         known = self._files.get(wanted.path)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, BusyError):
             if known is not None:
                 with _opened(self._cache.folder, known) as file:
-                    fcntl.flock(file, fcntl.LOCK_SH)
+                    self._share(file)
                     first, last = wanted.start // _BLOCK, -(-wanted.end // _BLOCK)
                     there = _read(file, _map(known) + first, _map(known) + last)
                     data = _read(file, wanted.start, wanted.end)
@@ -152,7 +166,7 @@ class RangeCache:
         try:
             self._cache.check_usable()
             # They are not kept if another program removes the folder meanwhile.
-            with self._cache.usable(), self._cache.writing, contextlib.suppress(FileNotFoundError):
+            with self._cache.usable(), self._cache.writing, contextlib.suppress(FileNotFoundError, BusyError):
                 make_folder(folder.root)
                 for wanted, block in zip(ranges, blocks, strict=True):
                     known = self._files.get(wanted.path)
@@ -160,13 +174,25 @@ class RangeCache:
                         continue
                     self._cache.reserve(len(block) + 2 * _BLOCK)  # the map takes space, too
                     with _opened(folder, known, os.O_RDWR | os.O_CREAT) as file:
-                        fcntl.flock(file, fcntl.LOCK_SH)
+                        self._share(file)
                         os.truncate(file.fileno(), _map(known) + -(-known.size // _BLOCK))
                         self._cache.write(file, block.data, wanted.start)
                         first, last = wanted.start // _BLOCK, -(-wanted.end // _BLOCK)
                         self._cache.write(file, bytes([1]) * (last - first), _map(known) + first)
         except CacheUnusable as error:
             self._cache.warn("without", "%s Until then ranges are fetched again.", error)
+
+
+def _flock(file: FileIO, kind: int) -> None:
+    """Lock a file. Raises BusyError if other processes are in the way for `_BUSY_SECONDS`."""
+    end = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            return fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise BusyError from None
+            time.sleep(_LOOK_SECONDS)
 
 
 def _lock(file: FileIO, wanted: ByteRange) -> bool:
@@ -244,15 +270,7 @@ def give_up_latest(folder: CacheFolder, extents: Sequence[Extents], wanted: int)
 def _punch(folder: CacheFolder, known: FileIdentity, blocks: Int64) -> int:
     """Free blocks of a file, and blocks outside the map that killed processes left. Returns the bytes freed."""
     with _opened(folder, known) as file:
-        end = time.monotonic() + _BUSY_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise BusyError from None
-                time.sleep(0.002)
+        _flock(file, fcntl.LOCK_EX)
         used = os.fstat(file.fileno()).st_blocks
         there = _read(file, _map(known), _map(known) + -(-known.size // _BLOCK)).copy()
         there[blocks[blocks < len(there)]] = 0

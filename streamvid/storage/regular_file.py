@@ -30,15 +30,15 @@ class NotAFileError(OSError):
     """A path names a pipe, socket or device, or a file that cannot be read as a whole; `strerror` says which."""
 
 
-def open_file(path: AnyPath) -> int:
-    """Open a regular file for reading; returns its descriptor.
+def open_file(path: AnyPath, mode: int = os.O_RDONLY) -> int:
+    """Open a regular file for reading, or also for writing (O_RDWR); returns its descriptor.
 
     Raises:
         OSError: the file cannot be opened, or is no regular file; IsADirectoryError for a folder.
     """
     try:
         # O_NONBLOCK, so that opening a pipe without a writer returns immediately.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        descriptor = os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         if error.errno == errno.ENXIO:  # raised by open() for a socket
             raise _not_a_file("a socket or device, not a file", path) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from streamvid.dataset.manifest import ShardEntry
 from streamvid.packing.journal import Record, finished_records
 from streamvid.packing.partition import Group
 from streamvid.storage import filesystem
+from tests.support.mounted import without_hard_links
 
 
 def record(number: int, following: tuple[int, int] | None) -> Record:
@@ -47,3 +49,11 @@ def test_of_several_writers_one_makes_a_file(kind: str, tmp_path: Path, request:
     assert filesystem.read_bytes(path) == b"first"
     if kind == "local":
         assert os.listdir(tmp_path / "new") == ["x.txt"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS, errno.EIO])
+def test_a_file_is_made_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    without_hard_links(monkeypatch, number)
+    assert filesystem.create_bytes(tmp_path / "x.txt", b"first")
+    assert not filesystem.create_bytes(tmp_path / "x.txt", b"second")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("x.txt", b"first")]

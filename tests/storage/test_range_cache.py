@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import logging
@@ -28,6 +29,7 @@ from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.range_cache import Extents, FileIdentity, RangeCache, give_up_latest
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.shard_cache import ShardCache
+from tests.support.mounted import with_locks_of_nfs
 
 DATA = np.random.default_rng(0).bytes(150_001)
 URL = "memory://kept/file.tar"
@@ -188,6 +190,32 @@ def test_what_nobody_claims_is_fetched_before_what_others_fetch_is_waited_for(re
             assert own == [0]  # all, when the time is over
     with reader.cache.claimed([first, second], math.inf) as own:
         assert own == [0, 1]
+
+
+def test_on_nfs_locks_of_ranges_are_in_nobodys_way(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a lock of a file is one of all its ranges, so that a process would wait for its own claims for ever."""
+    with_locks_of_nfs(monkeypatch)
+    neighbours(reader, (10, 20), (5000, 6000))
+    neighbours(reader, (10, 20), (5000, 6000))
+    reader.read((10, 6000))
+    assert reader.asked == 2 * 8192  # once more, as it was claimed when it was to be kept
+
+
+def test_what_a_storage_could_not_write_costs_the_cache_and_no_range(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """NFS and FUSE say so when the file is closed."""
+
+    @contextlib.contextmanager
+    def opened(*values: Any) -> Iterator[Any]:
+        with open_file(*values) as file:
+            yield file
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    open_file = range_cache._opened
+    monkeypatch.setattr(range_cache, "_opened", opened)
+    neighbours(reader, (10, 20), (5000, 6000))
+    assert "Disk quota exceeded" in caplog.text
 
 
 def test_nobody_waits_for_what_a_full_cache_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
