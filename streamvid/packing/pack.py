@@ -49,16 +49,18 @@ from streamvid.packing.journal import (
 from streamvid.packing.kept_sources import KeptSources, check_packed, inputs_digest, keep_sources, read_kept_sources
 from streamvid.packing.options import PackOptions
 from streamvid.packing.partition import Group, GroupCursor
+from streamvid.packing.patience import broken, unavailable
 from streamvid.packing.report import PackReport, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
 from streamvid.packing.tables import write_tables
 from streamvid.progress import PackProgress
 from streamvid.storage.client import asked
+from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.storage.local_writes import disk_errors_named
 from streamvid.storage.retry import Retry
-from streamvid.storage.url import AnyPath, given_path, given_paths, join, redact
+from streamvid.storage.url import AnyPath, given_path, given_paths, is_local, is_within, join, redact
 from streamvid.text import format_count, is_utf8
 
 log = logging.getLogger(__name__)
@@ -226,14 +228,39 @@ def run_job(spec: JobSpec, run: JobRun) -> PackReport:
             if spec.inputs and not resumed:
                 write = partial(keep_sources, destination, spec.inputs, spec.sources, spec.classes)
                 asked(destination, write, spec.job.retry)
-            remove_temporaries(destination)
-            records, resumed_clips = _pack_groups(spec, run, resumed)
+            records, resumed_clips = _pack_patiently(spec, run, resumed)
             remove_temporaries(destination)
             return _finish(spec, run, records, resumed_clips)
         except FinishedElsewhereError:
             if read_claim(destination) in (None, fingerprint):
                 remove_progress(destination, fingerprint)  # left by a killed run, or written after publishing
             return was_there(spec, run)
+
+
+def _pack_patiently(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record], int]:
+    """`_pack_groups`, and again from the last finished shard on if a mounted destination did not answer. What was
+    written of the shard may be lost then, even where writing it again succeeds (fsync(2))."""
+    destination = run.destination
+
+    def attempt() -> tuple[list[Record], int] | StorageUnavailable:
+        nonlocal resumed
+        again, resumed = resumed, True
+        try:
+            remove_temporaries(destination)
+            return _pack_groups(spec, run, again)
+        except OSError as error:
+            if not (what := broken(error)):
+                raise
+            raise unavailable(redact(destination), what) from error
+        except StorageUnavailable as error:
+            if is_local(destination) and error.path is not None and is_within(error.path, destination):
+                raise
+            return error  # of a source or a bucket, which was waited for
+
+    made = spec.job.retry(attempt)
+    if isinstance(made, StorageUnavailable):
+        raise made
+    return made
 
 
 def _pack_groups(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record], int]:
@@ -244,7 +271,7 @@ def _pack_groups(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record
     """
     if spec.unlabelled:
         log.warning("%d of %d videos have no label", spec.unlabelled, len(spec.sources))
-    destination, retry = run.destination, spec.job.retry
+    destination, retry = run.destination, None if is_local(run.destination) else spec.job.retry
     journal = asked(destination, Journal(destination, spec.job.fingerprint).read, retry) if resumed else {}
     records: dict[int, Record] = {}
     unfinished: list[tuple[Group, GroupCursor]] = []
@@ -319,7 +346,8 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
         )
         named, data = write_forgotten(forgotten, manifest.revision)
         manifest, tables = replace(manifest, forgotten=named), {named.file: data}
-    manifest = replace(manifest, tables=write_tables(destination, manifest))
+    write = partial(write_tables, destination, manifest)
+    manifest = replace(manifest, tables=asked(destination, write, spec.job.retry, action="write"))
     document = report_document(spec, added, rejected, notices, seconds=seconds, revision=manifest.revision)
     sha256 = None if base is None else base.sha256
     finish = partial(

@@ -39,16 +39,16 @@ def patiently(path: str, folder: Path, process: Callable[[], T], retry: Retry) -
         try:
             return process()
         except (StreamvidError, OSError) as error:
-            broken = _broken(error)
-            if broken and isinstance(error, OSError) and folder in Path(str(error.filename)).parents:
-                raise _unavailable(error.filename, broken) from error
+            what = broken(error)
+            if what and isinstance(error, OSError) and folder in Path(str(error.filename)).parents:
+                raise unavailable(error.filename, what) from error
             fault = _at_fault(path, error, again=again)
             again = again or isinstance(error, VideoError)
             if fault in ("storage", "either"):
                 named = path if fault == "storage" else f"{path}, or a file in {folder},"
-                raise _unavailable(named, broken or str(error)) from error
+                raise unavailable(named, what or str(error)) from error
             if fault == "disk":
-                return VideoError(f"the disk cannot read a part of it ({broken}): check the disk")
+                return VideoError(f"the disk cannot read a part of it ({what}): check the disk")
             if isinstance(error, StreamvidError):
                 return error
             raise
@@ -66,18 +66,18 @@ def _at_fault(path: str, error: Exception, *, again: bool) -> Literal["storage",
     Args:
         again: whether it is not the first VideoError.
     """
-    broken, of_video = bool(_broken(error)), isinstance(error, VideoError)
-    if not is_local(path) or not (broken or of_video):
+    failed, of_video = bool(broken(error)), isinstance(error, VideoError)
+    if not is_local(path) or not (failed or of_video):
         return "video"
-    part = readable(local_path(path), whole=broken)
+    part = readable(local_path(path), whole=failed)
     if part == "none":
         return "storage"
-    if part == "some" and broken:
+    if part == "some" and failed:
         return "disk"
     if not of_video:
         return "either"
     # FFmpeg says EIO of damaged files, too.
-    return "storage" if part == "all" and broken and not again else "video"
+    return "storage" if part == "all" and failed and not again else "video"
 
 
 def read_mp4(clip: StoredClip, retry: Retry) -> Iterator[memoryview | bytes]:
@@ -89,23 +89,24 @@ def read_mp4(clip: StoredClip, retry: Retry) -> Iterator[memoryview | bytes]:
         try:
             return next(chunks, None)
         except InputError as error:
-            if not (broken := _broken(error)):
+            if not (what := broken(error)):
                 raise
             chunks = itertools.islice(clip.read_mp4(), done, None)
-            raise _unavailable(str(clip.mp4), broken) from error
+            raise unavailable(str(clip.mp4), what) from error
 
     while (chunk := retry(following)) is not None:
         done += 1
         yield chunk
 
 
-def _broken(error: BaseException) -> str | None:
+def broken(error: BaseException) -> str | None:
     """What a storage that does not answer says, if that is the error's cause."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno in BROKEN_ERRNOS else None
 
 
-def _unavailable(path: str, what: str) -> StorageUnavailable:
+def unavailable(path: str, what: str) -> StorageUnavailable:
+    """The error for a file or folder whose storage does not answer."""
     return StorageUnavailable(
         f"{path} cannot be read or written ({what}): check the disk, or the network if it is mounted from there."
     )

@@ -61,7 +61,7 @@ def pack_groups(
         OSError, StreamvidError: the machine or the storage fails.
         FinishedElsewhereError: another process has finished this pack.
     """
-    journal = Journal(destination, job.fingerprint, retry=job.retry)
+    journal = Journal(destination, job.fingerprint, retry=None if is_local(destination) else job.retry)
     with closing(_process(job, tasks, workers, folder)) as results:
         for task, group in itertools.groupby(results, lambda result: result[0].task):
             with closing(_GroupWriter(job, task, journal, destination, folder)) as writer:

@@ -19,13 +19,14 @@ from streamvid.errors import InputError, VideoError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.patience import patiently
+from streamvid.storage import filesystem
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.video import ingest, remux
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 from tests.support.clips import write
 from tests.support.clock import Clock
-from tests.support.packed import SMALL
+from tests.support.packed import SMALL, digests
 
 Dead = Callable[[int, int], bool]
 EIO = OSError(errno.EIO, os.strerror(errno.EIO))
@@ -146,6 +147,47 @@ def test_an_outage_while_a_shard_is_written(
     pack(tmp_path / "a.mp4", tmp_path / "packed", options=options, progress=False)
     assert not outages
     assert_same_tar(tmp_path)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_destination_that_is_away_is_waited_for(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shard is written anew: after an fsync that failed, the bytes may be lost, though the next one succeeds."""
+    for n in range(3):
+        write(replace(SMALL, seed=n), tmp_path / f"{n}.mp4")
+    videos = [tmp_path / f"{n}.mp4" for n in range(3)]
+    pack(videos, tmp_path / "expected", shard_size=1, name="name", progress=False)
+    real, calls, clock = getattr(os, call), itertools.count(), Clock()
+
+    def failing_call(*values: Any, **options: Any) -> Any:
+        if next(calls) % 7 in (4, 5):
+            if call == "fsync":
+                os.truncate(f"/proc/self/fd/{values[0]}", 0)
+            raise EIO
+        return real(*values, **options)
+
+    monkeypatch.setattr(os, call, failing_call)
+    pack(videos, tmp_path / "packed", shard_size=1, name="name", progress=False, retry_for=clock.retry())
+    assert clock.waits
+    monkeypatch.undo()
+    assert digests(tmp_path / "packed") == digests(tmp_path / "expected")
+
+
+def test_a_destination_that_stays_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(SMALL, tmp_path / "a.mp4")
+    move, away = filesystem.move_file, tmp_path / "packed/shards/00000000.tar"
+
+    def failing_move(local: Path, path: str) -> None:
+        if path == str(away):
+            raise StorageUnavailable(f"Cannot write {path}: input/output error.", path=path)
+        move(local, path)
+
+    monkeypatch.setattr(filesystem, "move_file", failing_move)
+    clock = Clock()
+    with pytest.raises(StorageUnavailable, match=rf"{away}: input/output error\. It was tried \d+ times in 60 s"):
+        pack(tmp_path / "a.mp4", tmp_path / "packed", progress=False, retry_for=clock.retry(60))
+    assert sum(clock.waits) == pytest.approx(60)
+    monkeypatch.undo()
+    assert pack(tmp_path / "a.mp4", tmp_path / "packed", progress=False).clips == 1
 
 
 def test_a_read_of_an_mp4_that_fails_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 
 def without_hard_links(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """EPERM of vfat and s3fs, ENOSYS of FUSE before Linux 6.16, EIO of rclone."""
+    """EPERM of vfat and s3fs, ENOSYS of FUSE, EIO of rclone."""
 
     def link(*_: object, **__: object) -> None:
         raise OSError(number, os.strerror(number))
