@@ -148,7 +148,10 @@ def _write_without(old: str, names: Sequence[str], rows: Int64, path: Path) -> N
         # Without compression if the old file has none, see `streamvid.storage.parquet_writer`.
         zstd = not parquet.num_row_groups or parquet.metadata.row_group(0).column(0).compression != "UNCOMPRESSED"
         compression = "zstd" if zstd else "none"
-        with pq.ParquetWriter(path, schema, compression=compression, use_dictionary=zstd) as writer:
+        with (
+            open(path, "wb") as file,
+            pq.ParquetWriter(file, schema, compression=compression, use_dictionary=zstd) as writer,
+        ):
             for group in range(parquet.num_row_groups):
                 table = parquet.read_row_group(group, columns=names).select(names)
                 empty = np.isin(np.arange(done, done + len(table)), rows)

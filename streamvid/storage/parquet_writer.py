@@ -41,7 +41,8 @@ def write_parquet(
             raise InputError(unreadable(names))
     problem = ""
     for compression, coded in (("zstd", dictionary), ("none", False)):
-        pq.write_table(table, path, compression=compression, use_dictionary=coded, row_group_size=group_rows)
+        with open(path, "wb") as file:  # of one that Arrow opened, its error at close has neither number nor name
+            pq.write_table(table, file, compression=compression, use_dictionary=coded, row_group_size=group_rows)
         try:
             for names in [[name] for name in table.column_names] if by_column else [table.column_names]:
                 read_parquet(os.fspath(path), lambda *_, names=names: names)

@@ -19,7 +19,7 @@ from streamvid.errors import InputError, VideoError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.patience import patiently
-from streamvid.storage import filesystem
+from streamvid.storage import filesystem, parquet_writer
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.video import ingest, remux
 from streamvid.video.stored_clip import StoredClip
@@ -170,6 +170,23 @@ def test_a_destination_that_is_away_is_waited_for(call: str, tmp_path: Path, mon
     assert clock.waits
     monkeypatch.undo()
     assert digests(tmp_path / "packed") == digests(tmp_path / "expected")
+
+
+def test_what_is_told_at_close_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NFS and FUSE do of a Parquet file whose bytes they could not send."""
+
+    class Closed(io.FileIO):
+        def close(self) -> None:
+            was_open = not self.closed
+            super().close()
+            if was_open and outages:
+                raise outages.pop()
+
+    write(SMALL, tmp_path / "a.mp4")
+    outages, clock = [EIO, EIO], Clock()
+    monkeypatch.setattr(parquet_writer, "open", Closed, raising=False)
+    pack(tmp_path / "a.mp4", tmp_path / "packed", progress=False, retry_for=clock.retry())
+    assert len(clock.waits) == 2
 
 
 def test_a_destination_that_stays_away_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
