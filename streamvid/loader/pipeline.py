@@ -16,6 +16,7 @@ from streamvid.decode.interrupts import mark_thread
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
 from streamvid.forks import HomeProcess
+from streamvid.storage.range_reader import tell_waits
 from streamvid.transform.render import RenderedBatch, Renderer
 
 T = TypeVar("T")
@@ -229,6 +230,7 @@ class Channel(Generic[T]):
                 is_item, value = self._queue.get(not complete, _POLL_SECONDS)
             except queue.Empty:
                 self._ended = complete
+                tell_waits()
                 continue
             if is_item:
                 return value  # type: ignore[return-value]

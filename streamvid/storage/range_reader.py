@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import logging
 import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import Any, Final
 
 import numpy as np
@@ -23,7 +25,7 @@ from streamvid.storage.range_cache import RangeCache
 from streamvid.storage.ranges import RemoteRanges
 from streamvid.storage.readable import answers
 from streamvid.storage.regular_file import open_file
-from streamvid.storage.retry import Retry
+from streamvid.storage.retry import SAY_SECONDS, Retry
 from streamvid.storage.turn import Turn
 from streamvid.storage.url import is_local, is_within, local_path, redact
 
@@ -31,6 +33,20 @@ MAX_OPEN_FILES: Final = 64
 """Local files that one reader keeps open at most."""
 _PATIENCE: Final = 1.0
 """Seconds to wait for ranges that other processes are fetching into the cache."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Read:
+    """A local file that is being read: its path, since when, and when the log said so last, in seconds (monotonic)."""
+
+    path: str
+    since: float
+    said: float
+
+
+_reads: Final[dict[int, _Read]] = {}
+"""By thread."""
 
 
 class FileTooShort(DatasetError):  # noqa: N818
@@ -187,14 +203,19 @@ class RangeReader:
         read again, as `retry` says, unless it is a copy in a cache (`Lease.opened`), which can do without."""
 
         def attempt() -> UInt8:
-            file = self._file(wanted.path, versions)
+            now = time.monotonic()
+            _reads[get_ident()] = _Read(wanted.path, now, now)
             try:
-                block = file.read(wanted)
-            except StorageUnavailable:
-                self._open.drop(wanted.path)
-                raise
-            file.check(wanted.path, versions)
-            return block
+                file = self._file(wanted.path, versions)
+                try:
+                    block = file.read(wanted)
+                except StorageUnavailable:
+                    self._open.drop(wanted.path)
+                    raise
+                file.check(wanted.path, versions)
+                return block
+            finally:
+                _reads.pop(get_ident(), None)
 
         try:
             return attempt()
@@ -213,6 +234,19 @@ class RangeReader:
         if kept is not None:
             self._open.drop(path)
         return self._open.put(path, _LocalFile(path, versions.get(path)))
+
+
+def tell_waits() -> None:
+    """Log which local files are being read for `SAY_SECONDS`, every so often: the kernel may wait for ever for a
+    mounted storage that is away (NFS)."""
+    now = time.monotonic()
+    for read in list(_reads.values()):
+        if now - read.said >= SAY_SECONDS:
+            read.said = now
+            _log.warning(
+                "%s is being read for %.0f s: check the disk, or the network if it is mounted from there.",
+                redact(read.path), now - read.since,
+            )  # fmt: skip
 
 
 def cut_out(wanted: ByteRange, whole: ByteRange, block: UInt8) -> UInt8:

@@ -18,6 +18,7 @@ import torch
 import streamvid as sv
 from streamvid.dataset import members
 from streamvid.packing.options import PackOptions
+from streamvid.storage import range_reader
 from tests.support.batches import assert_same
 from tests.support.clock import Clock, soon
 from tests.support.faulty_s3 import FaultyS3
@@ -198,6 +199,25 @@ def test_a_web_server_that_knows_no_ranges(
             assert valid == [[True], [True], [False], [True]]
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert sum("knows no ranges" in one for one in said) == 1, said
+
+
+def test_a_read_that_does_not_return_is_told(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of NFS, mounted with its option hard, whose server is away: the kernel waits, without an error."""
+    preadv, told = os.preadv, threading.Event()
+
+    def hanging(descriptor: int, *given: Any) -> int:
+        assert told.wait(20)
+        return preadv(descriptor, *given)
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if ".packets is being read for" in record.getMessage():
+                told.set()
+
+    monkeypatch.setattr(range_reader, "SAY_SECONDS", 0.2)
+    monkeypatch.setattr(os, "preadv", hanging)
+    monkeypatch.setattr(logging.getLogger("streamvid"), "handlers", [Said()])
+    assert len(batches(packed)) == 4
 
 
 def test_a_cache_whose_disk_goes_away_is_done_without(
