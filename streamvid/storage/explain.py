@@ -259,6 +259,8 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
         return DatasetError, f"{_detail(exc).lower()}; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull, "the disk is full or the quota used up; free some space"
+    if number == errno.EROFS:
+        return DatasetError, "its file system is read-only; mount it for writing, or name another place"
     if (of_certificates := _of_certificates(exc, s3=s3)) is not None:
         return of_certificates
     if is_local(path) and number in BROKEN_ERRNOS:

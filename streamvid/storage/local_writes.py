@@ -56,6 +56,9 @@ def disk_errors_named(destination: str, *, then: str) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             what = f"{os.strerror(error.errno)}; free some, there or in {tempfile.gettempdir()}, and do the same again"
             raise OSError(error.errno, f"{what}: {then}", error.filename or redact(destination)) from error
+        if isinstance(error, OSError) and error.errno == errno.EROFS:  # of a temporary file there
+            what = f"{os.strerror(error.errno)}; mount it for writing, or name another place: {then}"
+            raise OSError(error.errno, what, redact(destination)) from error
         if (limit := limit_met(error)) is not None:
             raise StreamvidError(f"{redact(destination)}: {limit}, and do the same again: {then}") from error
         if not isinstance(error, OSError) or error.errno is None or error.filename is not None:

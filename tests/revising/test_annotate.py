@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,18 @@ def test_a_full_disk_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         sv.annotate(folder, table(a=[1] * 6))
     assert error.value.filename == str(folder)
     assert digests(folder) == before
+
+
+def test_a_file_system_that_is_read_only_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not the temporary file that could not be written there."""
+
+    def mkdir(path: str, *_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(OSError, match="Read-only file system; mount it for writing") as error:
+        sv.annotate(folder, table(a=[1] * 6))
+    assert error.value.filename == str(folder)
 
 
 def test_columns_are_read_without_a_cache_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:

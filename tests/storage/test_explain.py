@@ -34,6 +34,7 @@ def test_the_status_of_an_answer_is_known_by_whatever_name(name: str) -> None:
     ("error", "told"),
     [
         (OSError(errno.EXDEV, "-"), r"^Cannot read a/b\.tar: Invalid cross-device link\.$"),
+        (OSError(errno.EROFS, "-"), r"^Cannot read a/b\.tar: its file system is read-only; mount it for writing"),
         (LibraryError("the bucket\nis frozen."), r"^Cannot read a/b\.tar: the bucket is frozen\.$"),
         (LibraryError(), r"^Cannot read a/b\.tar: LibraryError\.$"),
     ],
