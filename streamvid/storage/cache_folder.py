@@ -185,29 +185,31 @@ class CacheFolder:
 
     def evict(self, path: Path) -> bool:
         """Remove a file unless a process holds it. Returns whether it is gone."""
-        try:
+        for mode in (os.O_RDONLY, os.O_RDWR):
             try:
-                file = _open(path, os.O_RDWR)  # NFS gives exclusive locks only on what is open for writing
-            except PermissionError:
-                file = _open(path)
-        except (PermissionError, IsADirectoryError):  # another user's file
-            return False
-        if file is None:
-            return True
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                if (file := _open(path, mode)) is None:
+                    return True
+            except (PermissionError, IsADirectoryError):  # another user's file
                 return False
-            # Replaced by another file between open and flock.
-            if not _is_at(file, path):
-                return False
-            try:
-                path.unlink(missing_ok=True)
-            except PermissionError:
-                return False
-            _log.debug("Removed %s.", path)
-            return True
+            with file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+                except OSError as error:
+                    if error.errno != errno.EBADF:
+                        raise
+                    continue  # NFS gives exclusive locks only on what is open for writing
+                # Replaced by another file between open and flock.
+                if not _is_at(file, path):
+                    return False
+                try:
+                    path.unlink(missing_ok=True)
+                except PermissionError:
+                    return False
+                _log.debug("Removed %s.", path)
+                return True
+        return False
 
     def reserved(self) -> int:
         """Bytes reserved by downloads; removes the parts of processes that died."""
