@@ -7,8 +7,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any, Final
@@ -128,7 +128,7 @@ class RangeReader:
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]
             for n in some:
-                with suppress(StorageUnavailable, MissingFile, OSError):
+                with suppress(StorageUnavailable, MissingFile, OSError), _told(ranges[n].path):
                     self._file(ranges[n].path, versions).read_ahead(ranges[n])
             blocks |= {n: self._read_local(ranges[n], versions) for n in some}
         for n, wanted in enumerate(ranges):
@@ -203,9 +203,7 @@ class RangeReader:
         read again, as `retry` says, unless it is a copy in a cache (`Lease.opened`), which can do without."""
 
         def attempt() -> UInt8:
-            now = time.monotonic()
-            _reads[get_ident()] = _Read(wanted.path, now, now)
-            try:
+            with _told(wanted.path):
                 file = self._file(wanted.path, versions)
                 try:
                     block = file.read(wanted)
@@ -214,8 +212,6 @@ class RangeReader:
                     raise
                 file.check(wanted.path, versions)
                 return block
-            finally:
-                _reads.pop(get_ident(), None)
 
         try:
             return attempt()
@@ -234,6 +230,17 @@ class RangeReader:
         if kept is not None:
             self._open.drop(path)
         return self._open.put(path, _LocalFile(path, versions.get(path)))
+
+
+@contextmanager
+def _told(path: str) -> Iterator[None]:
+    """A context in which a local file is opened or read, of which `tell_waits` tells."""
+    now = time.monotonic()
+    _reads[get_ident()] = _Read(path, now, now)
+    try:
+        yield
+    finally:
+        _reads.pop(get_ident(), None)
 
 
 def tell_waits() -> None:

@@ -201,13 +201,15 @@ def test_a_web_server_that_knows_no_ranges(
     assert sum("knows no ranges" in one for one in said) == 1, said
 
 
-def test_a_read_that_does_not_return_is_told(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("call", ["open", "preadv"])
+def test_a_read_that_does_not_return_is_told(call: str, packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As of NFS, mounted with its option hard, whose server is away: the kernel waits, without an error."""
-    preadv, told = os.preadv, threading.Event()
+    real, told = getattr(os, call), threading.Event()
 
-    def hanging(descriptor: int, *given: Any) -> int:
-        assert told.wait(20)
-        return preadv(descriptor, *given)
+    def hanging(file: Any, *given: Any, **options: Any) -> Any:
+        if call == "preadv" or str(file).endswith(".packets"):
+            assert told.wait(20)
+        return real(file, *given, **options)
 
     class Said(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -215,7 +217,7 @@ def test_a_read_that_does_not_return_is_told(packed: Path, monkeypatch: pytest.M
                 told.set()
 
     monkeypatch.setattr(range_reader, "SAY_SECONDS", 0.2)
-    monkeypatch.setattr(os, "preadv", hanging)
+    monkeypatch.setattr(os, call, hanging)
     monkeypatch.setattr(logging.getLogger("streamvid"), "handlers", [Said()])
     assert len(batches(packed)) == 4
 
