@@ -91,6 +91,11 @@ _TEXT: Final = bytes({*b"\t\n\f\r", *range(0x20, 0x7F), *range(0x80, 0x100)})
 """Bytes of text in ASCII's supersets."""
 _HEAD_BYTES: Final = 4096
 _PICTURES_BYTES: Final = 1 << 20
+_RAW_STARTS: Final = {
+    "h264": re.compile(rb"\0\0+\x01(\x09.\0\0+\x01)?[\x27\x47\x67]", re.DOTALL),
+    "hevc": re.compile(rb"\0\0+\x01(\x46\x01.\0\0+\x01)?\x40\x01", re.DOTALL),
+}
+"""First bytes of raw streams."""
 
 
 def is_timed(container: str, source: Path) -> bool:
@@ -106,11 +111,17 @@ def is_timed(container: str, source: Path) -> bool:
     return container not in RAW_STREAMS
 
 
-def is_motion_jpeg(source: Path) -> bool:
-    """Whether a file begins with three JPEGs, one behind the other. FFmpeg takes most such streams for one picture."""
+def raw_format(source: Path) -> str | None:
+    """FFmpeg's name of the format of a raw stream that it may not recognise; None if there is no such doubt.
+
+    It takes most streams of JPEGs for one picture, and does not know H.264 and HEVC with units of further layers (SVC,
+    MVC, MV-HEVC) by their content. H.264 and HEVC begin with a parameter set, perhaps behind a delimiter.
+    """
     with source.open("rb") as file:
-        begins = file.read(3) == b"\xff\xd8\xff"  # SOI, and a marker
-        return begins and file.read(_PICTURES_BYTES).count(b"\xff\xd9\xff\xd8\xff") > 1  # EOI, SOI
+        head = file.read(16)
+        if head.startswith(b"\xff\xd8\xff"):  # SOI, and a marker: three JPEGs, one behind the other
+            return "mjpeg" if file.read(_PICTURES_BYTES).count(b"\xff\xd9\xff\xd8\xff") > 1 else None  # EOI, SOI
+    return next((name for name, start in _RAW_STARTS.items() if start.match(head)), None)
 
 
 def kind_of_refused(source: Path) -> str:

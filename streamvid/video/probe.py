@@ -30,7 +30,7 @@ from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import coded_size, read_entries, visual_sample_description
 from streamvid.text import format_count
 from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
-from streamvid.video.containers import FORMATS, check_pattern, is_motion_jpeg, kind_of_refused, nameless, refused
+from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless, raw_format, refused
 from streamvid.video.recordings import whole_packets
 
 if TYPE_CHECKING:
@@ -100,8 +100,7 @@ def open_video(source: Path, *, apply_edits: bool = True, fill_times: bool = Tru
     options |= {} if fill_times else {"fflags": "nofillin"}
     try:
         with nameless(source) as url:
-            name = "mjpeg" if is_motion_jpeg(source) else None
-            return av.open(url, "r", format=name, options=options, metadata_errors="replace")
+            return av.open(url, "r", format=raw_format(source), options=options, metadata_errors="replace")
     except av.error.EOFError as error:
         raise ValueError("it ends with its header: it is cut off, or its recording was") from error
     except (av.error.ArgumentError, av.error.InvalidDataError) as error:

@@ -133,6 +133,20 @@ def test_packets_are_copied_out_of(name: str, tmp_path: Path) -> None:
     check(source, tmp_path / "clip", copied=True)
 
 
+@pytest.mark.parametrize("name", ["raw.h264", "raw.h265"])
+def test_a_raw_stream_may_have_further_layers(name: str, tmp_path: Path) -> None:
+    """FFmpeg does not know such a stream by its content: a unit of SVC, or of a second view, behind each slice."""
+    muxer, codec, options = COPIED[name]
+    source = encode(tmp_path / "raw", muxer, codec, options=options)
+    first, *units = re.split(rb"\0*\0\0\x01", source.read_bytes())
+    of_layer = b"\x74\x80\0\7\x80" if name == "raw.h264" else b"\2\x09\x80"
+    slices = range(1, 6) if name == "raw.h264" else range(22)
+    kind = (lambda unit: unit[0] & 31) if name == "raw.h264" else (lambda unit: unit[0] >> 1)
+    layered = [part for unit in units for part in ((unit, of_layer) if kind(unit) in slices else (unit,))]
+    source.write_bytes(first + b"".join(b"\0\0\0\1" + unit for unit in layered))
+    check(source, tmp_path / "clip", copied=True)
+
+
 TRANSCODED: dict[str, tuple[str, str, str, dict[str, str]]] = {
     "mpeg2.mpg": ("mpeg", "mpeg2video", "yuv420p", _MPEG),
     "mpeg1.mpg": ("mpeg", "mpeg1video", "yuv420p", _MPEG),
