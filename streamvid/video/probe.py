@@ -10,7 +10,7 @@ import logging
 import math
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -31,6 +31,7 @@ from streamvid.mp4.sample_entry import coded_size, read_entries, visual_sample_d
 from streamvid.text import format_count
 from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless, raw_format, refused
+from streamvid.video.packed_vops import VopUnpacker
 from streamvid.video.recordings import whole_packets
 
 if TYPE_CHECKING:
@@ -374,20 +375,19 @@ def demux(source: VideoFile, container: InputContainer, stream: VideoStream, cod
     Raises:
         ValueError: as of `whole_packets`, or they are encrypted.
     """
-    unpack = None
+    unpack: Callable[[Packet[VideoStream] | None], list[Packet[VideoStream]]] | None = None
     if codec == "mpeg4" and container.format.name == "avi":
-        # "Packed bitstream" of DivX: a B-frame is in the packet of the frame it precedes, and a placeholder after it.
-        unpack = av.BitStreamFilterContext("mpeg4_unpack_bframes", stream)
+        unpack = VopUnpacker(stream.codec_context.extradata or b"").take
     elif codec == "vp9":
         # Some WebMs have non-displayed pictures in packets of their own. In an MP4 they are in the next, a superframe.
-        unpack = av.BitStreamFilterContext("vp9_superframe", stream)
+        unpack = av.BitStreamFilterContext("vp9_superframe", stream).filter
     started, classify = False, _classifier(stream, codec)
     framed = codec == "h264" and (stream.codec_context.extradata or b"")[:1] == b"\1"  # its parameter sets are known
     held: deque[Packet[VideoStream]] = deque(maxlen=1000 if framed else 0)
     for packet in whole_packets(container, stream, cut_off=source.cut_off):
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
-        for unpacked in [packet] if unpack is None else unpack.filter(packet if packet.size else None):
+        for unpacked in [packet] if unpack is None else unpack(packet if packet.size else None):
             if not started or codec == "mpeg4":
                 begins = classify(memoryview(bytes(unpacked))).random_access
                 unpacked.is_keyframe = begins if codec == "mpeg4" else unpacked.is_keyframe

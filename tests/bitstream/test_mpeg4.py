@@ -48,6 +48,17 @@ def test_a_packed_bitstream_is_taken_apart_in_avi_and_not_copied_elsewhere(tmp_p
         store_clip(mux(vops, tmp_path / "b.mkv"), tmp_path)
 
 
+def test_small_b_vops_of_a_packed_bitstream_are_frames(tmp_path: Path) -> None:
+    """FFmpeg's filter takes a packet of 19 bytes for the placeholder, and frames were lost."""
+    vops = packed(encoded(tmp_path, b_frames=2, still=True))
+    assert any(one.kind == 2 and len(one.data) <= 19 for one in vops)
+    frames = sequential(mux(vops, tmp_path / "a.avi"))
+    clip = store_clip(tmp_path / "a.avi", tmp_path)
+    assert len(clip.index.visible) == len(frames) == 24
+    for number in (0, 1, 7, 12, 23):
+        np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [number]))[0], frames[number])
+
+
 def test_whether_a_vop_is_coded_is_known_once_its_clock_is() -> None:
     data = memoryview(not_coded(40).data)
     assert not vop_classifier(b"")(data).hidden  # without a VideoObjectLayer, nobody knows where the flag is

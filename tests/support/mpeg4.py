@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
 import av
+import numpy as np
 
 from tests.support.bits import to_bits
 from tests.support.clips import write
@@ -32,10 +34,14 @@ class Vop(NamedTuple):
         return self.data[self.data.index(_VOP) + 4] >> 6
 
 
-def encoded(folder: Path, *, b_frames: int = 0, frames: int = 24) -> list[Vop]:
-    """A stream with a clock of milliseconds and a frame every 40."""
+def encoded(folder: Path, *, b_frames: int = 0, frames: int = 24, still: bool = False) -> list[Vop]:
+    """A stream with a clock of milliseconds and a frame every 40; if still, of a small gray picture."""
     recipe = Recipe(codec="mpeg4", frames=frames, gop=12, b_frames=b_frames, ticks=tuple(range(0, 40 * frames, 40)))
-    with av.open(str(write(recipe, folder / "plain.mp4"))) as container:
+    if still:
+        recipe = replace(recipe, width=64, height=64)
+    gray = [np.full((64, 64, 3), 128, dtype=np.uint8)] * frames
+    path = folder / "plain.mp4"
+    with av.open(str(write_pictures(recipe, path, gray) if still else write(recipe, path))) as container:
         stream = container.streams.video[0]
         headers = bytes(stream.codec_context.extradata or b"")
         packets = [packet for packet in container.demux(stream) if packet.size]
@@ -112,16 +118,16 @@ def with_not_coded(vops: Sequence[Vop], after: Sequence[int]) -> list[Vop]:
 
 
 def packed(vops: Sequence[Vop]) -> list[Vop]:
-    """The same as a packed bitstream: a B-VOP lies in the packet of the VOP before, and a VOP that is not coded in its
-    place."""
+    """The same as a packed bitstream: the first of some B-VOPs lies in the packet of the VOP before, and a VOP that is
+    not coded in the place of the last."""
     made: list[Vop] = []
-    for one in vops:
-        if one.kind == 2 and made and made[-1].kind != 2 and made[-1].data.count(_VOP) == 1:
-            made[-1] = made[-1]._replace(data=made[-1].data + one.data)
-            made.append(not_coded(made[-1].ms))
-            continue
+    for one, following in zip(vops, [*vops[1:], vops[0]], strict=True):
         at = one.data.index(_VOP)
         made.append(one._replace(data=one.data[:at] + _DIVX + one.data[at:]) if one.kind == 0 else one)
+        if one.kind == 2 and made[-2].kind != 2 and made[-2].data.count(_VOP) == 1:
+            made[-2:] = [made[-2]._replace(data=made[-2].data + one.data)]
+        if one.kind == 2 and following.kind != 2:
+            made.append(not_coded(max(before.ms for before in made if before.kind != 2)))
     return made
 
 
