@@ -11,10 +11,10 @@ import re
 from contextlib import suppress
 from typing import Any, Final
 
-import av
 from av.packet import Packet
 
 from streamvid.bitstream.mpeg4 import VopClock
+from streamvid.video.codec_context import padded_packet
 
 _VOP: Final = b"\0\0\1\xb6"
 _SAYS_PACKED: Final = re.compile(rb"(\0\0\x01\xb2[^\0]{0,255})p\0")
@@ -59,7 +59,7 @@ class VopUnpacker:
 
 
 def _with_data(packet: Packet[Any], data: bytes) -> Packet[Any]:
-    made = av.Packet(data)
+    made = padded_packet(data)
     made.stream, made.time_base = packet.stream, packet.time_base
     made.pts, made.dts, made.duration, made.is_keyframe = packet.pts, packet.dts, packet.duration, packet.is_keyframe
     return made
