@@ -206,8 +206,8 @@ def _is_incomplete(encoded: EncodedSlice, run: SliceSegment, has_shown: Callable
 
 def _most_pixels(encoded: EncodedSlice) -> int:
     """FFmpeg's `max_pixels` for a slice, with room for the coded size; a picture that claims more is damaged. FFmpeg
-    counts the pixels that it allocates, at least 192x280 for MPEG-4."""
-    return max(192 * 280, 4 * (encoded.width + 64) * (encoded.height + 64))
+    counts the pixels that it allocates: for MPEG-4 at least 280 rows that are up to 191 wider than the picture."""
+    return max((encoded.width + 192) * 280, 4 * (encoded.width + 64) * (encoded.height + 64))
 
 
 def _damaged(encoded: EncodedSlice, reason: str) -> VideoError:

@@ -850,7 +850,7 @@ def test_av1_whose_sequence_header_allows_larger_pictures(tmp_path: Path) -> Non
         assert len(list(InThreadDecoder().frames(whole(clip), limit_s=9))) == 5
 
 
-@pytest.mark.parametrize(("width", "height"), [(2, 2), (50, 18)])
+@pytest.mark.parametrize(("width", "height"), [(2, 2), (50, 18), (130, 2), (300, 16)])
 def test_small_mpeg4(width: int, height: int, tmp_path: Path) -> None:
     """FFmpeg allocates more for it than it is large."""
     recipe = Recipe(codec="mpeg4", width=width, height=height, frames=4, number=False)
