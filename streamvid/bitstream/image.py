@@ -8,10 +8,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from streamvid.bitstream import jpeg
 from streamvid.bitstream.packet_kind import PacketKind
+from streamvid.mp4.boxes import iter_boxes
 from streamvid.mp4.sample_entry import coded_size
 
 CODECS: Final[Mapping[str, bytes]] = {
@@ -315,31 +317,22 @@ def _jp2(data: bytes) -> ImageHeader:
 
 def _codestream(data: bytes) -> int:
     """Start of the codestream in a JP2 file."""
-    stack, found = [(12, len(data))], 0
-    for _ in range(_MAX_PARTS):
-        if not stack:
-            break
-        at, end = stack.pop()
-        if at + 8 > end:
-            continue
-        size, kind = struct.unpack_from(">I4s", data, at)
-        body = at + 8
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", data, at + 8)
-            body = at + 16
-        stop = end if size == 0 else at + size
-        if not body <= stop <= end:
-            raise ValueError(_CUT_OFF)
-        stack.append((stop, end))
-        if kind == b"jp2h":
-            stack.append((body, stop))
-        elif kind == b"pclr":
+    boxes = _boxes(data, len(_JP2), len(data))
+    header = [box for kind, at, end in boxes if kind == b"jp2h" for box in _boxes(data, at, end)]
+    for kind, at, _ in (*boxes, *header):
+        if kind == b"pclr":
             raise ValueError("it is a JPEG 2000 with a palette: save it in RGB")
-        elif kind == b"colr" and data[body] == 1 and struct.unpack_from(">I", data, body + 3)[0] not in (16, 17):
+        if kind == b"colr" and data[at] == 1 and struct.unpack_from(">I", data, at + 3)[0] not in (16, 17):
             raise ValueError("it is a JPEG 2000 in other colours than RGB and grey: save it in RGB")
-        elif kind == b"jp2c" and not found:
-            found = body
-    return found
+    return next((at for kind, at, _ in boxes if kind == b"jp2c"), 0)
+
+
+def _boxes(data: bytes, start: int, end: int) -> list[tuple[bytes, int, int]]:
+    """As `iter_boxes`. Raises ValueError if a box is cut off."""
+    boxes = list(islice(iter_boxes(data, start, end), _MAX_PARTS))
+    if end - (boxes[-1][2] if boxes else start) >= 8:
+        raise ValueError(_CUT_OFF)
+    return boxes
 
 
 def _chunks(data: bytes, at: int, form: str, *, sized_first: bool, trailer: int) -> Iterator[tuple[bytes, memoryview]]:

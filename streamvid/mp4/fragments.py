@@ -128,39 +128,45 @@ def _track_fragment(
     for kind, start, end in boxes:
         if kind != b"trun":
             continue
-        flags, count = struct.unpack_from(">II", moof, start)
-        version, flags = flags >> 24, flags & 0xFFFFFF
-        place = start + 8
-        if flags & 1:
-            following = base + struct.unpack_from(">i", moof, place)[0]
-            place += 4
-        first_flags = None
-        if flags & 4:
-            (first_flags,) = struct.unpack_from(">I", moof, place)
-            place += 4
-        columns = [bit for bit in _TRUN_COLUMNS if flags & bit]
-        _require(
-            count <= _MAX_SAMPLES and place + 4 * count * len(columns) == end, "a run that is not as long as it says"
-        )
-        if not count:
+        begin, (duration, size, sample_flags, shift) = _run(moof, start, end, (*usual, 0))
+        following = following if begin is None else base + begin
+        if not len(size):
             continue
-        table = np.frombuffer(moof, ">u4", count * len(columns), place).reshape(count, len(columns)).astype(np.int64)
-        duration, size, sample_flags = (
-            table[:, columns.index(bit)] if bit in columns else np.full(count, default, dtype=np.int64)
-            for bit, default in zip(_TRUN_COLUMNS, usual, strict=False)
-        )
-        shift = table[:, columns.index(0x800)] if 0x800 in columns else np.zeros(count, dtype=np.int64)
-        if first_flags is not None:
-            sample_flags = np.concatenate([[first_flags], sample_flags[1:]])
         ends = np.cumsum(duration)
         dts = clock + ends - duration
-        # Offsets of version 0 are unsigned, but some files have negative ones in it.
-        shift = np.where(shift >= 1 << 31, shift - (1 << 32), shift) if version or (shift >= 1 << 31).any() else shift
         clock += int(ends[-1])
         offset = following + np.cumsum(size) - size
         following = int(offset[-1] + size[-1])
         found.append(Samples(dts, dts + shift, offset, size, (sample_flags & _NOT_SYNC) == 0, clock))
     return found
+
+
+def _run(moof: bytes, start: int, end: int, usual: Sequence[int]) -> tuple[int | None, list[Int64]]:
+    """A `trun` (8.8.8): where its samples begin, behind the base offset, None for behind the previous run; and a column
+    of each of `_TRUN_COLUMNS`, int64 [samples], of `usual` values where the run has none."""
+    flags, count = struct.unpack_from(">II", moof, start)
+    version, flags = flags >> 24, flags & 0xFFFFFF
+    place, begin, first_flags = start + 8, None, None
+    if flags & 1:
+        (begin,) = struct.unpack_from(">i", moof, place)
+        place += 4
+    if flags & 4:
+        (first_flags,) = struct.unpack_from(">I", moof, place)
+        place += 4
+    given = [bit for bit in _TRUN_COLUMNS if flags & bit]
+    _require(count <= _MAX_SAMPLES and place + 4 * count * len(given) == end, "a run that is not as long as it says")
+    table = np.frombuffer(moof, ">u4", count * len(given), place).reshape(count, len(given)).astype(np.int64)
+    columns = [
+        table[:, given.index(bit)] if bit in given else np.full(count, value, dtype=np.int64)
+        for bit, value in zip(_TRUN_COLUMNS, usual, strict=True)
+    ]
+    if first_flags is not None:
+        columns[2][:1] = first_flags
+    # Offsets of version 0 are unsigned, but some files have negative ones in it.
+    shift = columns[3]
+    if version or (shift >= 1 << 31).any():
+        columns[3] = np.where(shift >= 1 << 31, shift - (1 << 32), shift)
+    return begin, columns
 
 
 def _require(condition: bool, what: str) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.h264 import read_slice, read_sps
 from streamvid.bitstream.h264_gaps import FrameNumbers
 from tests.support.field_pictures import Bits
 
@@ -127,6 +131,18 @@ def test_missing_frame_numbers_that_are_no_gap() -> None:
     assert first_gap(stsd(), [IDR, picture(1), picture(3)], {0, 2}) is None, "packets were left out there"
     assert first_gap(b"", gap, {0}) is None
     assert first_gap(stsd(), [IDR, memoryview(b"\0\0\0\1\x61"), picture(1)], {0}) is None, "a slice of nothing"
+
+
+def test_the_beginning_of_a_slice_header() -> None:
+    """In fields, with planes of their own, by the fourth of several picture parameter sets."""
+    bits = Bits()
+    bits.ue(5, 6, 3)  # first_mb_in_slice, slice_type B, pic_parameter_set_id
+    bits.u(2, 2)  # colour_plane_id
+    bits.u(9, 4)  # frame_num
+    bits.u(1, 1)  # field_pic_flag
+    usual = read_sps(BitReader.of_nal(sps()[1:]))
+    fields = replace(usual, separate_colour_plane=True, frame_mbs_only=False)
+    assert read_slice(BitReader.of_nal(bits.nal(1)[5:]), fields) == (1, 3, 9, True)
 
 
 def test_what_is_missing_before_a_recovery_point() -> None:
