@@ -169,23 +169,9 @@ class DecodeQueue:
         Blocks until `CPU_BACKLOG` and `ENOUGH` allow a job. Empty if the queue is closed and they allow none.
         """
         with self._changed:
-            while True:
-                ahead = self._packets
-                for batch in reversed(self._batches) if self._waiting < ENOUGH or not self._engines else ():
-                    # The configuration with most pixels left takes longest.
-                    for key in sorted(batch, key=lambda key: -len(batch[key]) * key.width * key.height):
-                        jobs = batch[key]
-                        # The shortest ones: engines take the longest.
-                        count = _worthwhile(jobs) or (0 if self._engines else 1)
-                        packets = sum(len(jobs[-n].packets) for n in range(1, count + 1))
-                        slower = self._slower.get(key, 0.0) if self._since[key] < _AGAIN else 0.0
-                        if count and ahead >= max(CPU_BACKLOG, slower) * self._engines * packets:
-                            self._since[key] = 0
-                            return [self._pop(batch, key, -1) for _ in range(count)]
-                    ahead -= sum(len(job.packets) for jobs in batch.values() for job in jobs)
-                if self._closed:
-                    return []
+            while not (jobs := self._choose_for_cpu()) and not self._closed:
                 self._for_cores.wait()
+            return jobs
 
     def seen(self) -> list[SessionKey]:
         """All configurations put so far."""
@@ -219,6 +205,25 @@ class DecodeQueue:
     def _spares_help(self) -> bool:
         """Whether sessions have to be drained between queued jobs."""
         return any(len(batch) > 1 or any(jobs[0].needs_drain for jobs in batch.values()) for batch in self._batches)
+
+    def _choose_for_cpu(self) -> list[GopJob]:
+        """The jobs that a core takes; none if it should leave what there is to engines."""
+        if self._waiting >= ENOUGH and self._engines:
+            return []
+        ahead = self._packets
+        for batch in reversed(self._batches):
+            # The configuration with most pixels left takes longest.
+            for key in sorted(batch, key=lambda key: -len(batch[key]) * key.width * key.height):
+                jobs = batch[key]
+                # The shortest ones: engines take the longest.
+                count = _worthwhile(jobs) or (0 if self._engines else 1)
+                packets = sum(len(jobs[-n].packets) for n in range(1, count + 1))
+                slower = self._slower.get(key, 0.0) if self._since[key] < _AGAIN else 0.0
+                if count and ahead >= max(CPU_BACKLOG, slower) * self._engines * packets:
+                    self._since[key] = 0
+                    return [self._pop(batch, key, -1) for _ in range(count)]
+            ahead -= sum(len(job.packets) for jobs in batch.values() for job in jobs)
+        return []
 
     def _choose(self, current: SessionKey | None, opened: Container[SessionKey], *, open_anyway: bool) -> GopJob | None:
         """The job to take; None if engines that have sessions should take what is left, unless `open_anyway`."""

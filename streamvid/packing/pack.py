@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Literal, Protocol
@@ -35,7 +35,7 @@ from streamvid.packing.destination import (
     remove_temporaries,
     work_folder,
 )
-from streamvid.packing.job_spec import JobSpec, plan_job
+from streamvid.packing.job_spec import GroupTask, JobSpec, plan_job
 from streamvid.packing.journal import (
     FinishedElsewhereError,
     Journal,
@@ -289,17 +289,19 @@ def _pack_groups(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Record
             bar.advance(videos, sum(sizes[group.start : stop]), *totals(finished), resumed=True)
         resumed_clips, _, _ = totals(records.values())
         tasks = (spec.task(group, cursor) for group, cursor in unfinished)
-        if not unfinished:
-            pass
-        elif run.engine == "ray":
-            for record in pack_groups_on_ray(spec.job, tasks, destination, address=run.address, advance=bar.advance):
-                records[record.number] = record
-        else:
-            count = min(run.workers or usable_cores(), len(spec.sources))
-            with work_folder(destination) as folder:
-                for record in pack_groups(spec.job, tasks, destination, folder, workers=count, advance=bar.advance):
-                    records[record.number] = record
+        if unfinished:
+            records.update((record.number, record) for record in _packed(spec, run, tasks, bar))
     return [records[number] for number in sorted(records)], resumed_clips
+
+
+def _packed(spec: JobSpec, run: JobRun, tasks: Iterable[GroupTask], bar: PackProgress) -> Iterator[Record]:
+    """Pack groups on this machine or on the Ray cluster; the records of their shards."""
+    if run.engine == "ray":
+        yield from pack_groups_on_ray(spec.job, tasks, run.destination, address=run.address, advance=bar.advance)
+        return
+    count = min(run.workers or usable_cores(), len(spec.sources))
+    with work_folder(run.destination) as folder:
+        yield from pack_groups(spec.job, tasks, run.destination, folder, workers=count, advance=bar.advance)
 
 
 def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips: int) -> PackReport:

@@ -176,6 +176,15 @@ def _if_unchanged(outcome: Outcome) -> Outcome:
     return CHANGED if any(clip.is_changed() for clip in clips) else outcome
 
 
+def _of_crash(crash: WorkerCrashError) -> str:
+    """Why a source is rejected whose process ended."""
+    if isinstance(crash, WorkerStuckError):
+        return f"reading it gets FFmpeg stuck ({crash})"
+    if crash.from_outside:
+        return f"its process was killed ({crash}), also while it ran alone, as where memory runs out"
+    return f"reading it crashes FFmpeg ({crash})"
+
+
 def _lost(source: SourceVideo, reason: str) -> DatasetError:
     """The error of a source without which there is no dataset."""
     return DatasetError(f"{source.name}: {reason}; run the command again")
@@ -223,21 +232,17 @@ def _process(
             sources, future = pending.popleft()
             try:
                 outcomes = future.result()
-            except WorkerStuckError as stuck:
-                outcomes = [f"reading it gets FFmpeg stuck ({stuck})"]
             except WorkerCrashError as crash:
-                outcomes = [f"reading it crashes FFmpeg ({crash})"]
-                if len(sources) == 1 and crash.from_outside:
-                    outcomes = [f"its process was killed ({crash}), also while it ran alone, as where memory runs out"]
-                    if sources[0].folder not in alone:
-                        alone.add(sources[0].folder)
-                        wait([other for _, other in pending])
-                        shutil.rmtree(sources[0].folder, ignore_errors=True)
-                        pending.appendleft((sources, submit(sources)))
-                        continue
-            if len(outcomes) < len(sources):  # one of these sources is to blame
-                pending.extendleft(reversed([([source], submit([source])) for source in sources]))
-                continue
+                if len(sources) > 1:  # one of them is to blame
+                    pending.extendleft(reversed([([source], submit([source])) for source in sources]))
+                    continue
+                if crash.from_outside and sources[0].folder not in alone:
+                    alone.add(sources[0].folder)
+                    wait([other for _, other in pending])
+                    shutil.rmtree(sources[0].folder, ignore_errors=True)
+                    pending.appendleft((sources, submit(sources)))
+                    continue
+                outcomes = [_of_crash(crash)]
             for source, outcome in zip(sources, map(_if_unchanged, outcomes), strict=True):
                 if source.video.needed and isinstance(outcome, str):
                     raise _lost(source.video, outcome)
