@@ -145,7 +145,6 @@ def _run(moof: bytes, start: int, end: int, usual: Sequence[int]) -> tuple[int |
     """A `trun` (8.8.8): where its samples begin, behind the base offset, None for behind the previous run; and a column
     of each of `_TRUN_COLUMNS`, int64 [samples], of `usual` values where the run has none."""
     flags, count = struct.unpack_from(">II", moof, start)
-    version, flags = flags >> 24, flags & 0xFFFFFF
     place, begin, first_flags = start + 8, None, None
     if flags & 1:
         (begin,) = struct.unpack_from(">i", moof, place)
@@ -162,10 +161,8 @@ def _run(moof: bytes, start: int, end: int, usual: Sequence[int]) -> tuple[int |
     ]
     if first_flags is not None:
         columns[2][:1] = first_flags
-    # Offsets of version 0 are unsigned, but some files have negative ones in it.
-    shift = columns[3]
-    if version or (shift >= 1 << 31).any():
-        columns[3] = np.where(shift >= 1 << 31, shift - (1 << 32), shift)
+    # Signed, as some files have negative offsets in a box of version 0, too, whose offsets are unsigned.
+    columns[3] = np.where(columns[3] >= 1 << 31, columns[3] - (1 << 32), columns[3])
     return begin, columns
 
 

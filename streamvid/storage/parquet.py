@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -70,18 +71,10 @@ def read_parquet(
         pyarrow.ArrowException, OSError, ValueError: the file is damaged.
     """
     with ExitStack() as stack:
-        file: Any
-        if not isinstance(source, str):
-            source = arrow_reader(source).read_buffer() if isinstance(source, bytes) else source
-            file, data, size = pa.BufferReader(source), memoryview(source), source.size
-            read: _ReadAt = lambda at, count: bytes(data[at : at + count])  # noqa: E731
-        else:
-            descriptor = stack.enter_context(regular_file(source))
-            file, size = f"/proc/self/fd/{descriptor}", os.fstat(descriptor).st_size
-            read = lambda at, count: os.pread(descriptor, count, at)  # noqa: E731
+        opened, read, size = _opened(source, stack)
         groups = _row_groups(read, size)
         try:
-            parquet = stack.enter_context(pq.ParquetFile(file, pre_buffer=True, read_dictionary=[*encoded]))
+            parquet = stack.enter_context(pq.ParquetFile(opened(), pre_buffer=True, read_dictionary=[*encoded]))
         except KeyError as error:
             raise ValueError(f"it has no column {error}") from error
         metadata, schema = parquet.metadata, parquet.schema_arrow
@@ -93,40 +86,53 @@ def read_parquet(
             raise ValueError("the rows of its row groups do not add up to its number of rows")
         names = list(schema.names if choose is None else choose(schema, metadata.num_rows))
         limit = max(least, memory_limit(metadata.num_rows, size))
-        wanted = set(names)
-        leaves = [n for n in range(metadata.num_columns) if not wanted.isdisjoint(_prefixes(parquet.schema, n))]
-        needs = {
-            n: _need(parquet.schema.column(n), [(rows, chunks[n]) for rows, chunks in groups], read, size, limit)
-            for n in leaves
-        }
-        total = sum(need.encoded for need in needs.values())
+        needs = [
+            (column.path, _need(column, [(rows, chunks[n]) for rows, chunks in groups], read, size, limit))
+            for n, column in enumerate(map(parquet.schema.column, range(metadata.num_columns)))
+            if not _prefixes(column.path).isdisjoint(names)
+        ]
+        total = sum(need.encoded for _, need in needs)
         if total > limit:
             raise _too_large(f"{len(needs)} columns stand", total, limit)
-        paths = {n: parquet.schema.column(n).path for n in leaves}
-        if total + sum(need.strings for n, need in needs.items() if paths[n] not in encoded) <= limit:
-            try:
-                table = parquet.read(columns=names, use_threads=False)
-            except pa.ArrowInvalid as error:
-                if "Expected all lists to be of size" not in str(error):
-                    raise
-                raise StreamvidError(unreadable(of_fixed_size(schema, names))) from error
+
+        def in_order(table: pa.Table) -> pa.Table:
             return table if choose is None else table.select(names)
-        references = [*encoded, *(paths[n] for n, need in needs.items() if need.strings)]
-        if not isinstance(file, str):
-            file = pa.BufferReader(source)
-        parquet = stack.enter_context(pq.ParquetFile(file, metadata=metadata, read_dictionary=references))
-        found = list(schema) if choose is None else [schema.field(name) for name in names]
-        target = pa.schema([field.with_type(_without_view(field.type)) for field in found])
+
+        if total + sum(need.strings for path, need in needs if path not in encoded) <= limit:
+            return in_order(_read_whole(parquet, names))
+        # Strings may be many times as large as the file: they are read as references first, to sum them up.
+        references = [*encoded, *(path for path, need in needs if need.strings)]
+        parquet = stack.enter_context(pq.ParquetFile(opened(), metadata=metadata, read_dictionary=references))
+        fields = list(schema) if choose is None else [schema.field(name) for name in names]
+        target = pa.schema([field.with_type(_without_view(field.type)) for field in fields])
         tables = []
         for group in range(metadata.num_row_groups):
-            table = parquet.read_row_group(group, columns=names, use_threads=False)
-            table = table if choose is None else table.select(names)
-            for name, column in zip(names, table.columns, strict=True):
-                total += sum(map(_string_bytes, column.chunks))
+            table = in_order(parquet.read_row_group(group, columns=names, use_threads=False))
+            for name, values in zip(names, table.columns, strict=True):
+                total += sum(map(_string_bytes, values.chunks))
                 if total > limit:
                     raise _too_large(f"column {name!r} stands", total, limit)
             tables.append(table.cast(target))
         return pa.concat_tables(tables)
+
+
+def _opened(source: str | bytes | pa.Buffer, stack: ExitStack) -> tuple[Callable[[], Any], _ReadAt, int]:
+    """A file for Arrow, as often as it is opened; a function that reads parts of it; and its size in bytes."""
+    if isinstance(source, str):
+        file = stack.enter_context(regular_file(source))
+        return lambda: f"/proc/self/fd/{file}", lambda at, count: os.pread(file, count, at), os.fstat(file).st_size
+    buffer = arrow_reader(source).read_buffer() if isinstance(source, bytes) else source
+    data = memoryview(buffer)
+    return lambda: pa.BufferReader(buffer), lambda at, count: bytes(data[at : at + count]), buffer.size
+
+
+def _read_whole(parquet: pq.ParquetFile, names: list[str]) -> pa.Table:
+    try:
+        return parquet.read(columns=names, use_threads=False)
+    except pa.ArrowInvalid as error:
+        if "Expected all lists to be of size" not in str(error):
+            raise
+        raise StreamvidError(unreadable(of_fixed_size(parquet.schema_arrow, names))) from error
 
 
 def of_fixed_size(schema: pa.Schema, names: Sequence[str]) -> list[str]:
@@ -347,13 +353,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value | byte << shift, at + 1
 
 
-def _prefixes(schema: pq.ParquetSchema, n: int) -> Iterator[str]:
+def _prefixes(path: str) -> set[str]:
     """The names by which a column may be read: its own, and those of the columns that it is nested in."""
-    path = schema.column(n).path
-    yield path
-    while "." in path:
-        path = path.rpartition(".")[0]
-        yield path
+    return set(accumulate(path.split("."), "{}.{}".format))
 
 
 def _string_bytes(array: pa.Array) -> int:

@@ -35,6 +35,21 @@ def test_what_is_not_read_is_refused_with_the_reason(name: str) -> None:
     assert classify(memoryview(data)).broken
 
 
+def test_jp2_files_are_refused_by_their_boxes() -> None:
+    """Of the header box, and where one is cut off."""
+    data = encode(picture(), "JPEG2000")
+    srgb, sycc = b"colr\1\0\0\0\0\0\x10", b"colr\1\0\0\0\0\0\x12"
+    assert srgb in data
+    for changed, reason in (
+        (data.replace(srgb, sycc), "other colours"),
+        (data.replace(srgb, srgb.replace(b"colr", b"pclr")), "palette"),
+        (data.replace(b"\x16ihdr", b"\xffihdr"), "cut off"),
+        (data[:-9], "cut off"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            read_header(changed)
+
+
 def test_jpegs_are_told_apart_by_their_colours() -> None:
     formats = {name: read_header(file.data).pix_fmt for name, file in taken().items() if file.codec == "jpeg"}
     assert formats["jpeg_rgb"] == "gbrp"
