@@ -234,6 +234,15 @@ def test_cores_take_jobs_of_the_newest_batch() -> None:
     assert queue.take_for_cpu() == [first[-1]]
 
 
+def test_cores_take_no_job_of_an_older_batch_that_engines_come_to_soon() -> None:
+    """Only what is queued before it counts, and not the newer batch, which is not for cores either."""
+    queue = DecodeQueue(engines=1)
+    queue.put(jobs((0, 30)))
+    queue.put(jobs((0, 100)))
+    queue.close()
+    assert queue.take_for_cpu() == []
+
+
 def test_cores_that_are_slower_leave_more_to_the_engines_and_try_again() -> None:
     queue = DecodeQueue(engines=1)
     batch = jobs(*((0, 30) for _ in range(15)))
