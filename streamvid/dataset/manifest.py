@@ -23,6 +23,10 @@ SHARD_EXTENSIONS: Final = ("tar", "idx", "packets", "parquet")
 _READ_BY_RANGE: Final = ("tar", "packets", "parquet")
 _ETAG: Final = re.compile(r"[!#-~]{1,200}")
 """A strong ETag without its quotes. It is sent in a header, so only characters that RFC 9110 allows are accepted."""
+_LEFT_OUT: Final[Mapping[str, object]] = {
+    "revision": 0, "oldest": 0, "change": None, "roots": [], "forgotten": None, "overlays": [], "tables": [],
+}  # fmt: skip
+"""Fields that dataset.json lacks while they have these values."""
 _OF_THE_TAR: Final = ("bytes", "sha256", "idx_sha256")
 REVISIONS_FOLDER: Final = "revisions"
 MAX_BYTES: Final = 128 << 20
@@ -193,27 +197,23 @@ class Manifest:
         document = {
             "format": FORMAT,
             "version": VERSION,
-            # Left out if the dataset was never changed.
-            **({"revision": self.revision} if self.revision else {}),
-            **({"oldest": self.oldest} if self.oldest else {}),
-            **({"change": asdict(self.change)} if self.change else {}),
+            "revision": self.revision,
+            "oldest": self.oldest,
+            "change": self.change and asdict(self.change),
             "name": self.name,
             "clips": self.clips,
             "frames": self.frames,
             "bytes": self.tar_bytes,
             "seconds": self.seconds,
             "classes": None if self.classes is None else list(self.classes),
-            **({"roots": list(self.roots)} if self.roots else {}),
-            **({"forgotten": asdict(self.forgotten)} if self.forgotten else {}),
-            **({"overlays": [overlay.to_json() for overlay in self.overlays]} if self.overlays else {}),
-            # Leave out tables of shards that were replaced since then.
-            **(
-                {"tables": tables}
-                if (tables := [asdict(table) for table, _ in usable(self.tables, self.shards)])
-                else {}
-            ),
+            "roots": list(self.roots),
+            "forgotten": self.forgotten and asdict(self.forgotten),
+            "overlays": [overlay.to_json() for overlay in self.overlays],
+            # Without tables of shards that were replaced since then.
+            "tables": [asdict(table) for table, _ in usable(self.tables, self.shards)],
             "shards": [shard.to_json() for shard in self.shards],
         }
+        document = {name: value for name, value in document.items() if value or name not in _LEFT_OUT}
         return (json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n").encode()
 
     @classmethod
@@ -245,7 +245,7 @@ class Manifest:
                 )
             shown = repr(version)[:40]
             raise DatasetError(f"{path} has the version {shown}, which this streamvid does not read: pack it again")
-        document = {"revision": 0, "oldest": 0, "roots": [], "overlays": [], "tables": []} | document
+        document = {**_LEFT_OUT, **document}
         try:
             manifest = cls(
                 name=_checked(document, "name", str),
@@ -254,10 +254,10 @@ class Manifest:
                 shards=tuple(_shard(entry) for entry in _checked(document, "shards", list)),
                 revision=_count(document, "revision"),
                 roots=_texts(document["roots"], "roots"),
-                forgotten=_forgotten(document["forgotten"]) if "forgotten" in document else None,
+                forgotten=None if document["forgotten"] is None else _forgotten(document["forgotten"]),
                 overlays=tuple(map(_overlay, _checked(document, "overlays", list))),
                 oldest=_count(document, "oldest"),
-                change=_change(document["change"]) if "change" in document else None,
+                change=None if document["change"] is None else _change(document["change"]),
                 tables=parse_tables(document["tables"]),
             )
             totals = {"clips": manifest.clips, "frames": manifest.frames, "bytes": manifest.tar_bytes}
