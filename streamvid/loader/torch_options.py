@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -77,10 +78,18 @@ def begin(loader: Iterable[Any]) -> Iterator[Any]:
     """The iterator of a DataLoader, with its workers. Freed in a forked child, it would end those of its parent.
 
     Raises:
+        InputError: something cannot be pickled for them.
         StreamvidError: they cannot be started, as their locks find no place in shared memory.
     """
     try:
         return in_children(iter(loader))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error):
+            raise
+        raise InputError(
+            f"{error}: functions for workers, as in ByClip, Transform(dali=…) and worker_init_fn, must be defined in a "
+            "module, or give multiprocessing_context='fork'"
+        ) from error
     except OSError as error:
         if limit_met(error) is not None:
             raise

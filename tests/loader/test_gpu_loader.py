@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -506,6 +507,31 @@ def test_workers_end_if_the_program_is_killed_while_they_begin(
     finally:
         for pid in filter(alive, pids):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("start", ["spawn", "forkserver"])
+def test_what_cannot_be_pickled_for_workers_is_named(dataset: Path, start: str) -> None:
+    """`forkserver` is Python's default from 3.14 on."""
+
+    def seconds(_: object) -> list[float]:
+        return [0.0]
+
+    lock = threading.Lock()
+    wrong: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"sampling": sv.ByClip(4, seconds=lambda _: [0.0])}, {}),
+        ({"sampling": sv.ByClip(4, seconds=seconds)}, {}),
+        ({}, {"worker_init_fn": partial(print, lock)}),
+    ]
+    for options, more in wrong:
+        ds = sv.ClipDataset(dataset, **(OPTIONS | options))
+        with (
+            sv.GpuDataLoader(
+                ds, batch_size=2, num_workers=1, multiprocessing_context=start, device="cpu", **more
+            ) as loader,
+            pytest.warns(UserWarning, match="pickl"),
+            pytest.raises(sv.InputError, match=r"pickle.*(lambda|seconds|lock).*multiprocessing_context='fork'"),
+        ):
+            next(iter(loader))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
