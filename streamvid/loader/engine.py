@@ -252,4 +252,5 @@ def make_engine(
     if device_id is None and dataset.is_local and fits_batch_writer(samples.transform):
         begins = "batch"
     ahead = 2 if device_id is None else max(2, min(_MOST_AHEAD, _CLIPS_AHEAD // max_batch))
-    return StagedEngine(read, RenderPipeline(make, read_ahead=ahead), rescuer, begins=begins), table
+    pipeline = RenderPipeline(make, read_ahead=ahead, on_wait=dataset.reader.reads.tell)
+    return StagedEngine(read, pipeline, rescuer, begins=begins), table

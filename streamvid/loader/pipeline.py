@@ -16,7 +16,6 @@ from streamvid.decode.interrupts import mark_thread
 from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue
 from streamvid.forks import HomeProcess
-from streamvid.storage.range_reader import tell_waits
 from streamvid.transform.render import RenderedBatch, Renderer
 
 T = TypeVar("T")
@@ -49,13 +48,21 @@ class RenderPipeline:
     Args:
         make_renderer: makes a renderer; concurrent iterations each get their own, unless it is `shared`.
         read_ahead: most batches that have been read and wait for the decoder.
+        on_wait: called now and then while the decoder waits for a batch.
 
     Attributes:
         home: the process that has the renderers' threads.
     """
 
-    def __init__(self, make_renderer: Callable[[], Renderer], *, read_ahead: int = _AHEAD) -> None:
+    def __init__(
+        self,
+        make_renderer: Callable[[], Renderer],
+        *,
+        read_ahead: int = _AHEAD,
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
         self._make_renderer, self._read_ahead, self.home = make_renderer, read_ahead, HomeProcess()
+        self._on_wait = on_wait
         self._idle: list[Renderer] = []
         self._used: list[Renderer] = []
         """One for each iteration under way."""
@@ -98,7 +105,7 @@ class RenderPipeline:
                 encoded = Channel(_AHEAD + 1)
                 stages.callback(batches.close)
             else:
-                encoded = Background(batches, depth=self._read_ahead, name="streamvid-read")
+                encoded = Background(batches, depth=self._read_ahead, name="streamvid-read", on_wait=self._on_wait)
                 stages.callback(encoded.close)
             if stop is not None:
                 stages.callback(stop.set)
@@ -185,10 +192,12 @@ class Channel(Generic[T]):
 
     Args:
         depth: most items in the queue.
+        on_wait: called by the second thread now and then while it waits.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, on_wait: Callable[[], None] | None = None) -> None:
         self._queue: queue.Queue[tuple[bool, T | None]] = queue.Queue(depth)
+        self._on_wait = on_wait
         self._stop = threading.Event()
         self._complete, self._error = False, cast(BaseException | None, None)
         """Whether all items are in the queue, and the error after them."""
@@ -230,7 +239,8 @@ class Channel(Generic[T]):
                 is_item, value = self._queue.get(not complete, _POLL_SECONDS)
             except queue.Empty:
                 self._ended = complete
-                tell_waits()
+                if self._on_wait is not None:
+                    self._on_wait()
                 continue
             if is_item:
                 return value  # type: ignore[return-value]
@@ -251,8 +261,10 @@ class Background(Channel[T]):
     iterator's own clean-up (`finally`) runs in that thread before `close` returns.
     """
 
-    def __init__(self, source: Iterator[T], *, depth: int, name: str) -> None:
-        super().__init__(depth)
+    def __init__(
+        self, source: Iterator[T], *, depth: int, name: str, on_wait: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(depth, on_wait)
         self._thread = threading.Thread(target=self._run, args=(source,), name=name, daemon=True)
 
     def start(self) -> Background[T]:

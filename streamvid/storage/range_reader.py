@@ -45,8 +45,33 @@ class _Read:
     said: float
 
 
-_reads: Final[dict[int, _Read]] = {}
-"""By thread."""
+class LocalReads:
+    """The local files that are being opened or read. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._by_thread: dict[int, _Read] = {}
+
+    @contextmanager
+    def during(self, path: str) -> Iterator[None]:
+        """A context in which a file is opened or read."""
+        now = time.monotonic()
+        self._by_thread[get_ident()] = _Read(path, now, now)
+        try:
+            yield
+        finally:
+            self._by_thread.pop(get_ident(), None)
+
+    def tell(self) -> None:
+        """Log which files are being read for `SAY_SECONDS`, every so often: the kernel may wait for ever for a mounted
+        storage that is away (NFS)."""
+        now = time.monotonic()
+        for read in list(self._by_thread.values()):
+            if now - read.said >= SAY_SECONDS:
+                read.said = now
+                _log.warning(
+                    "%s is being read for %.0f s: check the disk, or the network if it is mounted from there.",
+                    redact(read.path), now - read.since,
+                )  # fmt: skip
 
 
 class FileTooShort(DatasetError):  # noqa: N818
@@ -63,12 +88,13 @@ class RangeReader:
 
     Args:
         retry: for how long requests are repeated while a remote storage does not answer.
-        like: another reader, whose `remote` is shared, but not its open files.
+        like: another reader, whose `remote` and `reads` are shared, but not its open files.
         cache: keeps ranges of remote files on a local disk.
         turn: priority among readers: remote ranges of earlier turns are read first.
 
     Attributes:
         remote: reads remote files.
+        reads: the reads of local files that are under way.
     """
 
     def __init__(
@@ -81,6 +107,7 @@ class RangeReader:
         self.retry = retry or Retry()
         self.cache, self.turn = cache, turn or Turn()
         self.remote: RemoteRanges = RemoteRanges() if like is None else like.remote
+        self.reads: LocalReads = LocalReads() if like is None else like.reads
         self._open: LruCache[str, _LocalFile] = LruCache(MAX_OPEN_FILES)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,7 +155,7 @@ class RangeReader:
         for first in range(0, len(local), MAX_OPEN_FILES):
             some = local[first : first + MAX_OPEN_FILES]
             for n in some:
-                with suppress(StorageUnavailable, MissingFile, OSError), _told(ranges[n].path):
+                with suppress(StorageUnavailable, MissingFile, OSError), self.reads.during(ranges[n].path):
                     self._file(ranges[n].path, versions).read_ahead(ranges[n])
             blocks |= {n: self._read_local(ranges[n], versions) for n in some}
         for n, wanted in enumerate(ranges):
@@ -203,7 +230,7 @@ class RangeReader:
         read again, as `retry` says, unless it is a copy in a cache (`Lease.opened`), which can do without."""
 
         def attempt() -> UInt8:
-            with _told(wanted.path):
+            with self.reads.during(wanted.path):
                 file = self._file(wanted.path, versions)
                 try:
                     block = file.read(wanted)
@@ -230,30 +257,6 @@ class RangeReader:
         if kept is not None:
             self._open.drop(path)
         return self._open.put(path, _LocalFile(path, versions.get(path)))
-
-
-@contextmanager
-def _told(path: str) -> Iterator[None]:
-    """A context in which a local file is opened or read, of which `tell_waits` tells."""
-    now = time.monotonic()
-    _reads[get_ident()] = _Read(path, now, now)
-    try:
-        yield
-    finally:
-        _reads.pop(get_ident(), None)
-
-
-def tell_waits() -> None:
-    """Log which local files are being read for `SAY_SECONDS`, every so often: the kernel may wait for ever for a
-    mounted storage that is away (NFS)."""
-    now = time.monotonic()
-    for read in list(_reads.values()):
-        if now - read.said >= SAY_SECONDS:
-            read.said = now
-            _log.warning(
-                "%s is being read for %.0f s: check the disk, or the network if it is mounted from there.",
-                redact(read.path), now - read.since,
-            )  # fmt: skip
 
 
 def cut_out(wanted: ByteRange, whole: ByteRange, block: UInt8) -> UInt8:
