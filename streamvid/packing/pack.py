@@ -178,8 +178,8 @@ def pack(
         images: make every image a clip, also beside videos and in folders of numbered images. Images that are named, or
             lie in inputs without videos, become clips in any case.
         options: how videos are cut and transcoded.
-        retry_for: seconds for which a remote or mounted destination, or the storage of a video, that does not answer is
-            tried again, once packing has begun.
+        retry_for: seconds for which a remote or mounted destination, or the storage of a video, is tried again while it
+            does not answer, once packing has begun.
         progress: show a progress bar if stderr is a terminal.
 
     Raises:
