@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -15,12 +14,12 @@ from streamvid.storage.cache_folder import claim, give_up
 from streamvid.storage.url import is_local, local_path
 
 _LOCK_FILE: Final = ".streamvid.lock"
-"""In the folder while it is locked, on NFS, which gives exclusive locks only on what is open for writing."""
+"""In the folder while it is locked, on NFS, where a lock on a folder holds only on this machine."""
 
 
 @contextmanager
 def lock_folder(path: str, *, make: bool = False) -> Iterator[None]:
-    """A context that holds the lock: flock on the folder, on NFS on a file in it. Does nothing for a URL.
+    """A context that holds the lock: flock on the folder, on NFS also on a file in it. Does nothing for a URL.
 
     Args:
         path: the folder.
@@ -42,15 +41,12 @@ def lock_folder(path: str, *, make: bool = False) -> Iterator[None]:
         raise InputError(f"cannot {what} the folder {folder}: {error.strerror}; choose another place") from error
     part, file, free = Path(folder, _LOCK_FILE), None, True
     try:
-        # File systems without locks raise OSError.
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            free = False
-        except OSError as error:
-            with suppress(OSError):
-                if error.errno == errno.EBADF:
-                    free = (file := claim(part)) is not None
+        with suppress(OSError):  # file systems without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                free = not _is_nfs(handle) or (file := claim(part)) is not None
+            except BlockingIOError:
+                free = False
         if not free:
             raise InputError(f"another process writes to {path}: wait for it or choose another place")
         yield
@@ -60,3 +56,12 @@ def lock_folder(path: str, *, make: bool = False) -> Iterator[None]:
             give_up(part, file)
             with suppress(OSError):
                 file.close()
+
+
+def _is_nfs(handle: int) -> bool:
+    """Whether an open folder is on NFS: proc_pid_mountinfo(5)."""
+    device = os.fstat(handle).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+        found = (line.split() for line in mounts)
+        return any(one[2] == number and one[one.index("-") + 1] in ("nfs", "nfs4") for one in found)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from tests.support.mounted import with_locks_of_nfs
 
 @pytest.mark.parametrize("nfs", [False, True])
 def test_one_holds_it_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nfs: bool) -> None:
-    """Also on NFS, where no folder can be locked; what a killed process has left there is in nobody's way."""
+    """Also on NFS, where locks of folders hold on one machine; what a killed process left there does no harm."""
     if nfs:
         with_locks_of_nfs(monkeypatch)
         (tmp_path / ".streamvid.lock").touch()
@@ -30,13 +31,16 @@ def test_one_holds_it_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("of_folder", [errno.ENOSYS, errno.EBADF])
-def test_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_folder: int) -> None:
+@pytest.mark.parametrize("nfs", [False, True])
+def test_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nfs: bool) -> None:
     """As Lustre without its option flock, and NFS whose server has no service for locks."""
-    numbers = [of_folder, errno.ENOLCK]
+    with_locks_of_nfs(monkeypatch)
+    lock = fcntl.flock
 
-    def flock(*_: object) -> None:
-        raise OSError(number := numbers.pop(0), os.strerror(number))
+    def flock(file: Any, how: int) -> None:
+        if not nfs or not isinstance(file, int):
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+        lock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
     with lock_folder(str(tmp_path)):
