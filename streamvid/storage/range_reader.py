@@ -37,27 +37,31 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Read:
-    """A local file that is being read: its path, since when, and when the log said so last, in seconds (monotonic)."""
+class _Reading:
+    """What a thread reads: a local file, since when, and when the log said so last, in seconds (monotonic)."""
 
-    path: str
-    since: float
-    said: float
+    path: str = ""
+    since: float = 0.0
+    said: float = 0.0
+
+    def begin(self, path: str) -> None:
+        """Open or read another file."""
+        self.path, self.since = path, time.monotonic()
+        self.said = self.since
 
 
 class LocalReads:
     """The local files that are being opened or read. Thread-safe."""
 
     def __init__(self) -> None:
-        self._by_thread: dict[int, _Read] = {}
+        self._by_thread: dict[int, _Reading] = {}
 
     @contextmanager
-    def during(self, path: str) -> Iterator[None]:
-        """A context in which a file is opened or read."""
-        now = time.monotonic()
-        self._by_thread[get_ident()] = _Read(path, now, now)
+    def noted(self) -> Iterator[_Reading]:
+        """A context in which this thread reads files, each of which it begins."""
+        self._by_thread[get_ident()] = reading = _Reading()
         try:
-            yield
+            yield reading
         finally:
             self._by_thread.pop(get_ident(), None)
 
@@ -65,12 +69,12 @@ class LocalReads:
         """Log which files are being read for `SAY_SECONDS`, every so often: the kernel may wait for ever for a mounted
         storage that is away (NFS)."""
         now = time.monotonic()
-        for read in list(self._by_thread.values()):
-            if now - read.said >= SAY_SECONDS:
-                read.said = now
+        for reading in list(self._by_thread.values()):
+            if reading.path and now - reading.said >= SAY_SECONDS:
+                reading.said = now
                 _log.warning(
                     "%s is being read for %.0f s: check the disk, or the network if it is mounted from there.",
-                    redact(read.path), now - read.since,
+                    redact(reading.path), now - reading.since,
                 )  # fmt: skip
 
 
@@ -152,12 +156,14 @@ class RangeReader:
             with self.turn.waiting():
                 found = self._read_remote([ranges[n] for n in remote], versions, neighbours)
             blocks = dict(zip(remote, found, strict=True))
-        for first in range(0, len(local), MAX_OPEN_FILES):
-            some = local[first : first + MAX_OPEN_FILES]
-            for n in some:
-                with suppress(StorageUnavailable, MissingFile, OSError), self.reads.during(ranges[n].path):
-                    self._file(ranges[n].path, versions).read_ahead(ranges[n])
-            blocks |= {n: self._read_local(ranges[n], versions) for n in some}
+        with self.reads.noted() as reading:
+            for first in range(0, len(local), MAX_OPEN_FILES):
+                some = local[first : first + MAX_OPEN_FILES]
+                for n in some:
+                    reading.begin(ranges[n].path)
+                    with suppress(StorageUnavailable, MissingFile, OSError):
+                        self._file(ranges[n].path, versions).read_ahead(ranges[n])
+                blocks |= {n: self._read_local(ranges[n], versions, reading) for n in some}
         for n, wanted in enumerate(ranges):
             if len(blocks[n]) != wanted.end - wanted.start:
                 raise _unreadable(wanted.path, f"ends before byte {wanted.end}", FileTooShort)
@@ -225,20 +231,20 @@ class RangeReader:
             self.cache.keep(joined, blocks)
         return blocks
 
-    def _read_local(self, wanted: ByteRange, versions: Mapping[str, FileVersion]) -> UInt8:
+    def _read_local(self, wanted: ByteRange, versions: Mapping[str, FileVersion], reading: _Reading) -> UInt8:
         """Read a range of a local file. If it is on a mounted storage that does not answer, the file is reopened and
         read again, as `retry` says, unless it is a copy in a cache (`Lease.opened`), which can do without."""
 
         def attempt() -> UInt8:
-            with self.reads.during(wanted.path):
-                file = self._file(wanted.path, versions)
-                try:
-                    block = file.read(wanted)
-                except StorageUnavailable:
-                    self._open.drop(wanted.path)
-                    raise
-                file.check(wanted.path, versions)
-                return block
+            reading.begin(wanted.path)
+            file = self._file(wanted.path, versions)
+            try:
+                block = file.read(wanted)
+            except StorageUnavailable:
+                self._open.drop(wanted.path)
+                raise
+            file.check(wanted.path, versions)
+            return block
 
         try:
             return attempt()
