@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -34,6 +35,8 @@ from streamvid.workers import START_S
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger(__name__)
 
 Made = TypeVar("Made")
 Tool = TypeVar("Tool")
@@ -130,6 +133,8 @@ class GpuDecoder:
         self._open: set[object] = set()
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
         self._device_id, self._streams = device_id, min(NVDEC_ENGINES, threads)
+        self._told: set[str] = set()
+        """Faults of packets of which the log has told."""
 
     @property
     def native(self) -> bool:
@@ -247,8 +252,11 @@ class GpuDecoder:
             route = self.route(row)
             if not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
                 route = Route.CPU
-            if route in (Route.NVDEC, Route.DALI) and _has_wrong_packets(encoded, native=self.native):
+            if route in (Route.NVDEC, Route.DALI) and (fault := _packets_fault(encoded, native=self.native)):
                 route = Route.CPU
+                if fault not in self._told:
+                    self._told.add(fault)
+                    log.info("a slice of clip %s, and others like it, are decoded by cores: %s", encoded.name, fault)
             if as_dali and route is Route.NVDEC and not _made_as_dali(surface_form(encoded)):
                 route = Route.CPU if row.dali else Route.DALI
             if route is Route.DALI and not SHARED_GUARD.admit(self._device_id, codec, width, height):
@@ -353,13 +361,14 @@ class _ReopenedDali:
         self._decoder = None
 
 
-def _has_wrong_packets(encoded: EncodedSlice, *, native: bool) -> bool:
-    """Whether decode sessions would decode the slice wrongly because of its packets, although its headers are fine."""
+def _packets_fault(encoded: EncodedSlice, *, native: bool) -> str:
+    """Why decode sessions would decode the slice wrongly because of its packets, although its headers are fine; "" if
+    they would not."""
     if not needs_packets(encoded.codec, encoded.stsd, native=native):
-        return False
+        return ""
     data, ends = memoryview(encoded.data), np.cumsum(encoded.sizes).tolist()  # type: ignore[arg-type]
     packets = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return bool(packets_fault(encoded.codec, encoded.stsd, packets, encoded.width, encoded.height))
+    return packets_fault(encoded.codec, encoded.stsd, packets, encoded.width, encoded.height)
 
 
 def _made_as_dali(form: PlaneFormat) -> bool:

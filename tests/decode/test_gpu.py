@@ -59,8 +59,11 @@ def test_a_sample_description_that_cannot_be_read_is_none_for_a_session(codec: s
 
 
 @pytest.mark.parametrize("codec", ["vp8", "vp9"])
-def test_frames_that_change_their_size_are_decoded_by_cores(codec: Any, tmp_path: Path) -> None:
-    """A session that was opened for larger pictures gives smaller ones as if they were large."""
+def test_frames_that_change_their_size_are_decoded_by_cores(
+    codec: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session that was opened for larger pictures gives smaller ones as if they were large. The log tells it once."""
+    caplog.set_level("INFO", "streamvid")
     parts = []
     for width, height in ((320, 192), (160, 144)):
         recipe = Recipe(codec=codec, container="webm", frames=6, gop=6, width=width, height=height)
@@ -73,6 +76,8 @@ def test_frames_that_change_their_size_are_decoded_by_cores(codec: Any, tmp_path
     finally:
         decoder.close()
     assert (in_sessions, by_cpu) == ([0], [1, 2])
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "decoded by cores: a session gives all of its frames the size of the first" in said
 
 
 @pytest.mark.parametrize(("native", "on_cpu"), [(True, []), (False, [0, 2]), (None, [0, 2])])
