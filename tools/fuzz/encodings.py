@@ -31,7 +31,7 @@ _X264: Final[Choices] = {
     "deblock": ("0,0", "-3,3", "6,6"), "no-deblock": ("0", "0", "1"), "aud": ("0", "1"), "me": ("dia", "hex", "umh"),
     "subme": ("0", "2", "7", "9"), "trellis": ("0", "1", "2"), "partitions": ("none", "all"),
     "direct": ("none", "spatial", "temporal", "auto"), "mixed-refs": ("0", "1"),
-    "chroma-qp-offset": ("-12", "0", "12"), "qp": ("", "", "1", "20", "51"), "aq-mode": ("0", "1", "3"),
+    "chroma-qp-offset": ("-12", "0", "12"), "qp": ("", "", "0", "1", "20", "51"), "aq-mode": ("0", "1", "3"),
     "nr": ("0", "500"), "sliced-threads": ("0", "1"), "slice-max-size": ("", "", "", "300"), "stitchable": ("0", "1"),
     "pic-struct": ("0", "1"), "frame-packing": ("", "", "3"), "level": ("", "", "", "5.2"),
     "intra-refresh": ("0", "0", "0", "0", "1"), "tff": ("", "", "", "", "", "1"),
