@@ -249,7 +249,7 @@ def _pack_patiently(spec: JobSpec, run: JobRun, resumed: bool) -> tuple[list[Rec
             remove_temporaries(destination)
             return _pack_groups(spec, run, again)
         except OSError as error:
-            if not (what := broken(error)):
+            if not is_local(destination) or not (what := broken(error)):
                 raise
             raise unavailable(redact(destination), what) from error
         except StorageUnavailable as error:
