@@ -1,16 +1,19 @@
-"""Lists folders by fsspec without leaving out those that cannot be listed."""
+"""Lists folders by fsspec without leaving out those that cannot be listed, and web servers by the links of pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import urldefrag, urljoin
 
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.cached import CachingFileSystem
 
 from streamvid.storage.explain import explained
+from streamvid.storage.part import answer_of
 
 
 def listed(fs: Any, method: str, *args: object, **options: object) -> Any:
@@ -18,7 +21,8 @@ def listed(fs: Any, method: str, *args: object, **options: object) -> Any:
 
     fsspec's own walk leaves out a folder whose listing fails (OSError), as if it were empty, and gives no way to tell.
     So it walks a copy of the file system whose listings raise other errors. Storages with a walk of their own, such as
-    S3, raise them anyway.
+    S3, raise them anyway. Of web servers' pages it cuts names at an apostrophe, and keeps ``./`` and ``&amp;`` in them,
+    so `_links` lists these.
 
     Raises:
         InputError, DatasetError: a folder cannot be listed. One that does not exist is left out, as a dead link is.
@@ -29,7 +33,7 @@ def listed(fs: Any, method: str, *args: object, **options: object) -> Any:
         return getattr(fs, method)(*args, **options)
     copy = object.__new__(type(fs))
     vars(copy).update(vars(fs))
-    ls = getattr(type(fs), f"{prefix}ls")
+    ls = _links if hasattr(fs, "encode_url") else getattr(type(fs), f"{prefix}ls")
 
     @contextmanager
     def errors_raised(folder: str) -> Iterator[None]:
@@ -41,11 +45,11 @@ def listed(fs: Any, method: str, *args: object, **options: object) -> Any:
             with explained(fs.unstrip_protocol(folder), "list"):
                 raise
 
-    def list_folder(folder: str, **how: object) -> Any:
+    def list_folder(folder: str, **how: Any) -> Any:
         with errors_raised(folder):
             return ls(copy, folder, **how)
 
-    async def list_folder_async(folder: str, **how: object) -> Any:
+    async def list_folder_async(folder: str, **how: Any) -> Any:
         with errors_raised(folder):
             return await ls(copy, folder, **how)
 
@@ -54,3 +58,28 @@ def listed(fs: Any, method: str, *args: object, **options: object) -> Any:
         return getattr(copy, method)(*args, **options)
     vars(copy)["_ls"] = list_folder_async
     return sync(fs.loop, getattr(copy, f"_{method}"), *args, **options)
+
+
+class _Hrefs(HTMLParser):
+    """The addresses of a page's links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if tag == "a" and name == "href" and value]
+
+
+async def _links(fs: Any, url: str, detail: bool = True, **_: Any) -> list[Any]:
+    """What the links of a page lead to below it, as fsspec's listings have it."""
+    async with answer_of(fs, url, {}) as answer:
+        html = answer.headers.get("Content-Type", "text/html").partition(";")[0] == "text/html"
+        (page := _Hrefs()).feed(await answer.text(errors="ignore") if html else "")
+    base, names = url.rstrip("/") + "/", {}
+    for link in page.found:
+        with suppress(ValueError):  # no address
+            name = urldefrag(urljoin(base, link)).url
+            if name.startswith(base) and name.partition("?")[0] != base:  # not another order of the same page
+                names[name] = {"name": name, "size": None, "type": "directory" if name.endswith("/") else "file"}
+    return [*names.values()] if detail else [*names]

@@ -140,6 +140,27 @@ def test_a_folder_that_cannot_be_listed_is_not_left_out(tmp_path: Path, pattern:
         assert pack(f"http://127.0.0.1:{port}/{pattern}", tmp_path / "packed", progress=False).clips == 2
 
 
+@pytest.mark.parametrize("pattern", ["", "*.mp4"])
+def test_listings_of_web_servers_are_read_as_browsers_do(tmp_path: Path, pattern: str) -> None:
+    """Of Apache's a video with an apostrophe was missing without a word, and one with & was rejected; of Caddy's no
+    video was found."""
+    clip = write(SMALL, tmp_path / "clip.mp4").read_bytes()
+    page = """<A HREF="?C=N;O=D">Name</A> <a class=x href="a'b.mp4">x</a> <a title="c" href='c&amp;d.mp4'>x</a>
+        <a href="./e%20f.mp4">x</a> <a href=g+h.mp4>x</a> <a href="#top">x</a> <a href="..">x</a> <a href="">x</a>
+        <a href="/v/i.mp4">x</a> <a href="./e%20f.mp4#t">x</a> <a href="/w/other.mp4">x</a> <a href="http://[">x</a>"""
+
+    class Listing(Handler):
+        def answer(self) -> None:
+            found = self.path.endswith(".mp4")
+            self.send(200, clip if found else page.encode(), {"Content-Type": "video/mp4" if found else "text/html"})
+
+    with serving(Listing) as port:
+        report = pack(f"http://127.0.0.1:{port}/v/{pattern}", tmp_path / "packed", progress=False)
+    assert (report.clips, report.rejected) == (5, ())
+    found = {name.rpartition("/")[2] for name in sv.Dataset.open(tmp_path / "packed").clips.source}
+    assert found == {"a'b.mp4", "c&d.mp4", "e%20f.mp4", "g+h.mp4", "i.mp4"}
+
+
 def test_a_live_stream_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It never ends, and its server gives no size."""
     monkeypatch.setattr(source_file, "_MOST_UNSIZED_BYTES", 3 << 20)
