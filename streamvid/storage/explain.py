@@ -188,6 +188,8 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
     number = exc.errno if isinstance(exc, OSError) else None
     s3 = get_protocol(path) in _S3
     busy = code in _UNAVAILABLE or (status is not None and (status >= 500 or status in _UNAVAILABLE_STATUSES))
+    if status in (405, 501):
+        return DatasetError, f"the storage does not know such a request ({code or status}): use another, or a newer one"
 
     if isinstance(exc, ImportError):
         cause = exc if isinstance(exc, ModuleNotFoundError) else exc.__cause__
@@ -296,6 +298,8 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
         detail = _detail(exc)
         # s3fs has an errno for each code, as EINVAL for InvalidPart; the code says more.
         told = s3 and code is not None and code not in detail
+        if "RefusedError" in names:
+            return DatasetError, f"{detail}; check the address, and look into its server's log"
         return DatasetError, f"the storage answers {code} ({detail.lower()})" if told else detail
     return None
 

@@ -20,11 +20,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from fsspec.asyn import sync
 from fsspec.utils import get_protocol
@@ -205,16 +205,21 @@ def write_bytes(path: AnyPath, data: bytes) -> None:
 def create_bytes(path: AnyPath, data: bytes) -> bool:
     """Write a small file unless it exists. Returns whether this call did; of several concurrent writers, one succeeds.
 
-    S3: one put with ``If-None-Match: *``. Raises DatasetError or InputError.
+    S3: one put with ``If-None-Match: *``, and a HEAD before, as some servers ignore or refuse that; there, several
+    writers in one moment may succeed. Raises DatasetError or InputError.
     """
     fs, name = locate(path)
+    if is_s3(fs) and exists(path):
+        return False
     try:
         if is_local(path):
             with written_beside(name, [data]) as temporary:
                 name_new(temporary, name)
+        elif is_s3(fs):
+            _put_if(fs, name, data, [{"IfNoneMatch": "*"}])
         else:
             fs.pipe_file(name, data, mode="create")
-            fs.invalidate_cache()
+        fs.invalidate_cache()
     except OSError as exc:
         # 409 and 412: another writer was first, or is writing.
         if not isinstance(exc, FileExistsError) and status_of(exc) not in (409, 412):
@@ -241,8 +246,8 @@ def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
     etag = str(_info(path).get("ETag", "")) if is_s3(fs) else ""
     if _content(fs, name) != expected:
         return False
-    try:
-        _put_if(fs, name, data, etag)
+    try:  # Ceph compares the ETag without quotes
+        _put_if(fs, name, data, [{"IfMatch": written} for written in dict.fromkeys((etag, etag.strip('"'))) if etag])
     except OSError as exc:
         # 409 and 412: another writer was first, or is writing; 404: one has removed it.
         if not isinstance(exc, FileNotFoundError) and status_of(exc) not in (404, 409, 412):
@@ -252,24 +257,18 @@ def replace_bytes(path: AnyPath, data: bytes, *, expected: bytes) -> bool:
     return True
 
 
-def _put_if(fs: Any, name: str, data: bytes, etag: str) -> None:
-    """One put, on the condition that the file still has an ETag; unconditional if client or server does not support
-    that."""
-    for written in dict.fromkeys((etag, etag.strip('"'))) if etag else ():  # Ceph compares the ETag without quotes
+def _put_if(fs: Any, name: str, data: bytes, conditions: Sequence[Mapping[str, str]]) -> None:
+    """One put, on the first of these conditions that holds; unconditional if client or server does not support any."""
+    for condition in conditions:
         try:
-            fs.pipe_file(name, data, chunksize=len(data) + 1, IfMatch=written)
+            fs.pipe_file(name, data, chunksize=len(data) + 1, **condition)
             return
         except Exception as exc:
-            if type(exc).__name__ == "ParamValidationError" or status_of(exc) == _NOT_IMPLEMENTED:
+            if type(exc).__name__ == "ParamValidationError" or status_of(exc) == 501:
                 break
-            if status_of(exc) != _PRECONDITION_FAILED or written == etag.strip('"'):
+            if status_of(exc) != 412 or condition is conditions[-1]:
                 raise
     fs.pipe_file(name, data)
-
-
-_NOT_FOUND: Final = 404
-_PRECONDITION_FAILED: Final = 412
-_NOT_IMPLEMENTED: Final = 501
 
 
 @renewing("write", at=1)
@@ -376,7 +375,7 @@ async def _asked_info(fs: Any, name: str) -> dict[str, Any]:
     try:
         part = await S3Ranges().read(fs, name, 0, 1, "", Link())
     except Exception as error:
-        if status_of(error) != _NOT_FOUND:
+        if status_of(error) != 404:
             raise
         await fs._ls(name)  # of a folder; an error if there is none
         return {"type": "directory"}

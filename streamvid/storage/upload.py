@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, cast
 from streamvid.checksum import crc32c
 from streamvid.errors import DatasetError
 from streamvid.storage.client import asked, locate
-from streamvid.storage.explain import AccessRefused, code_of, status_of
+from streamvid.storage.explain import StorageUnavailable, code_of, status_of
 from streamvid.storage.ranges import read_ranges
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, redact
@@ -183,7 +183,9 @@ class Upload:
         while True:
             try:
                 answer = self._call("list_parts", UploadId=self._id, **marker)
-            except (UploadGoneError, AccessRefused):
+            except StorageUnavailable:
+                raise
+            except DatasetError:  # it is gone, or this server lists no parts, or not to us
                 return False
             self._there |= {int(part["PartNumber"]): part for part in answer.get("Parts", ())}
             self._checksums = answer.get("ChecksumAlgorithm") == "CRC32C"
@@ -291,9 +293,10 @@ def abort_upload(url: AnyPath, upload_id: str) -> None:
     with contextlib.closing(Upload(url)) as upload:
         try:
             upload._call("abort_multipart_upload", UploadId=upload_id)
-        except UploadGoneError:
-            pass
-        except AccessRefused as error:
+        except (UploadGoneError, StorageUnavailable) as error:
+            if isinstance(error, StorageUnavailable):
+                raise
+        except DatasetError as error:
             log.warning("%s Parts of it stay, until the bucket's rules abort the upload.", error)
 
 

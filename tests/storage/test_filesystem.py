@@ -499,3 +499,16 @@ def test_details_where_s3_refuses_head(site: FaultyS3, retry: Retry | None) -> N
     site.fault = lambda *_: "403"
     with pytest.raises(AccessRefused):
         found()
+
+
+@pytest.mark.parametrize("conditions", ["kept", "ignored", "refused"])
+def test_a_file_that_exists_is_not_made_by_servers_without_conditions(site: FaultyS3, conditions: str) -> None:
+    """One that ignored them replaced a shard's file that another writer had reserved; one that refused them was said to
+    be overloaded, and could not be packed to."""
+    site.conditions = conditions
+    assert filesystem.create_bytes("s3://bucket/a", b"one")
+    assert not filesystem.create_bytes("s3://bucket/a", b"two")
+    assert site.objects["bucket/a"] == b"one"
+    assert not filesystem.replace_bytes("s3://bucket/a", b"two", expected=b"other")
+    assert filesystem.replace_bytes("s3://bucket/a", b"two", expected=b"one")
+    assert site.objects["bucket/a"] == b"two"

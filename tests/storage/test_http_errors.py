@@ -278,3 +278,17 @@ def test_an_escaped_address_is_requested_as_it_is() -> None:
             assert filesystem.details(url, hosts=()) is not None
             assert read_ranges([(url, 5, 9)], retry=Clock().retry()) == [DATA[5:9]]
             assert fetched(url, Clock().retry()) == DATA
+
+
+@pytest.mark.parametrize(
+    ("status", "what"), [(501, "does not know such a request"), (405, "does not know such a request"), (400, "log")]
+)
+@pytest.mark.parametrize("way", ["http", "s3"])
+def test_what_a_storage_will_never_answer_is_not_asked_again(site: FaultyS3, status: int, what: str, way: str) -> None:
+    """501 counted as an overload, so that its request was repeated for ten minutes."""
+    clock = Clock()
+    site.answers["bucket/key"] = (status, b"<Error><Code>Strange</Code></Error>", {})
+    url = f"{site.endpoint}/bucket/key" if way == "http" else "s3://bucket/key"
+    with pytest.raises(DatasetError, match=f"Cannot read {url}.*{what}"):
+        read_ranges([(url, 0, 10)], retry=clock.retry())
+    assert not clock.waits

@@ -186,6 +186,18 @@ def test_where_etags_say_nothing_it_is_read_back(site: FaultyS3, size: int) -> N
     assert any(method == "GET" and wanted for method, _, wanted in site.requests)
 
 
+def test_a_server_that_lists_no_parts_gets_all_of_them_again(site: FaultyS3) -> None:
+    """At once: with credentials looked up again, they were asked for during 30 s."""
+    site.lists_parts, kept, clock = False, Kept(), Clock()
+    with contextlib.closing(Upload(URL, retry=clock.retry(), kept=kept)) as one:
+        one.write(data_of(2500))
+        first = kept.text
+    put(data_of(2500), kept, retry=clock.retry())
+    assert site.objects[KEY] == data_of(2500)
+    assert kept.text != first
+    assert not clock.waits
+
+
 def test_a_server_that_refuses_checksums(site: FaultyS3) -> None:
     site.refuses_checksums = True
     put(data_of(5500), Kept())

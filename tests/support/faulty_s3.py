@@ -65,6 +65,10 @@ class FaultyS3:
     checksums: bool = False
     """Whether it keeps the CRC-32C of objects, and knows those of parts; else it refuses a request that has one."""
     refuses_checksums: bool = False
+    conditions: str = "kept"
+    """What it does with If-None-Match and If-Match of a PUT: "kept", "ignored" or "refused"."""
+    lists_parts: bool = True
+    """Whether it lists the parts of uploads."""
     verifies: bool = True
     """Whether it refuses bodies of another Content-MD5."""
     lists_etags: bool = False
@@ -185,7 +189,9 @@ class _Handler(Handler):
             etag = "strange" if site.strange_etags else hashlib.md5(md5s).hexdigest()
             site.objects[key], site.held[key] = whole, self._held(whole) | {"ETag": f'"{etag}-{len(wanted)}"'}
             return 200, b"<R><ETag>x</ETag></R>", {}
-        if sent.get("if-none-match") == "*" and key in site.objects:
+        if site.conditions == "refused" and not sent.keys().isdisjoint(("if-none-match", "if-match")):
+            return refused(501, "NotImplemented")
+        if site.conditions == "kept" and sent.get("if-none-match") == "*" and key in site.objects:
             return refused(412, "PreconditionFailed")
         site.objects[key], site.held[key] = body, self._held(body)
         return 200, b"", site.held[key]
@@ -196,6 +202,9 @@ class _Handler(Handler):
         return {"ETag": f'"{etag}"', **(crc if self.site.checksums else {})}
 
     def _parts(self, upload: str) -> None:
+        if not self.site.lists_parts:
+            self._error(405, "MethodNotAllowed")
+            return
         if upload not in self.site.uploads:
             self._error(404, "NoSuchUpload")
             return
