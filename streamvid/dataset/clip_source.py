@@ -182,7 +182,8 @@ class ClipSource:
         if row is None or isinstance(error, StorageUnavailable | AccessRefused | ClipError):
             return error
         path, offset = self.location(row), int(self.clips.mp4_offset[row])
-        what = str(error).removeprefix(f"{redact(path)} ").rstrip(".")
+        told = str(error).replace(f"Cannot read {error.path}:", "cannot be read:")
+        what = told.removeprefix(f"{error.path} ").rstrip(".")
         return self.clip_error(row, f"its file {what}", path, offset=offset, suspect="source")
 
     def shard_error(self, s: int, error: DatasetError) -> DatasetError:

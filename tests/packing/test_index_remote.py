@@ -245,7 +245,7 @@ def test_redirects_to_another_host_are_refused_unless_told(tmp_path: Path, site:
     # A redirect that comes later.
     del site.redirects["/own.mp4"]
     site.redirects["/own.mp4"] = "http://169.254.169.254/x"
-    with pytest.raises(ClipError, match="redirects to another host"):
+    with pytest.raises(ClipError, match="its file cannot be read: it redirects to another host"):
         frames(tmp_path / "indexed", "own")
 
 
