@@ -14,6 +14,7 @@ from fsspec.implementations.cached import CachingFileSystem
 
 from streamvid.storage.explain import explained
 from streamvid.storage.part import answer_of
+from streamvid.storage.url import split_query
 
 
 def listed(fs: Any, method: str, *args: object, **options: object) -> Any:
@@ -76,10 +77,13 @@ async def _links(fs: Any, url: str, detail: bool = True, **_: Any) -> list[Any]:
     async with answer_of(fs, url, {}) as answer:
         html = answer.headers.get("Content-Type", "text/html").partition(";")[0] == "text/html"
         (page := _Hrefs()).feed(await answer.text(errors="ignore") if html else "")
-    base, names = url.rstrip("/") + "/", {}
+    (address, query), names = split_query(url), {}
+    base = address.rstrip("/") + "/"
     for link in page.found:
         with suppress(ValueError):  # no address
             name = urldefrag(urljoin(base, link)).url
-            if name.startswith(base) and name.partition("?")[0] != base:  # not another order of the same page
-                names[name] = {"name": name, "size": None, "type": "directory" if name.endswith("/") else "file"}
+            place = name.partition("?")[0]
+            if place.startswith(base) and place != base:  # not another order of the same page
+                name = name if "?" in name else name + query  # a token for a folder is good for its files
+                names[name] = {"name": name, "size": None, "type": "directory" if place.endswith("/") else "file"}
     return [*names.values()] if detail else [*names]
