@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
 
@@ -34,10 +34,16 @@ _PNG_FORMATS: Final = {
 """By colour type and bit depth (PNG, 11.2.1)."""
 _BMP_FORMATS: Final = {1: "pal8", 4: "pal8", 8: "pal8", 24: "bgr24", 32: "bgra"}
 _TIFF_TAGS: Final = {1: "B", 2: "B", 3: "H", 4: "I"}
+_TIFF_READ: Final = frozenset((256, 257, 258, 259, 262, 273, 274, 277, 279, 284, 324, 325, 339))
+"""Tags that are looked at, each once, as in libtiff."""
 _TIFF_COMPRESSIONS: Final = (1, 2, 3, 4, 5, 7, 8, 32773, 32946)
 _TIFF_COLOURS: Final = {5: "CMYK", 8: "Lab", 9: "Lab", 10: "Lab"}
+_MAX_AREA: Final = (1 << 28) - 1
+"""FFmpeg's limit (`av_image_check_size`) of width and height, 128 added to each."""
 _MAX_PARTS: Final = 1 << 16
 """Chunks or boxes of a file that are looked at."""
+_MAX_TILES: Final = 1 << 20
+"""Strips or tiles of a TIFF, and tile-parts of JPEG 2000, that are looked at: tiles of 16x16 in the largest image."""
 _CUT_OFF: Final = "it is cut off"
 
 
@@ -50,7 +56,8 @@ class ImageHeader:
         width, height: stored size in pixels.
         pix_fmt: FFmpeg's name of the pixel format; or "cmyk", for which FFmpeg has no name.
         rotation: the display rotation, from the EXIF orientation: one of `streamvid.mp4.boxes.ROTATIONS`.
-        picture: for WebP, the position of the chunk with the picture; else None.
+        head, part: what decoders get instead of the whole file: a head, and the bytes of the file from and to these
+            positions; None is the whole file.
     """
 
     codec: str
@@ -58,7 +65,8 @@ class ImageHeader:
     height: int
     pix_fmt: str
     rotation: int = 0
-    picture: tuple[int, int] | None = None
+    head: bytes = b""
+    part: tuple[int, int] | None = None
 
 
 class AnimationError(ValueError):
@@ -86,6 +94,8 @@ def read_header(data: bytes) -> ImageHeader:
         raise ValueError(_CUT_OFF) from error
     if not (0 < header.width <= MAX_SIDE and 0 < header.height <= MAX_SIDE):
         raise ValueError(f"it is {header.width}x{header.height}; the limit is {MAX_SIDE} on a side")
+    if (header.width + 128) * (header.height + 128) >= _MAX_AREA:
+        raise ValueError(f"it is {header.width}x{header.height}, more pixels than a frame of FFmpeg can have")
     return header
 
 
@@ -108,7 +118,9 @@ def part_to_decode(data: bytes, stsd: bytes) -> tuple[ImageHeader, bytes, tuple[
     """The header of an image, checked against its clip, and the bytes for decoders: a head, and a part of the file.
 
     For WebP, that is only the picture, padded to even length, because DALI's parser fails on chunks after one of odd
-    length, and alpha is left out in any case. For all other formats it is the file, without a head.
+    length, and alpha is left out in any case. For TIFFs with an orientation it is the file without it, because some
+    that nvImageCodec has OpenCV decode would be turned, in memory that is not large enough. For all other files it is
+    the file, without a head.
 
     Raises:
         ValueError: as in `read_header`, or the image contradicts the sample description.
@@ -116,11 +128,7 @@ def part_to_decode(data: bytes, stsd: bytes) -> tuple[ImageHeader, bytes, tuple[
     header = read_header(data)
     if CODECS[header.codec] != stsd[20:24] or (header.width, header.height) != coded_size(stsd):
         raise ValueError(f"it is a {header.codec} of {header.width}x{header.height}, which contradicts its row")
-    if header.picture is None:
-        return header, b"", (0, len(data))
-    start, end = header.picture
-    size = end - start + (end - start) % 2
-    return header, b"RIFF" + (4 + size).to_bytes(4, "little") + b"WEBP", (start, end)
+    return header, header.head, header.part or (0, len(data))
 
 
 def classify(packet: memoryview) -> PacketKind:
@@ -135,7 +143,7 @@ def classify(packet: memoryview) -> PacketKind:
 def _reader(head: bytes) -> Callable[[bytes], ImageHeader] | None:
     readers: tuple[tuple[bytes, Callable[[bytes], ImageHeader]], ...] = (
         (b"\xff\xd8\xff", _jpeg), (_PNG, _png), (b"II*\0", _tiff), (b"MM\0*", _tiff),
-        (b"BM", _bmp), (_JP2, _jp2), (_CODESTREAM, _jp2),
+        (b"II+\0", _tiff), (b"MM\0+", _tiff), (b"BM", _bmp), (_JP2, _jp2), (_CODESTREAM, _jp2),
     )  # fmt: skip
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return _webp
@@ -165,23 +173,25 @@ def _jpeg(data: bytes) -> ImageHeader:
 
 def _is_rgb_jpeg(data: bytes, frame: bytes) -> bool:
     """Whether three components are R, G and B, decided like libjpeg: by Adobe's marker, or else by their names."""
-    kinds = dict(jpeg.segments(data))
-    adobe = kinds.get(0xEE, b"")
-    if 0xE0 in kinds and kinds[0xE0][:5] == b"JFIF\0":
+    kinds = [(marker, body[:12]) for marker, body in jpeg.segments(data)]
+    if any(marker == 0xE0 and body[:5] == b"JFIF\0" for marker, body in kinds):
         return False
-    return adobe[11] == 0 if adobe[:5] == b"Adobe" and len(adobe) > 11 else frame[6:15:3] == b"RGB"
+    adobe = [body[11] for marker, body in kinds if marker == 0xEE and body[:5] == b"Adobe" and len(body) > 11]
+    return adobe[-1] == 0 if adobe else frame[6:15:3] == b"RGB"
 
 
 def _png(data: bytes) -> ImageHeader:
     """PNG (third edition), 5 and 11."""
     width, height, bits, colour = 0, 0, 0, 0
-    rotation = 0
+    rotation, begun = 0, False
     for number, (kind, body) in enumerate(_chunks(data, len(_PNG), ">I4s", sized_first=True, trailer=4)):
         if number == 0:
             if kind != b"IHDR":
                 raise ValueError("it does not begin with the header of a PNG")
             width, height, bits, colour = struct.unpack_from(">IIBB", body)
-        elif kind == b"acTL":
+        elif kind == b"IDAT":
+            begun = True
+        elif kind == b"acTL" and not begun:
             raise AnimationError("it is an animated PNG, which is a video")
         elif kind == b"eXIf":
             rotation = jpeg.rotation_of_exif(bytes(body))
@@ -196,13 +206,14 @@ def _png(data: bytes) -> ImageHeader:
 
 def _webp(data: bytes) -> ImageHeader:
     """RFC 9649, 2."""
-    if struct.unpack_from("<I", data, 4)[0] + 8 > len(data):
+    end = struct.unpack_from("<I", data, 4)[0] + 8
+    if end > len(data):
         raise ValueError(_CUT_OFF)
     found: ImageHeader | None = None
     canvas, rotation, at = None, 0, 12
-    for kind, body in _chunks(data, 12, "<4sI", sized_first=False, trailer=0):
-        picture = (at, at + 8 + len(body))
-        at += 8 + len(body) + len(body) % 2
+    for kind, body in _chunks(memoryview(data)[:end], 12, "<4sI", sized_first=False, trailer=0):
+        part = (at, at + 8 + len(body))
+        at = part[1] + len(body) % 2
         if kind == b"VP8X":
             if body[0] & 2:
                 raise ValueError("it is an animated WebP, which FFmpeg does not decode: convert it to a video")
@@ -211,19 +222,21 @@ def _webp(data: bytes) -> ImageHeader:
             if bytes(body[3:6]) != b"\x9d\x01\x2a":
                 raise ValueError("its picture is damaged")
             width, height = struct.unpack_from("<HH", body, 6)
-            found = ImageHeader("webp", width & 0x3FFF, height & 0x3FFF, "yuv420p", picture=picture)
+            found = ImageHeader("webp", width & 0x3FFF, height & 0x3FFF, "yuv420p", part=part)
         elif kind == b"VP8L" and found is None:
             signature, bits = struct.unpack_from("<BI", body)
             if signature != 0x2F:
                 raise ValueError("its picture is damaged")
-            found = ImageHeader("webp", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), "argb", picture=picture)
+            found = ImageHeader("webp", 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF), "argb", part=part)
         elif kind == b"EXIF":
             rotation = jpeg.rotation_of_exif(bytes(body))
     if found is None:
         raise ValueError("it holds no picture")
     if canvas not in (None, (found.width, found.height)):
         raise ValueError("its picture has another size than its canvas")
-    return ImageHeader("webp", found.width, found.height, found.pix_fmt, rotation, found.picture)
+    start, end = found.part or (0, 0)
+    head = b"RIFF" + (4 + end - start + (end - start) % 2).to_bytes(4, "little") + b"WEBP"
+    return replace(found, rotation=rotation, head=head)
 
 
 def _bmp(data: bytes) -> ImageHeader:
@@ -243,13 +256,18 @@ def _bmp(data: bytes) -> ImageHeader:
 
 def _tiff(data: bytes) -> ImageHeader:
     """TIFF 6.0, 2 and 8."""
+    if 43 in data[2:4]:
+        raise ValueError("it is a BigTIFF: save it as a TIFF")
     order = "<" if data[:2] == b"II" else ">"
+    turned = None
     tags: dict[int, tuple[int, ...]] = {}
     (at,) = struct.unpack_from(f"{order}I", data, 4)
     (count,) = struct.unpack_from(f"{order}H", data, at)
     for entry in range(at + 2, at + 2 + 12 * count, 12):
         tag, kind, number = struct.unpack_from(f"{order}HHI", data, entry)
-        if kind not in _TIFF_TAGS or number * struct.calcsize(_TIFF_TAGS[kind]) > len(data):
+        if tag == 274 and turned is None:
+            turned = entry
+        if tag not in _TIFF_READ or tag in tags or kind not in _TIFF_TAGS or number > _MAX_TILES:
             continue
         form = f"{order}{number}{_TIFF_TAGS[kind]}"
         inside = entry + 8 if struct.calcsize(form) <= 4 else struct.unpack_from(f"{order}I", data, entry + 8)[0]
@@ -262,6 +280,8 @@ def _tiff(data: bytes) -> ImageHeader:
 
     width, height, colour, samples = first(256, 0), first(257, 0), first(262, -1), first(277, 1)
     bits, compression = tags.get(258, ()), first(259, 1)
+    if first(284, 1) == 2 and (samples > 3 or bits[:1] > (8,)):  # nvImageCodec has OpenCV decode planes
+        raise ValueError("it is a TIFF of separate planes with alpha or 16 bits: save it interleaved")
     _check_tiff(colour, samples, bits, compression, set(tags.get(339, (1,))))
     starts, sizes = (tags.get(324) or tags.get(273, ()), tags.get(325) or tags.get(279, ()))
     if not starts or len(starts) != len(sizes):
@@ -277,7 +297,11 @@ def _tiff(data: bytes) -> ImageHeader:
         if bits[0] == 16:
             end = "le" if order == "<" else "be"
             pix_fmt = {1: "gray16", 3: "rgb48", 4: "rgba64"}[samples] + end
-    return ImageHeader("tiff", width, height, pix_fmt, jpeg.ROTATIONS.get(first(274, 1), 0))
+    header = ImageHeader("tiff", width, height, pix_fmt, jpeg.ROTATIONS.get(first(274, 1), 0))
+    if turned is None:
+        return header
+    upright = struct.pack(f"{order}HHIHH", 274, 3, 1, 1, 0)
+    return replace(header, head=data[:turned] + upright, part=(turned + 12, len(data)))
 
 
 def _check_tiff(colour: int, samples: int, bits: tuple[int, ...], compression: int, formats: set[int]) -> None:
@@ -298,9 +322,7 @@ def _check_tiff(colour: int, samples: int, bits: tuple[int, ...], compression: i
 
 def _jp2(data: bytes) -> ImageHeader:
     """ITU-T T.800, I.5 and A.5.1."""
-    start = 0
-    if data.startswith(_JP2):
-        start = _codestream(data)
+    start, end = _codestream(data) if data.startswith(_JP2) else (0, len(data))
     if data[start : start + 4] != _CODESTREAM:
         raise ValueError("it holds no JPEG 2000 codestream")
     right, bottom, left, top = struct.unpack_from(">IIII", data, start + 8)
@@ -309,22 +331,34 @@ def _jp2(data: bytes) -> ImageHeader:
     bits = parts[0][0] + 1
     if any(part != (bits - 1, 1, 1) for part in parts) or bits not in (8, 16) or count not in (1, 3, 4) or left or top:
         raise ValueError("it is a JPEG 2000 of other than one, three or four components of 8 or 16 bits and one size")
-    if b"\xff\xd9" not in data[-64:]:
-        raise ValueError(_CUT_OFF)
+    _check_tile_parts(data, start, end)
     names = {1: "gray", 3: "rgb24", 4: "rgba"} if bits == 8 else {1: "gray16le", 3: "rgb48le", 4: "rgba64le"}
     return ImageHeader("jpeg2000", right, bottom, names[count])
 
 
-def _codestream(data: bytes) -> int:
-    """Start of the codestream in a JP2 file."""
+def _codestream(data: bytes) -> tuple[int, int]:
+    """Start and end of the codestream in a JP2 file."""
     boxes = _boxes(data, len(_JP2), len(data))
-    header = [box for kind, at, end in boxes if kind == b"jp2h" for box in _boxes(data, at, end)]
-    for kind, at, _ in (*boxes, *header):
+    header = (box for kind, at, end in boxes if kind == b"jp2h" for box in _boxes(data, at, end))
+    for kind, at, _ in (*boxes, *islice(header, _MAX_PARTS)):
         if kind == b"pclr":
             raise ValueError("it is a JPEG 2000 with a palette: save it in RGB")
         if kind == b"colr" and data[at] == 1 and struct.unpack_from(">I", data, at + 3)[0] not in (16, 17):
             raise ValueError("it is a JPEG 2000 in other colours than RGB and grey: save it in RGB")
-    return next((at for kind, at, _ in boxes if kind == b"jp2c"), 0)
+    return next(((at, end) for kind, at, end in boxes if kind == b"jp2c"), (0, 0))
+
+
+def _check_tile_parts(data: bytes, at: int, end: int) -> None:
+    """Refuse a codestream that ends before its end marker (A.4), because decoders may fill the missing part."""
+    if b"\xff\xd9" in data[max(at, end - 64) : end]:
+        return
+    at += 2
+    for _ in range(_MAX_TILES):
+        marker, size = struct.unpack_from(">HH", data, at)
+        if marker == 0xFFD9 and at < end:
+            return
+        at += struct.unpack_from(">I", data, at + 6)[0] if marker == 0xFF90 else 2 + size
+    raise ValueError(_CUT_OFF)
 
 
 def _boxes(data: bytes, start: int, end: int) -> list[tuple[bytes, int, int]]:
@@ -335,7 +369,9 @@ def _boxes(data: bytes, start: int, end: int) -> list[tuple[bytes, int, int]]:
     return boxes
 
 
-def _chunks(data: bytes, at: int, form: str, *, sized_first: bool, trailer: int) -> Iterator[tuple[bytes, memoryview]]:
+def _chunks(
+    data: bytes | memoryview, at: int, form: str, *, sized_first: bool, trailer: int
+) -> Iterator[tuple[bytes, memoryview]]:
     """The chunks of a PNG or RIFF file: name and content. Raises ValueError if a chunk is cut off."""
     view = memoryview(data)
     for _ in range(_MAX_PARTS):

@@ -18,6 +18,8 @@ FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SCAN, _EXIF, _QUANTIZATION, _HUFFMAN = 0xDA, 0xE1, 0xDB, 0xC4
 _END: Final = b"\xff\xd9"
 _ORIENTATION: Final = 0x0112
+_MAX_SEGMENTS: Final = 1 << 16
+"""Segments and fill bytes of a picture that are looked at."""
 ROTATIONS: Final = {1: 0, 2: 360, 3: 180, 4: 540, 5: 630, 6: 90, 7: 450, 8: 270}
 """EXIF orientation → `streamvid.mp4.boxes.ROTATIONS`."""
 
@@ -92,8 +94,9 @@ def check_jpeg(data: bytes, name: str) -> None:
 
 def check_complete(data: bytes) -> None:
     """Refuse a file that is cut off, because decoders fill the missing part without an error. Data after the end
-    marker, which some cameras write, are allowed."""
-    if data.rfind(_END, max(0, len(data) - 65536)) < 0:
+    marker, such as the video of a motion photo, are allowed; a thumbnail's end marker does not count."""
+    at = max((end for _, _, end in _positions(data)), default=2)
+    if data.rfind(_END, max(at, len(data) - 65536)) < 0 and data.find(_END, at) < 0:
         raise ValueError("it is cut off")
 
 
@@ -130,19 +133,26 @@ def _picture_size(packet: memoryview) -> tuple[int, int] | None:
 
 def segments(data: Bytes) -> Iterator[tuple[int, Bytes]]:
     """Marker and payload of each segment up to the first scan, whose payload is left out."""
+    return ((marker, data[start:end]) for marker, start, end in _positions(data))
+
+
+def _positions(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
+    """Marker, and start and end of the payload, of each segment up to the first scan, whose payload is left out."""
     at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
+    for _ in range(_MAX_SEGMENTS):
+        if at + 4 > len(data) or data[at] != 0xFF:
+            return
         marker = data[at + 1]
         if marker == 0xFF:  # a fill byte
             at += 1
             continue
         if marker == _SCAN:
-            yield marker, data[at:at]
+            yield marker, at, at
             return
         (size,) = struct.unpack_from(">H", data, at + 2)
         if size < 2:
             return
-        yield marker, data[at + 4 : at + 2 + size]
+        yield marker, at + 4, at + 2 + size
         at += 2 + size
 
 
@@ -160,7 +170,7 @@ def _tiff_orientation(tiff: bytes) -> int:
         if entry + 12 > len(tiff):
             break
         tag, kind = struct.unpack_from(f"{order}HH", tiff, entry)
-        if tag == _ORIENTATION and kind == 3:
-            (value,) = struct.unpack_from(f"{order}H", tiff, entry + 8)
+        if tag == _ORIENTATION and kind in (3, 4):
+            (value,) = struct.unpack_from(f"{order}{'HI'[kind - 3]}", tiff, entry + 8)
             return int(value) if 1 <= value <= 8 else 1
     return 1

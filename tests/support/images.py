@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -43,6 +44,32 @@ def png_of(samples: npt.NDArray[np.uint16], size: tuple[int, int] | None = None)
     header = struct.pack(">IIBBBBB", *(size or (width, height)), 16, 2, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + body
+
+
+def tiff_of(tags: Mapping[int, tuple[int, ...]], strips: list[bytes], extra: int = 0) -> bytes:
+    """A TIFF of these tags, as SHORTs or LONGs, and strips without compression; and `extra` tags of a million bytes."""
+    starts = [8 + sum(len(strip) for strip in strips[:n]) for n in range(len(strips))]
+    tags = {**tags, 273: tuple(starts), 279: tuple(len(strip) for strip in strips)}
+    data = b"".join(strips) + (bytes(1 << 20) if extra else b"")
+    entries = b""
+    for tag, values in sorted(tags.items()):
+        kind, form = (4, "I") if tag in (273, 279) else (3, "H")
+        value = struct.pack(f"<{len(values)}{form}", *values)
+        if len(value) > 4:
+            data, value = data + value, struct.pack("<I", 8 + len(data))
+        entries += struct.pack("<HHI", tag, kind, len(values)) + value.ljust(4, b"\0")
+    entries += b"".join(struct.pack("<HHII", 60000 + n, 1, 1 << 20, 8) for n in range(extra))
+    return (
+        struct.pack("<4sI", b"II*\0", 8 + len(data)) + data + struct.pack("<H", len(tags) + extra) + entries + bytes(4)
+    )
+
+
+def planar_tiff(samples: npt.NDArray[Any], orientation: int = 1) -> bytes:
+    """A TIFF whose channels are stored one after the other."""
+    height, width, count = samples.shape
+    tags = {256: (width,), 257: (height,), 258: (samples.itemsize * 8,) * count, 259: (1,), 262: (2,), 277: (count,)}
+    tags |= {274: (orientation,), 278: (height,), 284: (2,), **({338: (2,)} if count == 4 else {})}
+    return tiff_of(tags, [np.ascontiguousarray(samples[..., n]).tobytes() for n in range(count)])
 
 
 def exif(orientation: int) -> Image.Exif:
@@ -115,6 +142,7 @@ def taken() -> dict[str, ImageFile]:
     only_red = rounded[..., :1].repeat(3, axis=-1)
     for form, extension, codec in (("PNG", "png", "png"), ("TIFF", "tif", "tiff"), ("JPEG2000", "jp2", "jpeg2000")):
         files[f"{codec}_bits16"] = ImageFile(extension, codec, encode(grey16, form), only_red)
+    files["tiff_planes"] = ImageFile("tif", "tiff", planar_tiff(rgb), rgb)
     palette = encode(whole.convert("P"), "TIFF")
     files["tiff_palette"] = ImageFile("tif", "tiff", palette, _by_pillow(palette), within=1)
     return files
@@ -137,6 +165,10 @@ def listed() -> dict[str, tuple[str, bytes, str]]:
         "animated_webp": ("webp", encode(whole, "WEBP", **two), "animated WebP"),
         "grey_alpha_tiff": ("tif", encode(whole.convert("LA"), "TIFF"), "2 samples of 8 bits"),
         "white_is_zero": ("tif", bytes(white), "1 samples of 16 bits in the colours 0"),
+        "deep_planes": ("tif", planar_tiff(picture().astype(np.uint16) * 257), "separate planes"),
+        "alpha_planes": ("tif", planar_tiff(picture(channels=4)), "separate planes"),
+        "big_tiff": ("tif", b"II+\0\x08\0\0\0\x10" + bytes(40), "BigTIFF"),
+        "largest": ("png", png_of(np.zeros((4, 4, 3), np.uint16), (16_384, 16_384)), "more pixels than a frame"),
         "cmyk_tiff": ("tif", encode(whole.convert("CMYK"), "TIFF"), "CMYK"),
         "float_tiff": ("tif", encode(whole.convert("F"), "TIFF"), "floating-point"),
         "lossless_jpeg": ("jpg", bytes(lossless), "lossless or arithmetic"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 from torch.utils.data import DataLoader
 
 import streamvid as sv
@@ -23,7 +25,7 @@ from streamvid.video import image_decoder
 from streamvid.video.image import image_clip
 from streamvid.video.image_decoder import decode_images
 from streamvid.video.packet_selection import EncodedSlice
-from tests.support.images import HEIGHT, WIDTH, ImageFile, taken
+from tests.support.images import HEIGHT, WIDTH, ImageFile, encode, exif, picture, planar_tiff, taken
 
 
 def stsd(codec: str) -> bytes:
@@ -59,6 +61,25 @@ def test_what_claims_another_size_is_never_given_to_a_decoder(monkeypatch: pytes
         list(decode_images(stsd("png"), [(bytes(data), 0)]))
     with pytest.raises(av.error.InvalidDataError, match="contradicts its row"):
         list(decode_images(stsd("jpeg"), [(taken()["png_rgb"].data, 0)]))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_no_decoder_turns_a_tiff(orientation: int) -> None:
+    """The loader does. OpenCV, which decodes these, turned them once more, and sideways beyond its memory."""
+    grey = Image.fromarray(picture()).convert("L")
+    dark = encode(ImageOps.invert(grey), "TIFF", exif=exif(orientation))
+    entry = dark.index(struct.pack("<HHI", 262, 3, 1))
+    white_is_zero = dark[: entry + 8] + b"\0" + dark[entry + 9 :]
+    for data, pixels in (
+        (planar_tiff(picture(), orientation), picture()),
+        (white_is_zero, np.asarray(grey.convert("RGB"))),
+        (
+            encode(grey.convert("1"), "TIFF", compression="group4", exif=exif(orientation)),
+            np.asarray(grey.convert("1").convert("RGB")),
+        ),
+    ):
+        file = ImageFile("tif", "tiff", data, pixels)
+        np.testing.assert_array_equal(decode_with_pyav(encoded(file))[0], pixels)
 
 
 def test_in_a_child_process_the_pixels_are_the_same() -> None:
