@@ -13,22 +13,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from fractions import Fraction
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import av
 import numpy as np
 
-from streamvid.bitstream.image import MAX_SIDE
+from streamvid.bitstream.image import CODECS, MAX_SIDE, read_header
 from streamvid.bitstream.jpeg import check_jpeg, orientation
 from streamvid.checks import fraction
 from streamvid.errors import InputError, VideoError
+from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.storage import filesystem
 from streamvid.storage.client import asked
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path, redact
 from streamvid.video.codec_context import bare_context, padded_packet
+from streamvid.video.image_decoder import decode_images
 from streamvid.video.remux import as_video_error
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ _DECODERS: Final = {
 }  # fmt: skip
 _NUMBERED: Final = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
 _MAX_BYTES: Final = 1 << 28
+_SAME_LEVELS: Final = 8
+"""Most levels of 256 by which pictures of two decoders differ, as by the rounding of 16 bits and of YCbCr."""
 _FETCHED_AT_ONCE: Final = 16
 _NO_TIMES: Final = (
     "the images in {} have no frame rate: give --fps to streamvid pack, "
@@ -148,9 +152,11 @@ def sequence_video(
     from streamvid.video.transcode import TimedFrames, encode
 
     rate = Fraction(len(ticks)) / (end * base) if end > 0 else Fraction(25)
-    frames = zip(_decoded(names, images, kind), ticks, strict=True)
+    begin = next(images)
+    rotation = _rotation(begin)
+    frames = zip(_decoded(names, chain([begin], images), kind, rotation), ticks, strict=True)
     with as_video_error():
-        encode(TimedFrames(frames, base, rate, end=end), target, options)
+        encode(TimedFrames(frames, base, rate, rotation, end), target, options)
     return target, True
 
 
@@ -258,10 +264,12 @@ def _shown(kind: tuple[int, int, str, int]) -> str:
     return f"{width}x{height} {pix_fmt}" + (f" with EXIF orientation {turned}" if turned != 1 else "")
 
 
-def _decoded(names: Sequence[str], images: Iterator[bytes], decoder: str) -> Iterator[VideoFrame]:
+def _decoded(names: Sequence[str], images: Iterator[bytes], decoder: str, rotation: int) -> Iterator[VideoFrame]:
     first: VideoFrame | None = None
     for name, data in zip(names, images, strict=True):
-        frame = _decode(data, decoder, name)
+        frame = _checked(data, decoder, name)
+        if _rotation(data) != rotation:
+            raise VideoError(f"{name} has another EXIF orientation than {names[0]}: all images of a clip must be alike")
         if first is None:
             first = frame
         elif (frame.width, frame.height) != (first.width, first.height):
@@ -270,6 +278,32 @@ def _decoded(names: Sequence[str], images: Iterator[bytes], decoder: str) -> Ite
                 "all images of a clip must be alike"
             )
         yield frame
+
+
+def _rotation(data: bytes) -> int:
+    try:
+        return read_header(data).rotation
+    except ValueError:  # of a format without orientation, or one that decoding refuses
+        return 0
+
+
+def _checked(data: bytes, decoder: str, name: str) -> VideoFrame:
+    """A frame of FFmpeg, which keeps 16 bits and tags; or DALI's, as of a single image, if the two differ: FFmpeg gives
+    black without an error for tiles and JPEG in a TIFF, and for what a PNG lacks."""
+    frame = _decode(data, decoder, name)
+    try:
+        header = read_header(data)
+    except ValueError as error:
+        if decoder == "tiff":
+            raise VideoError(f"{name} cannot be decoded: {error}") from error
+        return frame
+    stsd = visual_sample_description(CODECS[header.codec], b"", width=header.width, height=header.height)
+    try:
+        (other,) = decode_images(stsd, [(data, 0)])
+    except av.error.FFmpegError as error:
+        raise VideoError(f"{name} cannot be decoded: {error.strerror}") from error
+    pictures = [made.to_ndarray(format="rgb24").astype(np.int16) for made in (frame, other)]
+    return other if np.abs(pictures[0] - pictures[1]).max() > _SAME_LEVELS else frame
 
 
 def _decode(data: bytes, decoder: str, name: str) -> VideoFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.retry import Retry
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
+from tests.support import images
 from tests.support.reference import to_rgb, whole
 from tools.clips import Recipe, paint, read_frame_number
 
@@ -158,6 +160,37 @@ def test_other_images_are_encoded(codec: str, tmp_path: Path) -> None:
     assert [int(pts) * Fraction(*clip.time_base) for pts in clip.index.frame_pts] == [
         Fraction(n, 24) for n in range(12)
     ]
+
+
+def first_frame(name: str, data: bytes, place: Path) -> tuple[StoredClip, Picture]:
+    """Of the video of two images."""
+    (place / "in").mkdir(parents=True)
+    for number in range(2):
+        (place / "in" / f"{number}{name}").write_bytes(data)
+    clip = store(place / "in", PackOptions(fps=Fraction(24)), place / "out")
+    return clip, decode_with_pyav(whole(clip))[0]
+
+
+def test_images_that_ffmpeg_decodes_wrongly_are_right(tmp_path: Path) -> None:
+    """JPEG in a TIFF was black. The second half of a PNG that lacks it, too, which is listed."""
+    picture = images.picture(46, 62)
+    _, frame = first_frame(".tif", images.encode(picture, "TIFF", compression="jpeg", quality=95), tmp_path / "jpeg")
+    assert np.abs(frame.astype(int) - picture).mean() < 4
+    lines = b"".join(b"\0" + line.tobytes() for line in picture)
+    png = images.encode(picture, "PNG")
+    half = png[:33] + images.chunk(b"IDAT", zlib.compress(lines[: len(lines) // 2])) + images.chunk(b"IEND", b"")
+    with pytest.raises(VideoError, match=r"0.png cannot be decoded: DALI"):
+        first_frame(".png", half, tmp_path / "half")
+
+
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "TIFF"])
+def test_exif_orientation_of_encoded_images_is_carried(form: str, tmp_path: Path) -> None:
+    turned = [images.encode(images.picture(46, 62), form, exif=images.exif(n)) for n in (6, 8)]
+    clip, frame = first_frame(f".{form.lower()}", turned[0], tmp_path)
+    assert (clip.rotation, frame.shape) == (90, (46, 62, 3))
+    (tmp_path / f"in/1.{form.lower()}").write_bytes(turned[1])
+    with pytest.raises(VideoError, match="another EXIF orientation than 0"):
+        store(tmp_path / "in", PackOptions(fps=Fraction(24)), tmp_path / "out")
 
 
 def test_jpegs_are_converted_where_that_is_asked_for(tmp_path: Path) -> None:
