@@ -81,9 +81,9 @@ async def _links(fs: Any, url: str, detail: bool = True, **_: Any) -> list[Any]:
     base = address.rstrip("/") + "/"
     for link in page.found:
         with suppress(ValueError):  # no address
-            name = urldefrag(urljoin(base, link)).url
-            place = name.partition("?")[0]
+            place, own = split_query(urldefrag(urljoin(base, link)).url)
             if place.startswith(base) and place != base:  # not another order of the same page
-                name = name if "?" in name else name + query  # a token for a folder is good for its files
+                # A token for a folder is good for what is in it. fsspec tells names apart by what follows the last /.
+                name = place.rstrip("/") + (own or query).replace("/", "%2F")
                 names[name] = {"name": name, "size": None, "type": "directory" if place.endswith("/") else "file"}
     return [*names.values()] if detail else [*names]
