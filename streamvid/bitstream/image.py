@@ -298,9 +298,9 @@ def _tiff(data: bytes) -> ImageHeader:
             end = "le" if order == "<" else "be"
             pix_fmt = {1: "gray16", 3: "rgb48", 4: "rgba64"}[samples] + end
     header = ImageHeader("tiff", width, height, pix_fmt, jpeg.ROTATIONS.get(first(274, 1), 0))
-    if turned is None:
-        return header
     upright = struct.pack(f"{order}HHIHH", 274, 3, 1, 1, 0)
+    if turned is None or data.startswith(upright, turned):
+        return header
     return replace(header, head=data[:turned] + upright, part=(turned + 12, len(data)))
 
 
