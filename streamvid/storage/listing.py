@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from html.parser import HTMLParser
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urldefrag, urljoin
 
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.implementations.cached import CachingFileSystem
 
+from streamvid.errors import DatasetError
 from streamvid.storage.explain import explained
-from streamvid.storage.part import answer_of
-from streamvid.storage.url import split_query
+from streamvid.storage.part import answer_of, held
+from streamvid.storage.url import redact, split_query
+from streamvid.text import format_bytes
+
+_PAGE_BYTES: Final = 64 << 20
+"""Of a page of links that are read."""
 
 
 def listed(fs: Any, method: str, *args: object, **options: object) -> Any:
@@ -76,7 +81,12 @@ async def _links(fs: Any, url: str, detail: bool = True, **_: Any) -> list[Any]:
     """What the links of a page lead to below it, as fsspec's listings have it."""
     async with answer_of(fs, url, {}) as answer:
         html = answer.headers.get("Content-Type", "text/html").partition(";")[0] == "text/html"
-        (page := _Hrefs()).feed(await answer.text(errors="ignore") if html else "")
+        data = await held(answer.content.read, _PAGE_BYTES) if html else b""
+        if len(data) > _PAGE_BYTES:
+            answer.close()  # do not wait for the rest
+            long = f"the page of links {redact(url)} has more than {format_bytes(_PAGE_BYTES)}"
+            raise DatasetError(f"{long}: name its files in a list")
+    (page := _Hrefs()).feed(data.decode(errors="ignore"))
     (address, query), names = split_query(url), {}
     base = address.rstrip("/") + "/"
     for link in page.found:

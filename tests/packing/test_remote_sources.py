@@ -25,6 +25,7 @@ from streamvid.packing import fingerprints, process_source, source_file
 from streamvid.packing.index import index
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
+from streamvid.storage import listing
 from streamvid.storage.explain import AccessRefused, StorageUnavailable
 from tests.support.clips import write
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
@@ -166,6 +167,20 @@ def test_listings_of_web_servers_are_read_as_browsers_do(tmp_path: Path, pattern
     below = set() if "*" in pattern else {"one/j.mp4", "two/j.mp4"}
     found = {name.partition("?")[0] for name in sv.Dataset.open(tmp_path / "packed").clips.source}
     assert (report.rejected, found) == ((), {"a'b.mp4", "c&d.mp4", "e%20f.mp4", "g+h.mp4", "i.mp4"} | below)
+
+
+def test_a_page_of_links_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_PAGE_BYTES", 1000)
+
+    class Endless(Handler):
+        def answer(self) -> None:
+            self.send(200, 50 * b"<a href='a.mp4'>a</a>", {"Content-Type": "text/html"})
+
+    with (
+        serving(Endless) as port,
+        pytest.raises(InputError, match=r"page of links http://.*/v/ has more than 1.0 kB"),
+    ):
+        pack(f"http://127.0.0.1:{port}/v/", tmp_path / "packed", progress=False)
 
 
 def test_a_live_stream_does_not_fill_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
