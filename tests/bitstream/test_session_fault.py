@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from streamvid.bitstream.annexb import parameter_sets
+from streamvid.bitstream.bits import BitReader
+from streamvid.bitstream.hevc_sps import _skip_hrd
 from streamvid.bitstream.packets import START_CODE
 from streamvid.bitstream.session_fault import needs_packets, packets_fault, session_fault
 from streamvid.bitstream.vpx import coded_sizes
@@ -79,6 +81,13 @@ def test_streams_that_sessions_get_wrong_are_decoded_by_cores(
 _X265 = {
     "plain": (),
     "hrd": (("hrd", "1"), ("bitrate", "300"), ("vbv-maxrate", "300"), ("vbv-bufsize", "300")),
+    "hrd of layers": (
+        ("hrd", "1"),
+        ("bitrate", "300"),
+        ("vbv-maxrate", "300"),
+        ("vbv-bufsize", "300"),
+        ("temporal-layers", "3"),
+    ),
     "vui": (("sar", "3:2"), ("overscan", "show"), ("videoformat", "pal"), ("chromaloc", "2"), ("temporal-layers", "3")),
     "window": (("display-window", "2,4,6,8"), ("scaling-list", "default"), ("ctu", "32"), ("frame-dup", "0")),
 }
@@ -111,6 +120,15 @@ def test_hevc_with_tools_of_range_extensions(name: str, tmp_path: Path) -> None:
     assert session_fault("hevc", headers, clip.width, clip.height, native=True) == ""
     assert fault("000000000") == ""
     assert all("range extensions" in fault(f"{1 << n:09b}") for n in range(9))
+
+
+def test_hrd_parameters_that_x265_does_not_write() -> None:
+    """Schedules for NAL units and VCL NAL units, of sub-pictures, too; layers of two buffers and of one."""
+    values = 4 * ue(5) + "1"
+    bits = "11" + "1" + 19 * "0" + 27 * "0" + "1" + ue(0) + ue(1) + 4 * values + "00" + "1" + 2 * values
+    reader = BitReader(to_bytes(bits + "0111"))
+    _skip_hrd(reader, 2)
+    assert reader.u(4) == 0b0111
 
 
 @pytest.mark.parametrize(
