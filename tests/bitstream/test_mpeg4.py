@@ -42,6 +42,8 @@ def test_a_packed_bitstream_is_taken_apart_in_avi_and_not_copied_elsewhere(tmp_p
     frames = sequential(mux(vops, tmp_path / "a.avi"))
     clip = store_clip(tmp_path / "a.avi", tmp_path)
     assert len(clip.index.visible) == len(frames) == 24
+    assert b"1393p\0" in (tmp_path / "a.avi").read_bytes()
+    assert b"1393p\0" not in clip.mp4.read_bytes()  # the user data that says so
     for number in (0, 1, 7, 12, 23):
         np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [number]))[0], frames[number])
     with pytest.raises(CannotCopyError, match="packed bitstream"):

@@ -22,7 +22,7 @@ from streamvid.errors import DatasetError
 from streamvid.storage import byte_range, range_reader
 from streamvid.storage.byte_range import PART_BYTES, WASTE, ByteRange, FileVersion, join
 from streamvid.storage.explain import StorageUnavailable
-from streamvid.storage.range_reader import FileTooShort, RangeReader
+from streamvid.storage.range_reader import FileTooShort, LocalReads, RangeReader
 from streamvid.storage.retry import Retry
 from tests.support.clock import Clock
 from tests.support.open_files import open_files
@@ -323,3 +323,23 @@ def test_a_sector_that_cannot_be_read_is_no_outage(files: list[Path], monkeypatc
         reader.read([ByteRange(str(files[0]), 4000, 4500)])
     assert not clock.waits
     assert reader.read([ByteRange(str(files[0]), 4500, 5000)])[0].tobytes() == files[0].read_bytes()[4500:]
+
+
+def test_a_read_that_lasts_is_told_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(range_reader.time, "monotonic", lambda: clock.now)
+    reads = LocalReads()
+    with reads.noted() as reading:
+        reads.tell()
+        reading.begin("/mnt/a")
+        for _ in range(70):
+            clock.now += 1
+            reads.tell()
+        reading.begin("/mnt/b")
+        reads.tell()
+    clock.now += 100
+    reads.tell()
+    said = [record.getMessage().partition(" s:")[0] for record in caplog.records]
+    assert said == ["/mnt/a is being read for 30", "/mnt/a is being read for 60"]
