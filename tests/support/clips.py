@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -30,9 +33,29 @@ def write(recipe: Recipe, path: Path | str) -> Path:
     path = Path(path)
     kept = Path(os.environ[ENCODED], hashlib.sha256(repr(recipe).encode()).hexdigest())
     if not kept.exists():
-        part = clips.write(recipe, f"{kept}.{os.getpid()}")
+        part = Path(f"{kept}.{os.getpid()}")
+        if recipe.codec != "av1" or not _made_apart(recipe, part):
+            clips.write(recipe, part)
         part.replace(kept)
     return Path(shutil.copyfile(kept, path))
+
+
+def _made_apart(recipe: Recipe, path: Path) -> bool:
+    """Make a clip in a process of its own, as SVT-AV1 ends one in some thousands. Returns False if it is refused."""
+    program = "import pickle, sys; from tools import clips; clips.write(*pickle.load(sys.stdin.buffer))"
+    for _ in range(3):
+        with suppress(subprocess.TimeoutExpired):
+            made = subprocess.run(
+                [sys.executable, "-c", program],
+                input=pickle.dumps((recipe, path)),
+                cwd=Path(__file__).parents[2],
+                capture_output=True,
+                timeout=60,
+                check=False,
+            )
+            if made.returncode >= 0:
+                return made.returncode == 0
+    raise RuntimeError(f"an encoder did not make {recipe}, three times")
 
 
 def hard_clips() -> dict[str, Recipe]:
