@@ -21,6 +21,7 @@ from tests.support.packed import pack_recipes
 from tests.support.web import website
 from tools.clips import Recipe
 
+pytestmark = pytest.mark.usefixtures("no_threads_of_other_modules")
 Batches = Iterator[dict[str, Any]]
 Reader = Callable[[str, Path], Batches]
 
