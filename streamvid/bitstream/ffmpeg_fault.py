@@ -12,7 +12,7 @@ from typing import Final
 
 from streamvid.bitstream import hevc_sps
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.hevc_pps import PPS, read_pps
+from streamvid.bitstream.hevc_pps import read_pictures
 from streamvid.bitstream.packets import START_CODE
 
 _SPS: Final = 33
@@ -33,7 +33,7 @@ def ffmpeg_is_exact(codec: str, sets: bytes) -> bool:
     units = [unit for unit in sets.split(START_CODE) if unit]
     try:
         sequences = [hevc_sps.read_coding_tools(BitReader.of_nal(unit[2:])) for unit in units if unit[0] >> 1 == _SPS]
-        pictures = [read_pps(BitReader.of_nal(unit[2:])) for unit in units if unit[0] >> 1 == PPS]
+        pictures = read_pictures(sets)
     except ValueError:
         return False
     return not (

@@ -9,8 +9,9 @@ from typing import Final
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.hevc_sps import skip_scaling_lists
+from streamvid.bitstream.packets import START_CODE
 
-PPS: Final = 34
+_PPS: Final = 34
 """nal_unit_type of picture parameter sets."""
 _MOST_TILES: Final = 22
 """Columns or rows of tiles: 20 and 22 at most (annex A)."""
@@ -44,12 +45,18 @@ class Pps:
         return _least(width, self.columns, self.widths), _least(height, self.rows, self.heights)
 
 
-def read_pps(bits: BitReader) -> Pps:
-    """Read a picture parameter set up to pps_range_extension_flag.
+def read_pictures(sets: bytes) -> list[Pps]:
+    """The picture parameter sets of the base layer among parameter sets in Annex B.
 
     Raises:
-        ValueError: it ends early, or exceeds a limit.
+        ValueError: one ends early, or exceeds a limit.
     """
+    units = (unit for unit in sets.split(START_CODE) if len(unit) > 2)
+    return [_read(BitReader.of_nal(unit[2:])) for unit in units if unit[0] == _PPS << 1 and not unit[1] >> 3]
+
+
+def _read(bits: BitReader) -> Pps:
+    """Read a picture parameter set up to pps_range_extension_flag."""
     bits.ue()  # pps_pic_parameter_set_id
     bits.ue()  # pps_seq_parameter_set_id
     bits.u(7)  # dependent_slice_segments_enabled_flag to cabac_init_present_flag

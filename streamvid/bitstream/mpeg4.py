@@ -17,7 +17,7 @@ from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.mp4.sample_entry import decoder_specific_info
 
 _START: Final = b"\x00\x00\x01"
-_VOP_START_CODE: Final = b"\x00\x00\x01\xb6"
+VOP_START_CODE: Final = b"\x00\x00\x01\xb6"
 _VOL, _GOV, _VISUAL_OBJECT, _VOP = range(0x20, 0x30), 0xB3, 0xB5, 0xB6
 _I_VOP, B_VOP = 0, 2
 _USER_DATA: Final = 0xB2
@@ -49,7 +49,7 @@ def vop_classifier(headers: bytes) -> Classifier:
     def classify(packet: memoryview) -> PacketKind:
         nonlocal layer
         data = bytes(packet)
-        at = data.find(_VOP_START_CODE)
+        at = data.find(VOP_START_CODE)
         if at:  # most packets have no headers
             with suppress(ValueError):
                 clock.read_headers(data)
@@ -70,7 +70,7 @@ def vop_classifier(headers: bytes) -> Classifier:
             disposable=coding_type == B_VOP and not tells,
             tells_sets=tells,
             hidden=not coded or passed_over,
-            several=data.rfind(_VOP_START_CODE) > at,  # twice as fast as to find the next
+            several=data.rfind(VOP_START_CODE) > at,  # twice as fast as to find the next
             in_fields=in_fields,
             uneven=uneven,
             delay_unstated=layer is not None and layer.delay_unstated,
@@ -298,10 +298,10 @@ class Vol:
 
 def headers_of(packet: bytes | memoryview) -> bytes:
     """The bytes before a packet's first VOP."""
-    if bytes(packet[:4]) == _VOP_START_CODE:  # most packets
+    if bytes(packet[:4]) == VOP_START_CODE:  # most packets
         return b""
     data = bytes(packet)
-    return data[: max(0, data.find(_VOP_START_CODE))]
+    return data[: max(0, data.find(VOP_START_CODE))]
 
 
 def video_object_layers(headers: bytes) -> list[Vol]:

@@ -146,8 +146,7 @@ def _h264_fault(headers: bytes) -> str:
 
 def _hevc_fault(headers: bytes) -> str:
     """Why NVDEC garbles HEVC with these parameter sets; "" if it does not."""
-    units = [unit[2:] for unit in headers.split(START_CODE) if len(unit) > 1 and unit[0] == hevc_pps.PPS << 1]
-    pictures = [hevc_pps.read_pps(BitReader.of_nal(unit)) for unit in units]
+    pictures = hevc_pps.read_pictures(headers)
     for unit in NAL_SYNTAX["hevc"].sequence_parameter_sets(headers):
         payload = unit[2:]
         if hevc_sps.has_range_extension(BitReader.of_nal(payload)) or any(pps.range_extension for pps in pictures):

@@ -288,9 +288,11 @@ def _rotation(data: bytes) -> int:
 
 
 def _checked(data: bytes, decoder: str, name: str) -> VideoFrame:
-    """A frame of FFmpeg, which keeps 16 bits and tags; or DALI's, as of a single image, if the two differ: FFmpeg gives
-    black without an error for tiles and JPEG in a TIFF, and for what a PNG lacks."""
+    """A frame of FFmpeg, which keeps 16 bits and tags. For tiles and JPEG in a TIFF, and for what a PNG lacks, it gives
+    black without an error: of these formats it is DALI's, as of a single image, if the two differ."""
     frame = _decode(data, decoder, name)
+    if decoder not in ("png", "tiff"):
+        return frame
     try:
         header = read_header(data)
     except ValueError as error:

@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from av.packet import Packet
 
-from streamvid.bitstream.mpeg4 import VopClock
+from streamvid.bitstream.mpeg4 import VOP_START_CODE, VopClock
 from streamvid.video.codec_context import padded_packet
 
-_VOP: Final = b"\0\0\1\xb6"
 _SAYS_PACKED: Final = re.compile(rb"(\0\0\x01\xb2[^\0]{0,255})p\0")
 """User data by which decoders expect such packets."""
 
@@ -38,7 +37,7 @@ class VopUnpacker:
             return []
         data = given = bytes(packet)
         at = self._vop_of(data)
-        second = data.find(_VOP, at or len(data))
+        second = data.find(VOP_START_CODE, at or len(data))
         if second >= 0:
             data, self._held = data[:second], data[second:]
         elif self._held and at is not None:
