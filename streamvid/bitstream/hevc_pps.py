@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.hevc_sps import skip_scaling_lists
 from streamvid.bitstream.packets import START_CODE
 
 _PPS: Final = 34
@@ -28,7 +27,6 @@ class Pps:
         columns, rows: number of tiles across and down.
         widths, heights: of all columns and rows but the last, in coding tree blocks; None if tiles are as equal as
             possible.
-        range_extension: whether it has a range extension.
     """
 
     constrained_intra: bool
@@ -38,7 +36,6 @@ class Pps:
     rows: int
     widths: tuple[int, ...] | None
     heights: tuple[int, ...] | None
-    range_extension: bool
 
     def smallest_tile(self, width: int, height: int) -> tuple[int, int]:
         """The least width and the least height of a tile, in coding tree blocks, of a picture of so many."""
@@ -56,7 +53,7 @@ def read_pictures(sets: bytes) -> list[Pps]:
 
 
 def _read(bits: BitReader) -> Pps:
-    """Read a picture parameter set up to pps_range_extension_flag."""
+    """Read a picture parameter set up to its tiles."""
     bits.ue()  # pps_pic_parameter_set_id
     bits.ue()  # pps_seq_parameter_set_id
     bits.u(7)  # dependent_slice_segments_enabled_flag to cabac_init_present_flag
@@ -82,20 +79,7 @@ def _read(bits: BitReader) -> Pps:
         if not bits.u(1):  # uniform_spacing_flag
             widths = _sizes(bits, columns)  # column_width_minus1
             heights = _sizes(bits, rows)  # row_height_minus1
-        bits.u(1)  # loop_filter_across_tiles_enabled_flag
-    bits.u(1)  # pps_loop_filter_across_slices_enabled_flag
-    if bits.u(1):  # deblocking_filter_control_present_flag
-        bits.u(1)  # deblocking_filter_override_enabled_flag
-        if not bits.u(1):  # pps_deblocking_filter_disabled_flag
-            bits.se()  # pps_beta_offset_div2
-            bits.se()  # pps_tc_offset_div2
-    if bits.u(1):  # pps_scaling_list_data_present_flag
-        skip_scaling_lists(bits)
-    bits.u(1)  # lists_modification_present_flag
-    bits.ue()  # log2_parallel_merge_level_minus2
-    bits.u(1)  # slice_segment_header_extension_present_flag
-    extended = bits.u(1) and bits.u(1)  # pps_extension_present_flag, pps_range_extension_flag
-    return Pps(constrained, offset, lossless, columns, rows, widths, heights, bool(extended))
+    return Pps(constrained, offset, lossless, columns, rows, widths, heights)
 
 
 def _sizes(bits: BitReader, count: int) -> tuple[int, ...]:

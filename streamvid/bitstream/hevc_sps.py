@@ -3,11 +3,10 @@ elements that are read or skipped."""
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, field
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.nal import DpbRequirement, ShownArea, read_colors
+from streamvid.bitstream.nal import DpbRequirement, ShownArea
 from streamvid.bitstream.packet_kind import Samples
 
 
@@ -110,7 +109,7 @@ def read_coding_tools(bits: BitReader) -> tuple[Sps, int, bool]:
     for _ in range(4):
         bits.ue()  # sizes of transform blocks, depths of transform hierarchies
     if bits.u(1) and bits.u(1):  # scaling_list_enabled_flag, sps_scaling_list_data_present_flag
-        skip_scaling_lists(bits)
+        _skip_scaling_lists(bits)
     bits.u(1)  # amp_enabled_flag
     return sps, tree_block, bool(bits.u(1))
 
@@ -137,62 +136,7 @@ def skip_to_vui(bits: BitReader) -> bool:
     return bool(bits.u(1))  # vui_parameters_present_flag
 
 
-def has_range_extension(bits: BitReader) -> bool:
-    """Whether a sequence parameter set has a range extension with a coding tool (7.3.2.2.2).
-
-    Raises:
-        ValueError: it ends early, or exceeds a limit.
-    """
-    layers = read_sps(copy(bits)).max_sub_layers
-    if skip_to_vui(bits):
-        _skip_vui(bits, layers)
-    if not bits.u(1) or not bits.u(1):  # sps_extension_present_flag, sps_range_extension_flag
-        return False
-    bits.u(7)  # flags of other extensions
-    return bits.u(9) > 0
-
-
-def _skip_vui(bits: BitReader, layers: int) -> None:
-    """vui_parameters, E.2.1."""
-    read_colors(bits)
-    bits.u(3)  # neutral_chroma_indication_flag, field_seq_flag, frame_field_info_present_flag
-    if bits.u(1):  # default_display_window_flag
-        for _ in range(4):
-            bits.ue()
-    if bits.u(1):  # vui_timing_info_present_flag
-        bits.u(64)  # vui_num_units_in_tick, vui_time_scale
-        if bits.u(1):  # vui_poc_proportional_to_timing_flag
-            bits.ue()  # vui_num_ticks_poc_diff_one_minus1
-        if bits.u(1):  # vui_hrd_parameters_present_flag
-            _skip_hrd(bits, layers)
-    if bits.u(1):  # bitstream_restriction_flag
-        bits.u(3)  # tiles_fixed_structure_flag, motion_vectors_over_pic_boundaries_flag, restricted_ref_pic_lists_flag
-        for _ in range(5):
-            bits.ue()  # min_spatial_segmentation_idc to log2_max_mv_length_vertical
-
-
-def _skip_hrd(bits: BitReader, layers: int) -> None:
-    """hrd_parameters, E.2.2, with information that is common to all sub-layers."""
-    schedules, sub_pictures = bits.u(1) + bits.u(1), 0  # nal_ and vcl_hrd_parameters_present_flag
-    if schedules:
-        sub_pictures = bits.u(1)  # sub_pic_hrd_params_present_flag
-        bits.u(19 * sub_pictures)  # tick_divisor_minus2 to dpb_output_delay_du_length_minus1
-        bits.u(8 + 4 * sub_pictures + 15)  # bit_rate_scale to dpb_output_delay_length_minus1
-    for _ in range(layers):
-        low_delay = 0
-        # fixed_pic_rate_general_flag; where that is 0, fixed_pic_rate_within_cvs_flag
-        if bits.u(1) or bits.u(1):
-            bits.ue()  # elemental_duration_in_tc_minus1
-        else:
-            low_delay = bits.u(1)  # low_delay_hrd_flag
-        buffers = 1 if low_delay else _limited(bits.ue(), 31) + 1  # cpb_cnt_minus1
-        for _ in range(schedules * buffers):
-            for _ in range(2 + 2 * sub_pictures):
-                bits.ue()  # bit_rate_value_minus1 to bit_rate_du_value_minus1
-            bits.u(1)  # cbr_flag
-
-
-def skip_scaling_lists(bits: BitReader) -> None:
+def _skip_scaling_lists(bits: BitReader) -> None:
     """scaling_list_data, 7.3.4."""
     for size in range(4):
         for _ in range(2 if size == 3 else 6):

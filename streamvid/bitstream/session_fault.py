@@ -2,7 +2,7 @@
 
 NVIDIA's parser crops only at the right and at the bottom, no session follows a change of a stream's frame size, and
 NVDEC garbles MPEG-4 with rare coding tools, lossless H.264, some H.264 that may be in fields and has constrained intra
-prediction, and HEVC with tools of range extensions or with small tiles.
+prediction, and HEVC with small tiles.
 PyNvVideoCodec also deinterlaces field pictures, and H.264 frames with field macroblocks (MBAFF); the native module
 weaves fields, as FFmpeg does. `tests/gpu/test_codecs.py` has examples.
 """
@@ -148,10 +148,7 @@ def _hevc_fault(headers: bytes) -> str:
     """Why NVDEC garbles HEVC with these parameter sets; "" if it does not."""
     pictures = hevc_pps.read_pictures(headers)
     for unit in NAL_SYNTAX["hevc"].sequence_parameter_sets(headers):
-        payload = unit[2:]
-        if hevc_sps.has_range_extension(BitReader.of_nal(payload)) or any(pps.range_extension for pps in pictures):
-            return "NVDEC garbles HEVC with tools of range extensions"
-        sps, block, _ = hevc_sps.read_coding_tools(BitReader.of_nal(payload))
+        sps, block, _ = hevc_sps.read_coding_tools(BitReader.of_nal(unit[2:]))
         area = sps.shown
         sides = -(-(area.left + area.width) // block), -(-(area.top + area.height) // block)
         for pps in pictures:
