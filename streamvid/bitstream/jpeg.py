@@ -33,7 +33,7 @@ def classifier(stsd: bytes) -> Classifier:
     brought: set[tuple[int, int]] = set()
 
     def classify(packet: memoryview) -> PacketKind:
-        own = set(_tables(packet))
+        own = {(marker, number) for marker, number, _ in _tables(packet)}
         start = brought <= own
         brought.update(own)
         markers = {marker for marker, _ in segments(packet)}
@@ -54,20 +54,26 @@ def finalize(kinds: list[PacketKind]) -> list[PacketKind]:
 
 def has_tables(data: bytes) -> bool:
     """Whether a picture has its own quantization and Huffman tables."""
-    return {_QUANTIZATION, _HUFFMAN} <= {marker for marker, _ in _tables(memoryview(data))}
+    return {_QUANTIZATION, _HUFFMAN} <= {marker for marker, *_ in _tables(memoryview(data))}
 
 
-def _tables(packet: memoryview) -> Iterator[tuple[int, int]]:
-    """Marker and number of each table before the first scan; for Huffman tables also the class (B.2.4.1, B.2.4.2)."""
+def has_wide_steps(data: bytes) -> bool:
+    """Whether a quantization table has 16 bits for each step."""
+    return any(marker == _QUANTIZATION and precision for marker, _, precision in _tables(memoryview(data)))
+
+
+def _tables(packet: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Marker, number and precision (0: 8 bits) of each table before the first scan (B.2.4.1); for Huffman tables the
+    number includes the class, and the precision is 0 (B.2.4.2)."""
     for marker, payload in segments(packet):
         at = 0
         while marker in (_QUANTIZATION, _HUFFMAN) and at < len(payload):
             number = payload[at]
             if marker == _HUFFMAN:
-                yield marker, number
+                yield marker, number, 0
                 at += 17 + sum(payload[at + 1 : at + 17])
             else:
-                yield marker, number & 15
+                yield marker, number & 15, number >> 4
                 at += 1 + 64 * (1 + (number >> 4))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -23,7 +23,7 @@ from streamvid.decode.dali_cache_guard import SHARED_GUARD
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
 from streamvid.decode.decode_job import stream_bit_depth, stream_headers, surface_form
-from streamvid.decode.images import ImageBatches
+from streamvid.decode.images import ImageBatches, pipelines_for
 from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
@@ -130,7 +130,8 @@ class GpuDecoder:
         images = partial(ImageBatches, device_id=device_id, threads=threads, max_batch=max_batch)
         self._images = DeadlineThreads(1, name="streamvid-decode-image", tool=images)
         self._pace = Pace()
-        self._open: set[object] = set()
+        self._open: set[tuple[object, bool]] = set()
+        """Threads of DALI, each with a pipeline that they have open (`streamvid.decode.images.pipelines_for`)."""
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
         self._device_id, self._streams = device_id, min(NVDEC_ENGINES, threads)
         self._told: set[str] = set()
@@ -295,32 +296,36 @@ class GpuDecoder:
         return self._submit(self._dali, lambda dali: dali.decode(slices, streams=self._streams), slices)()
 
     def _submit_images(self, slices: Sequence[EncodedSlice]) -> Callable[[], list[GpuFrames]]:
-        return self._submit(self._images, lambda images: images.decode(slices), slices) if slices else list
+        if not slices:
+            return list
+        return self._submit(self._images, lambda images: images.decode(slices), slices, pipelines_for(slices))
 
     def _submit(
         self,
         threads: DeadlineThreads[Tool],
         decode: Callable[[Tool], Made],
         slices: Sequence[EncodedSlice],
+        pipelines: Collection[bool] = (False,),
     ) -> Callable[[], Made]:
-        """Begin to decode slices in a thread with a deadline, which is longer at the first call and after an error,
-        because a pipeline is opened then.
+        """Begin to decode slices in a thread with a deadline, which is longer if one of these pipelines is to be
+        opened, for the first time or after an error.
 
         Returns:
             a function that waits for the frames.
         """
         found: list[Made] = []
+        needed = {(threads, pipeline) for pipeline in pipelines}
 
         def timed(tool: Tool) -> None:
-            began, was_open = perf_counter(), threads in self._open
-            self._open.discard(threads)
+            began, before = perf_counter(), {key for key in self._open if key[0] is threads}
+            self._open -= before
             found.append(decode(tool))
-            self._open.add(threads)
-            if was_open:
+            self._open |= before | needed
+            if needed <= before:
                 self._pace.add_all(slices, perf_counter() - began)
 
         def limits() -> tuple[float, float]:
-            return self._pace.deadline_of_all(slices) + (0 if threads in self._open else START_S), math.inf
+            return self._pace.deadline_of_all(slices) + (0 if needed <= self._open else START_S), math.inf
 
         future = threads.submit(timed, limits=limits, overdue=partial(_overdue, slices))
 

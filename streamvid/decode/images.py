@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from nvidia.dali import Pipeline
 
 
-_ON_GPU: Final = ("gray", "yuvj420p", "yuvj422p", "yuvj440p", "yuvj411p", "yuvj444p")
-"""JPEGs that nvJPEG decodes. All else is decoded as on the CPU: with device="mixed", DALI 2.4 has CPU threads do it,
-too, and gives wrong pixels of PNGs with 4 bits, and pixels of some damaged files."""
-
-
 class ImageBatches:
-    """DALI pipelines that are opened on demand, and again after an error, after which they cannot be used.
+    """DALI pipelines for CPU and GPU. The CPU's is opened at the first call, the GPU's for the first JPEGs; and again
+    after an error, after which they cannot be used.
+
+    What nvJPEG does not decode is decoded as on the CPU: with device="mixed", DALI 2.4 has CPU threads do it, too, and
+    gives wrong pixels of PNGs with 4 bits, and pixels of some damaged files.
 
     Args: as in `streamvid.video.image_decoder.image_pipeline`.
     """
@@ -49,8 +48,12 @@ class ImageBatches:
 
         files = [_wanted(encoded) for encoded in slices]
         images = [_Image(encoded, *image) for encoded, wanted in zip(slices, files, strict=True) for image in wanted]
-        on_gpu = [is_for_gpu(image.header) for image in images]
+        on_gpu = [image.header.nvjpeg for image in images]
         order = sorted(range(len(images)), key=on_gpu.__getitem__)
+        for on in pipelines_for(slices) - {*self._pipelines}:
+            self._pipelines[on] = image_pipeline(
+                device_id=self._device.index if on else None, threads=self._threads, max_batch=self._max_batch
+            )
         sizes = [images[n].decoded_bytes for n in order]
         starts = np.empty(len(images), dtype=np.int64)
         starts[order] = np.cumsum(sizes) - sizes
@@ -70,9 +73,7 @@ class ImageBatches:
         """Decode images of these slices into memory, one after the other."""
         import torch
 
-        pipeline = self._pipelines.pop(on_gpu, None) or image_pipeline(
-            device_id=self._device.index if on_gpu else None, threads=self._threads, max_batch=self._max_batch
-        )
+        pipeline = self._pipelines.pop(on_gpu)
         try:
             decoded = run_images(pipeline, [image.data for image in images])
         except RuntimeError as error:
@@ -99,6 +100,11 @@ class ImageBatches:
         self._pipelines.clear()
 
 
+def pipelines_for(slices: Sequence[EncodedSlice]) -> set[bool]:
+    """The pipelines that must be open for a batch of images: False is the CPU's, True the GPU's."""
+    return {False, any(encoded.codec == "jpeg" for encoded in slices)}
+
+
 @dataclass(frozen=True)
 class _Image:
     """An image of a slice: its header, and the bytes for decoders."""
@@ -114,11 +120,6 @@ class _Image:
     @property
     def decoded_bytes(self) -> int:
         return math.prod(self.decoded_shape)
-
-
-def is_for_gpu(header: ImageHeader) -> bool:
-    """Whether nvJPEG decodes an image."""
-    return header.codec == "jpeg" and header.pix_fmt in _ON_GPU
 
 
 def _wanted(encoded: EncodedSlice) -> list[tuple[ImageHeader, bytes]]:

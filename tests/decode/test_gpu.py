@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -15,12 +16,14 @@ import pytest
 import torch
 
 from streamvid.bitstream.packets import START_CODE
+from streamvid.color.tags import RGB
 from streamvid.decode.base import Pending
 from streamvid.decode.gpu import GpuDecoder, decode_support
 from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
+from streamvid.workers import START_S
 from tests.support.clips import write
 from tests.support.field_pictures import write_fields
 from tests.support.reference import joined, whole
@@ -134,3 +137,39 @@ def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeyp
     finally:
         decoder.close()
     assert waited == [1, 1]
+
+
+def test_a_pipeline_of_images_has_time_to_open_whenever_it_is_needed_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine that takes longer than the deadline of a batch: the GPU's pipeline after the CPU's, too."""
+    seconds: list[float] = []
+
+    class Images:
+        def decode(self, slices: Sequence[EncodedSlice]) -> list[None]:
+            if slices[0].name == "damaged":
+                raise VideoError("damaged")
+            return [None] * len(slices)
+
+    def submit(call: Any, *, limits: Any, overdue: Any) -> Future[None]:
+        seconds.append(limits()[0])
+        future: Future[None] = Future()
+        try:
+            future.set_result(call(Images()))
+        except VideoError as error:
+            future.set_exception(error)
+        return future
+
+    def image(codec: str, name: str = "image") -> EncodedSlice:
+        one = np.ones(1, dtype=np.int64)
+        return EncodedSlice(name, codec, b"", 8, 8, RGB, np.zeros(1, dtype=np.uint8), one, one - 1, one - 1)
+
+    decoder = GpuDecoder(device_id=0, threads=1, max_batch=2, sessions=False)
+    monkeypatch.setattr(decoder._images, "submit", submit)
+    try:
+        for codec in ("png", "png", "jpeg", "jpeg", "png"):
+            decoder._submit_images([image(codec)])()
+        with pytest.raises(VideoError):
+            decoder._submit_images([image("png", "damaged")])()
+        decoder._submit_images([image("png")])()
+    finally:
+        decoder.close()
+    assert [limit > START_S for limit in seconds] == [True, False, True, False, False, False, True]

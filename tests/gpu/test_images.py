@@ -68,6 +68,7 @@ def test_every_image_is_near_what_the_cpu_decodes(decoder: GpuDecoder, capsys: p
         for quality in (60, 90)
         for sampling, name in enumerate(("444", "422", "420"))
     }
+    detailed |= {f"jpeg_{width}_wide": encode(noisy[:, :width].copy(), "JPEG") for width in range(1, 8)}
     detailed["jpeg2000_lossy"] = encode(noisy, "JPEG2000", quality_mode="rates", quality_layers=[12], irreversible=True)
     of_noise = compared(decoder, detailed)
     with capsys.disabled():

@@ -6,7 +6,7 @@ import io
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -116,6 +116,10 @@ def taken() -> dict[str, ImageFile]:
         ("rgb", whole, {"keep_rgb": True}), ("restarts", whole, {"restart_marker_rows": 1}),
     ):  # fmt: skip
         add(f"jpeg_{name}", "jpeg", "JPEG", image, quality=90, **options)
+    add("jpeg_wide_steps", "jpeg", "JPEG", whole, qtables=[[300] * 64] * 2)
+    data = bytearray(files["jpeg_grey"].data)
+    data[data.index(b"\xff\xc0") + 11] = 0x22  # sampling factors, which mean nothing for a single component
+    files["jpeg_grey22"] = replace(files["jpeg_grey"], data=bytes(data))
     for name, image, options in (
         ("rgb", whole, {}), ("rgba", alpha, {}), ("grey", grey, {}), ("grey_alpha", grey.convert("LA"), {}),
         ("palette", whole.convert("P"), {}), ("bits1", whole.convert("1"), {}),
