@@ -224,11 +224,16 @@ class GopJob:
         if isinstance(error, VideoError):
             return error
         reason = " ".join(str(error).split())[:300]
-        advice = "free memory of the GPU" if _NO_MEMORY.search(reason) else "check it with `streamvid verify --decode`"
+        advice = "free memory of the GPU" if lacks_memory(reason) else "check it with `streamvid verify --decode`"
         named = VideoError(f"clip {self.encoded.name} cannot be decoded ({reason}): {advice}")
         if isinstance(error, Exception):
             named.__cause__ = error
         return named
+
+
+def lacks_memory(reason: str) -> bool:
+    """Whether an error's text says that the GPU is out of memory."""
+    return _NO_MEMORY.search(reason) is not None
 
 
 @lru_cache(maxsize=4096)

@@ -251,7 +251,8 @@ class GpuDecoder:
             codec, width, height = encoded.codec, encoded.width, encoded.height
             row = decode_support(codec, encoded.stsd, width, height, native=self.native)
             route = self.route(row)
-            if not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
+            refused = route is Route.NVDEC and self.sessions is not None and self.sessions.refuses(encoded)
+            if refused or not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
                 route = Route.CPU
             if route in (Route.NVDEC, Route.DALI) and (fault := _packets_fault(encoded, native=self.native)):
                 route = Route.CPU

@@ -7,6 +7,7 @@ prefers jobs that its open sessions can decode.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import Counter, deque
@@ -16,8 +17,12 @@ from itertools import accumulate
 from time import monotonic
 from typing import Final
 
-from streamvid.decode.decode_job import GopJob, SessionKey
-from streamvid.errors import VideoError
+from streamvid.bitstream.annexb import NAL_SYNTAX
+from streamvid.decode.decode_job import GopJob, SessionKey, lacks_memory
+from streamvid.errors import GpuLostError, VideoError
+from streamvid.video.packet_selection import EncodedSlice
+
+log = logging.getLogger(__name__)
 
 SESSION_OPEN_PACKETS: Final = 64
 """Packets decoded in the time that opening a session takes: 45 ms, against 0.7 ms for a packet of 720p H.264 (H200)."""
@@ -68,6 +73,7 @@ class DecodeQueue:
         # By configuration: the time ratio of core to engine, and the engines' jobs since a core last took one.
         self._slower: dict[SessionKey, float] = {}
         self._since: Counter[SessionKey] = Counter()
+        self._refused: set[str] = set()
 
     def put(self, jobs: Sequence[GopJob]) -> None:
         """Add the jobs of a batch."""
@@ -87,15 +93,29 @@ class DecodeQueue:
 
     def retry(self, job: GopJob, error: VideoError, *, begun: bool = True) -> None:
         """Return a failed job: an engine decodes it a second time, alone in its decoder. If that fails, or the queue
-        has no engines or is closed, its batch fails with `error`. A job that was not begun is decoded as if it had not
-        been taken."""
+        has no engines or is closed, its batch fails with `error`; and the clip is refused, unless the GPU lacks memory.
+        A job that was not begun is decoded as if it had not been taken."""
         with self._changed:
             able = self._engines and not self._closed and not job.group.abandoned
             if able and (job.retry_of is None or not begun):
                 self._retries.append(replace(job, retry_of=error) if begun else job)
                 self._wake()
                 return
+        if able and not lacks_memory(str(error)):
+            self.refuse(job, error)
         job.group.fail(error)
+
+    def refuse(self, job: GopJob, error: VideoError | GpuLostError) -> None:
+        """Remember that engines cannot decode a job's clip, or get stuck in it: each further attempt would cost all
+        sessions of an engine, and a batch that has to be made again. Not if FFmpeg's samples are wrong."""
+        name = job.encoded.name
+        if name not in self._refused and (job.key.exact or job.key.codec not in NAL_SYNTAX):
+            self._refused.add(name)
+            log.warning("cores decode clip %s from now on: %s", name, error)
+
+    def refuses(self, encoded: EncodedSlice) -> bool:
+        """Whether `refuse` was called for a clip."""
+        return encoded.name in self._refused
 
     def take(
         self, *, current: SessionKey | None, opened: Container[SessionKey], wait_s: float | None, spare: bool = False

@@ -245,6 +245,10 @@ class NvdecSessionPool:
 
         return Pending(result, written.done)
 
+    def refuses(self, encoded: EncodedSlice) -> bool:
+        """Whether the engines could not decode an earlier slice of this clip."""
+        return self._queue.refuses(encoded)
+
     def waiting(self, change: int) -> None:
         """See `streamvid.decode.job_queue.DecodeQueue.waiting`."""
         self._queue.waiting(change)

@@ -73,7 +73,7 @@ def test_frames_that_change_their_size_are_decoded_by_cores(
         (tmp_path / str(width)).mkdir()
         parts.append(whole(store_clip(write(recipe, tmp_path / str(width) / "a.webm"), tmp_path / str(width))))
     decoder = GpuDecoder(device_id=0, threads=1, max_batch=1, sessions=False)
-    decoder.sessions = cast(Any, SimpleNamespace(close=lambda: None, native=True))
+    decoder.sessions = cast(Any, SimpleNamespace(close=lambda: None, native=True, refuses=lambda encoded: False))
     try:
         in_sessions, _, by_cpu, _ = decoder._divided([parts[0], joined(*parts), replace(parts[1], width=320)], [])
     finally:
@@ -95,7 +95,7 @@ def test_h264_in_fields_is_decoded_by_cores_where_it_would_be_deinterlaced(
     mbaff = Recipe(frames=4, height=192, params=(("tff", "1"),))
     decoder = GpuDecoder(device_id=0, threads=1, max_batch=1, sessions=False)
     if native is not None:
-        decoder.sessions = cast(Any, SimpleNamespace(close=lambda: None, native=native))
+        decoder.sessions = cast(Any, SimpleNamespace(close=lambda: None, native=native, refuses=lambda encoded: False))
     slices = [mixed, frames, whole(store_clip(write(mbaff, tmp_path / "c.mp4"), tmp_path / "c"))]
     try:
         assert decoder._divided(slices, [])[2] == on_cpu
@@ -108,6 +108,7 @@ def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeyp
     good = whole(clip)
     damaged = replace(good, data=np.zeros_like(good.data))
     waited: list[int] = []
+    refused: set[str] = set()
 
     class Sessions:
         stream, native = None, True
@@ -120,6 +121,9 @@ def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeyp
             return Pending(wait)
 
         write = submit
+
+        def refuses(self, encoded: EncodedSlice) -> bool:
+            return encoded.name in refused
 
         def close(self) -> None:
             pass
@@ -134,6 +138,9 @@ def test_an_error_waits_for_the_engines_that_still_write(tmp_path: Path, monkeyp
         for begin in (decoder.submit, partial(decoder.write, pictures=pictures, color="auto")):
             with pytest.raises(VideoError, match="damaged"):
                 begin([good, damaged], on_cpu=[False, True]).result()
+        refused.add(good.name)  # from now on, as the engines have failed
+        with pytest.raises(VideoError, match="damaged"):
+            decoder.submit([good, damaged], on_cpu=[False, True]).result()
     finally:
         decoder.close()
     assert waited == [1, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import av
@@ -33,10 +34,9 @@ def key(number: int) -> SessionKey:
 
 def job(of: int, packets: int, group: JobGroup) -> GopJob:
     nothing: Any = None
+    clip: Any = SimpleNamespace(name="clip")
     rows = np.where(np.arange(packets), NOT_WANTED, 0).astype(np.int32)
-    return GopJob(
-        nothing, nothing, Packets.of([b""] * packets), True, np.arange(packets), rows, key(of), 4, True, group
-    )
+    return GopJob(clip, nothing, Packets.of([b""] * packets), True, np.arange(packets), rows, key(of), 4, True, group)
 
 
 def jobs(*shapes: tuple[int, int]) -> list[GopJob]:
@@ -262,18 +262,29 @@ def test_cores_that_are_slower_leave_more_to_the_engines_and_try_again() -> None
     assert not queue.take_for_cpu()
 
 
-def test_a_job_is_tried_twice() -> None:
+@pytest.mark.parametrize(
+    ("codec", "exact", "reason", "refused"),
+    [
+        ("h264", True, "again no", True), ("h264", True, "again no: CUDA_ERROR_OUT_OF_MEMORY", False),
+        ("hevc", False, "again no", False), ("vp9", False, "again no", True),
+    ],
+)  # fmt: skip
+def test_a_job_is_tried_twice(codec: str, exact: bool, reason: str, refused: bool) -> None:
+    """Then cores decode its clip, unless they would make other frames, or the clip is not at fault."""
     queue = DecodeQueue(engines=1)
     bad, good = jobs((0, 1), (0, 2))
+    bad = replace(bad, key=key(0)._replace(codec=codec, exact=exact))
     queue.put([bad, good])
-    assert queue.take(current=None, opened=[], wait_s=0) is good
-    assert queue.take(current=None, opened=[key(0)], wait_s=0) is bad
+    assert queue.take(current=good.key, opened=[good.key], wait_s=0) is good
+    assert queue.take(current=bad.key, opened=[bad.key], wait_s=0) is bad
     queue.retry(bad, VideoError("no"))
-    again = queue.take(current=key(0), opened=[key(0)], wait_s=0)
+    assert not queue.refuses(bad.encoded)
+    again = queue.take(current=bad.key, opened=[bad.key], wait_s=0)
     assert again is not None
     assert again.retry_of
     assert replace(again, retry_of=None).packets is bad.packets
-    queue.retry(again, VideoError("again no"))
+    queue.retry(again, VideoError(reason))
+    assert queue.refuses(bad.encoded) is refused
     good.group.finish()
     with pytest.raises(VideoError, match="again no"):
         good.group.wait()

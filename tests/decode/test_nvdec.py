@@ -368,12 +368,20 @@ def test_a_slice_that_cannot_be_decoded_costs_its_batch_alone(
     clip, frames = clips["h264"]
     good = whole(clip)
     bad: list[EncodedSlice] = []
-    for name, change in {"gone": {"frames": np.append(good.frames, 1000)}, "torn": {"data": 0 * good.data}}.items():
-        bad.append(replace(good, name=name, **change))  # type: ignore[arg-type]
+    spoiled = good.data.copy()
+    second = int(good.sizes[0])
+    spoiled[second + 5 : second + int(good.sizes[1])] = 255  # behind the length and the type of its unit
+    changes: dict[str, dict[str, Any]] = {
+        "gone": {"frames": np.append(good.frames, 1000)}, "torn": {"data": 0 * good.data}, "spoiled": {"data": spoiled}
+    }  # fmt: skip
+    for name, change in changes.items():
+        bad.append(replace(good, name=name, **change))
     pool = NvdecSessionPool(device_id=0, engines=2, library=library)
     for part in bad:
         with pytest.raises(VideoError, match=part.name):
             pool.submit([part]).result()
+        assert pool.refuses(part) is (part.name == "spoiled")  # the others did not come to an engine
+        assert not pool.refuses(good)
         (got,) = pool.submit([good]).result()
         np.testing.assert_array_equal(got.numpy(), frames)
     pool.close()
@@ -413,6 +421,7 @@ def test_an_engine_that_hangs_costs_its_batches_and_is_replaced(
     wakes.set()
     stuck.join(60)
     assert not stuck.is_alive()
+    assert pool.refuses(whole(clip))
     for one in got:  # nor has what woke up late written to them
         np.testing.assert_array_equal(one.numpy(), frames)
     agree(pool, clips.values(), rounds=1)

@@ -407,3 +407,21 @@ def test_nothing_that_goes_to_sessions_enters_dalis_cache(tmp_path: Path) -> Non
     for expected, pictures in zip(stock_frames(clips), got, strict=True):
         np.testing.assert_array_equal(pictures, expected)
     decoder.close()
+
+
+def test_a_clip_that_engines_cannot_decode_is_left_to_cores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """H.264 with more slices in a picture than NVDEC takes."""
+    many = stored(Recipe(width=640, height=368, frames=8, params=(("slice-max-mbs", "1"),)), tmp_path / "many")
+    few = stored(Recipe(width=640, height=368, frames=8), tmp_path / "few")
+    slices = [replace(whole(clip), name=name) for name, clip in (("many", many), ("few", few))]
+    expected = [decode_with_pyav(one, color="auto") for one in slices]
+    decoder = GpuDecoder(device_id=0, threads=4, max_batch=2)
+    try:
+        with pytest.raises(VideoError, match="clip many cannot be decoded"):
+            decoder.submit(slices, color="auto").result()
+        assert "cores decode clip many from now on" in caplog.text
+        for _ in range(2):
+            for got, right in zip(decoder.submit(slices, color="auto").result(), expected, strict=True):
+                np.testing.assert_array_equal(got.cpu().numpy(), right)
+    finally:
+        decoder.close()
