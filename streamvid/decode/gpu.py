@@ -109,7 +109,8 @@ class GpuDecoder:
         threads: CPU threads.
         max_batch: most slices per batch.
         sessions: whether to open decode sessions; False: DALI decodes instead.
-        isolate: whether the CPU decodes in child processes; then no cores assist the engines.
+        isolate: whether the CPU decodes in child processes, images other than JPEGs, too; then no cores assist the
+            engines.
 
     Attributes:
         sessions: the decode sessions; None if DALI decodes instead.
@@ -133,7 +134,7 @@ class GpuDecoder:
         self._open: set[tuple[object, bool]] = set()
         """Threads of DALI, each with a pipeline that they have open (`streamvid.decode.images.pipelines_for`)."""
         self._cpu = CpuDecoder(threads=threads, decoder=IsolatedDecoder if isolate else InThreadDecoder)
-        self._device_id, self._streams = device_id, min(NVDEC_ENGINES, threads)
+        self._isolates, self._device_id, self._streams = isolate, device_id, min(NVDEC_ENGINES, threads)
         self._told: set[str] = set()
         """Faults of packets of which the log has told."""
 
@@ -252,6 +253,7 @@ class GpuDecoder:
             row = decode_support(codec, encoded.stsd, width, height, native=self.native)
             route = self.route(row)
             refused = route is Route.NVDEC and self.sessions is not None and self.sessions.refuses(encoded)
+            refused |= route is Route.IMAGE and self._isolates and codec != "jpeg"
             if refused or not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
                 route = Route.CPU
             if route in (Route.NVDEC, Route.DALI) and (fault := _packets_fault(encoded, native=self.native)):

@@ -13,6 +13,7 @@ import torch
 from streamvid.bitstream.image import CODECS, ImageHeader, read_header, to_decode
 from streamvid.color.tags import RGB
 from streamvid.decode import images
+from streamvid.decode.gpu import GpuDecoder
 from streamvid.decode.images import ImageBatches, pipelines_for
 from streamvid.errors import VideoError
 from streamvid.mp4.sample_entry import visual_sample_description
@@ -86,3 +87,15 @@ def test_nvjpeg_decodes_plain_jpegs_and_no_others() -> None:
     assert on_gpu == {f"jpeg_{name}" for name in ("420", "422", "444", "grey", "progressive", "restarts")}
     # Of up to two columns of chroma, libjpeg-turbo does not interpolate.
     assert [read_header(encode(picture(8, width), "JPEG")).nvjpeg for width in (4, 5)] == [False, True]
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_images_are_decoded_in_child_processes_if_told(isolate: bool) -> None:
+    """But for JPEGs, which the GPU decodes."""
+    decoder = GpuDecoder(device_id=0, threads=1, max_batch=3, sessions=False, isolate=isolate)
+    slices = [encoded(name) for name in ("jpeg_420", "tiff_tiff_lzw", "png_rgb")]
+    try:
+        _, _, by_cpu, by_dali = decoder._divided(slices, [])
+    finally:
+        decoder.close()
+    assert (by_cpu, by_dali) == (([1, 2], [0]) if isolate else ([], [0, 1, 2]))

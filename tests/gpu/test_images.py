@@ -113,7 +113,8 @@ def test_exif_orientation_stands_upright(form: str, tmp_path: Path) -> None:
     assert np.abs(batch["video"][:, 0].cpu().numpy().astype(int) - upright).max() <= (16 if form == "JPEG" else 0)
 
 
-def test_videos_and_images_mix_in_a_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolate", [False, True])
+def test_videos_and_images_mix_in_a_batch(isolate: bool, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write(Recipe(width=96, height=64, frames=12), tmp_path / "in" / "video.mp4")
     for name in ("jpeg_420", "png_rgb", "tiff_tiff_lzw"):
@@ -124,7 +125,13 @@ def test_videos_and_images_mix_in_a_batch(tmp_path: Path) -> None:
     batches = {}
     for device in ("cuda", "cpu"):
         with sv.StreamLoader(
-            tmp_path / "made", batch_size=4, sampling=sv.Window(1), transform=square, device=device, shuffle=False
+            tmp_path / "made",
+            batch_size=4,
+            sampling=sv.Window(1),
+            transform=square,
+            device=device,
+            shuffle=False,
+            isolate=isolate,
         ) as loader:
             (batches[device],) = loader
     assert batches["cuda"]["video"].is_cuda
