@@ -175,9 +175,9 @@ def plain(value: Any) -> Any:
 
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that an unknown keyword raises an error that proposes the most similar known one. NumPy
-    scalars are passed on as Python's. Arguments annotated as `bool` must be True or False, because a text such as "no"
-    would count as true; constructors check theirs themselves.
+    """Decorate a function so that an unknown keyword raises an error that proposes the most similar known one, and so
+    that one without its keyword does, too. NumPy scalars are passed on as Python's. Arguments annotated as `bool` must
+    be True or False, because a text such as "no" would count as true; constructors check theirs themselves.
 
     Raises:
         TypeError: at the call, as Python itself would; with the name that was probably meant.
@@ -190,15 +190,20 @@ def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
         if parameter.kind is not inspect.Parameter.VAR_KEYWORD and name not in ("self", "cls", "_")
     ]
     is_constructor = function.__name__ == "__init__"
+    owner = function.__qualname__.removesuffix(".__init__")
     flags = [] if is_constructor else [name for name in names if parameters[name].annotation == "bool"]
+    named = [name for name in names if parameters[name].kind is inspect.Parameter.KEYWORD_ONLY]
+    free = [name for name in names if name not in named]
+    most = sum(parameter.kind < inspect.Parameter.VAR_POSITIONAL for parameter in parameters.values())
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        if named and len(args) > most:
+            raise TypeError(f"{owner} takes {', '.join(free)} by position; name the others, such as {named[0]}=…")
         for name in kwargs:
             if name not in names:
                 longer = next((f"did you mean {known!r}?" for known in names if name in known), "")
                 hint = _elsewhere(name, names) or did_you_mean(name, names) or longer or f"it takes {', '.join(names)}"
-                owner = function.__qualname__.removesuffix(".__init__")
                 raise TypeError(f"{owner} has no argument {name!r}; {hint}")
         for name in flags:
             if name in kwargs:
@@ -242,6 +247,7 @@ _ELSEWHERE: Final = (
          "decode", "track", "compatible_with"},
         "how videos are cut, transcoded and checked is given as options=PackOptions(…)",
     ),
+    ("batch_sampler", {"collate_fn", "batch_fn"}, "a batch is a dict of tensors: change it in the loop"),
     ("batch_fn", {"collate_fn", "batch_transform"}, "a function of the finished batch is given as batch_fn="),
     (
         "steps_per_epoch",

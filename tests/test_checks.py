@@ -196,6 +196,25 @@ def test_data_in_the_place_of_an_option_makes_a_short_line(call: Callable[[Any],
         assert len(str(error.value)) < 500
 
 
+@pytest.mark.parametrize(
+    ("function", "given", "said"),
+    [
+        (sv.StreamLoader, ("ds", 2), "StreamLoader takes dataset by position; name the others, such as batch_size="),
+        (sv.pack, ("videos", "ds", "labels.csv"), "pack takes inputs, destination by position; .* such as labels="),
+        (sv.Frames, ([0], "edge"), "Frames takes numbers by position; name the others, such as pad="),
+    ],
+)
+def test_an_argument_without_its_keyword(function: Any, given: tuple[object, ...], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        function(*given)
+
+
+def test_a_keyword_of_pytorchs_loader() -> None:
+    loader: Any = sv.GpuDataLoader
+    with pytest.raises(TypeError, match=r"no argument 'collate_fn'; .*: change it in the loop"):
+        loader(None, collate_fn=list)
+
+
 def test_what_was_meant() -> None:
     assert did_you_mean("h265", ("h264", "hevc")) == did_you_mean("HEVC", ("h264", "hevc")) == "did you mean 'hevc'?"
     assert did_you_mean("h26", ("h264", "hevc")) == "did you mean 'h264'?"
