@@ -15,7 +15,15 @@ _NODE_VARIABLES: Final = {"LOCAL_RANK", "NODE_RANK"}
 _MPI: Final = {
     "Open MPI": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     "MPICH or Intel MPI": ("PMI_RANK", "PMI_SIZE"),
+    "MVAPICH2": ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    "jsrun": ("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"),
 }
+_LOCAL_RANKS: Final = (
+    "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK",
+    "JSM_NAMESPACE_LOCAL_RANK", "SLURM_LOCALID",
+)  # fmt: skip
+_RANKS: Final = ("LOCAL_RANK", "NODE_RANK", "PMIX_RANK", "FLUX_TASK_RANK", "PALS_RANKID")
+"""Variables of launchers that alone do not say how many ranks there are, but, above 0, that there are others."""
 _LARGEST_STEP: Final = 0xFFFFFFF0
 """Steps of Slurm with greater numbers are no parallel programs: batch shells, interactive shells and the like
 (SLURM_MAX_NORMAL_STEP_ID in slurm.h)."""
@@ -56,8 +64,9 @@ def sign_of_other_ranks() -> str:
         launch = _slurm() or _mpi()
         if launch is not None and launch.size > 1:
             return f"{launch.source} says that it is rank {launch.rank} of {launch.size}"
-        if "LOCAL_RANK" in os.environ and number_of("LOCAL_RANK"):
-            return f"LOCAL_RANK is {number_of('LOCAL_RANK')}"
+        for name in _RANKS:
+            if name in os.environ and number_of(name):
+                return f"{name} is {number_of(name)}"
     return ""
 
 
@@ -90,7 +99,7 @@ def local_world_size() -> int | None:
 
 def local_rank() -> int:
     """This process' number on its node; 0 if no launcher sets it."""
-    for name in ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"):
+    for name in _LOCAL_RANKS:
         if name in os.environ:
             return number_of(name)
     return 0

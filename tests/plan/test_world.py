@@ -165,6 +165,9 @@ ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
         (mpirun(3, 4, 4) | ALONE, "Open MPI says that it is rank 3 of 4"),
         (ALONE | {"LOCAL_RANK": "3"}, "LOCAL_RANK is 3"),
         ({"LOCAL_RANK": "3"}, "LOCAL_RANK is 3"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK is 1"),
+        ({"NODE_RANK": "1", "FLUX_TASK_RANK": "2"}, "NODE_RANK is 1"),
+        ({"NODE_RANK": "0", "PMIX_RANK": "0", "PALS_RANKID": "none"}, ""),
     ],
 )
 def test_the_only_process_by_one_of_several_that_say(

@@ -11,13 +11,13 @@ Environment = dict[str, str]
 
 _NAMES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE",
-    "CROSS_RANK", "CROSS_SIZE",
+    "CROSS_RANK", "CROSS_SIZE", "FLUX_TASK_RANK", "PALS_RANKID",
 )  # fmt: skip
 
 
 def is_launchers(name: str) -> bool:
     """Whether a launcher sets the variable."""
-    return name in _NAMES or name.startswith(("SLURM_", "OMPI_", "PMI_", "MPI_LOCAL"))
+    return name in _NAMES or name.startswith(("SLURM_", "OMPI_", "PMI_", "MPI_LOCAL", "MV2_", "JSM_", "PMIX_"))
 
 
 def use(monkeypatch: pytest.MonkeyPatch, environment: Environment | None = None) -> None:
@@ -94,6 +94,22 @@ def mpiexec(rank: int, size: int, per_node: int) -> Environment:
     }  # fmt: skip
 
 
+def mpirun_rsh(rank: int, size: int, per_node: int) -> Environment:
+    """MVAPICH2's."""
+    return {
+        "MV2_COMM_WORLD_RANK": str(rank), "MV2_COMM_WORLD_SIZE": str(size),
+        "MV2_COMM_WORLD_LOCAL_RANK": str(rank % per_node), "MV2_COMM_WORLD_LOCAL_SIZE": str(per_node),
+    }  # fmt: skip
+
+
+def jsrun(rank: int, size: int, per_node: int) -> Environment:
+    """The launcher of IBM's Spectrum LSF."""
+    return {
+        "JSM_NAMESPACE_RANK": str(rank), "JSM_NAMESPACE_SIZE": str(size),
+        "JSM_NAMESPACE_LOCAL_RANK": str(rank % per_node), "JSM_NAMESPACE_LOCAL_SIZE": str(per_node),
+    }  # fmt: skip
+
+
 LAUNCHERS: list[Callable[[int, int, int], Environment]] = [
-    torchrun, deepspeed, lightning, srun, mpirun, mpirun_in_slurm, mpiexec
+    torchrun, deepspeed, lightning, srun, mpirun, mpirun_in_slurm, mpiexec, mpirun_rsh, jsrun
 ]  # fmt: skip
