@@ -287,6 +287,15 @@ def test_a_package_that_is_missing() -> None:
         assert re.match(said, ended.stderr)
 
 
+def test_files_named_as_modules(folder: Path, tmp_path: Path) -> None:
+    """Of the user's, in the working directory, where `python -m` looks first."""
+    for name in ("av", "json", "numpy", "queue", "random", "torch"):
+        (tmp_path / f"{name}.py").write_text("print('not that one')\n")
+    ended = run("verify", folder / "ds", cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.getcwd()})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "not that one" not in ended.stdout
+
+
 def test_help_and_version() -> None:
     assert run("--help").returncode == 0
     assert run("pack", "--help").stdout.startswith("usage: streamvid pack")
