@@ -35,6 +35,12 @@ RESERVED_COLUMNS: Final = ("key", "source")
 _QUOTED: Final = re.compile(rb'"(?:(?<=[,\r\n]")|(?<=\A")|(?<=\A\xef\xbb\xbf"))[^"]*+(?:""[^"]*+)*+("?)([^,\r\n]?)')
 """A quoted cell of a CSV file: its opening and closing quotation marks, and the next byte if it does not end the cell.
 Before the first cell there may be a byte order mark."""
+_REMEDIES: Final = {
+    " columns, got ": "; give each row as many cells as the first line has, and write cells with commas in quotes",
+    " changed from ": "; write all its values alike, as numbers or all as text",
+    "Empty CSV": "; its first line names the columns, one of them path",
+}
+"""What to do, by a part of pyarrow's message."""
 _ROWS_AT_ONCE: Final = 4096
 """Rows that are converted to Python objects at a time, which bounds the memory for lists of millions."""
 
@@ -100,6 +106,9 @@ def read_list(path: str) -> ParsedList:
         names = table.schema.names
         if len(names) == 1 and kind == ".csv" and (mark := re.search("[;\t|]", names[0])):
             raise InputError(f"{shown} has {mark[0]!r} between its columns: write commas there")
+        padded = next((name for name in names if kind == ".csv" and name != name.strip()), None)
+        if padded is not None:
+            raise InputError(f"{shown} has a column {padded!r}, with spaces around its name: remove them")
         twice = sorted(name for name, times in Counter(names).items() if times > 1)
         if twice:
             raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
@@ -119,7 +128,9 @@ def read_list(path: str) -> ParsedList:
     except InputError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise InputError(f"cannot read the list {shown}: {first_line(error)}") from error
+        row = re.sub(r"(?<=in row )\d+$", lambda number: str(int(number[0]) + 1), first_line(error))
+        remedy = next((told for sign, told in _REMEDIES.items() if sign in row), "")
+        raise InputError(f"cannot read the list {shown}: {row}{remedy}") from error
     return ParsedList(table, typed)
 
 
@@ -132,8 +143,9 @@ def video_column(table: pa.Table, choices: tuple[str, ...], shown: str) -> tuple
     """
     name = next((name for name in choices if name in table.schema.names), None)
     if name is None:
-        wanted = " or ".join(repr(name) for name in choices)
-        raise InputError(f"{shown} has no column {wanted} but {', '.join(table.schema.names) or 'none'}: name one so")
+        wanted, names = " or ".join(map(repr, choices)), ", ".join(table.schema.names) or "none"
+        first = " in its first line" if has_extension(shown, (".csv",)) else ""
+        raise InputError(f"{shown} has no column {wanted} but {names}: name one so{first}")
     column = table[name]
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not (is_text(kind) or pa.types.is_null(kind)):

@@ -188,7 +188,11 @@ def nameless(source: Path) -> Iterator[str]:
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise VideoError(f"it cannot be opened: {error.strerror}") from error
+        missing = isinstance(error, FileNotFoundError) and not os.path.lexists(source)
+        why = f"there is no file '{source}'" if missing else f"it cannot be opened: {error.strerror}"
+        if os.path.islink(source):
+            why += f"; it is a link to '{os.readlink(source)}'"
+        raise VideoError(why) from error
     try:
         yield f"file:/proc/self/fd/{descriptor}"
     finally:

@@ -61,7 +61,10 @@ def test_a_surplus_label_is_an_error_and_a_missing_one_is_counted(tmp_path: Path
             "path,n\nx,1\ny,2\n",
             "none of the 2 rows of .* names one of the 3 videos, such as 'x', 'y': correct the paths",
         ),
-        ("n\n1\n", "has no column 'path' or 'video' or 'key'"),
+        ("n\n1\n", "has no column 'path' or 'video' or 'key' but n: name one so in its first line"),
+        ("path, n\na, 1\n", "has a column ' n', with spaces around its name: remove them"),
+        ("path,n\na,x, y\n", "Expected 2 columns, got 3: a,x, y; give each row as many cells as the first line has"),
+        ("", "Empty CSV file; its first line names the columns"),
         ("path,n\na,1\na.mp4,2\n", "names 'a.mp4' more than once"),
         ("path,source\na,1\n", "a column 'source', a name that packing itself uses"),
         ("path;n\na;1\n", "has ';' between its columns: write commas there"),
@@ -75,6 +78,12 @@ def test_metadata_that_cannot_be_used(tmp_path: Path, text: str | bytes, said: s
     (tmp_path / "l.csv").write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(InputError, match=said):
         attach_metadata(SOURCES, str(tmp_path / "l.csv"), MetadataLists())
+
+
+def test_a_column_of_numbers_and_texts(tmp_path: Path) -> None:
+    (tmp_path / "l.jsonl").write_text('{"path": "a", "n": 1}\n{"path": "b/x", "n": "1"}\n')
+    with pytest.raises(InputError, match=r"changed from number to string in row 2; write all its values alike"):
+        attach_metadata(SOURCES, str(tmp_path / "l.jsonl"), MetadataLists())
 
 
 def test_labels_without_labels_point_to_metadata(tmp_path: Path) -> None:

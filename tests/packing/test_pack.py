@@ -284,10 +284,13 @@ def test_pipes_and_devices_in_a_folder_are_rejected(tmp_path: Path) -> None:
 
 def test_listed_files_that_are_missing_are_rejected(videos: Path, tmp_path: Path) -> None:
     shutil.copy(videos / "slow.mp4", tmp_path)
-    (tmp_path / "list.csv").write_text("path\nslow.mp4\ngone.mp4\n")
+    (tmp_path / "link.mp4").symlink_to("nowhere.mp4")
+    (tmp_path / "list.csv").write_text("path\nslow.mp4\ngone.mp4\nlink.mp4\n")
     report = pack([tmp_path / "list.csv"], tmp_path / "ds")
-    assert [rejected.source for rejected in report.rejected] == ["gone.mp4"]
-    assert "No such file" in report.rejected[0].reason
+    assert {rejected.source: rejected.reason for rejected in report.rejected} == {
+        "gone.mp4": f"there is no file '{tmp_path}/gone.mp4'",
+        "link.mp4": "it cannot be opened: No such file or directory; it is a link to 'nowhere.mp4'",
+    }
 
 
 @pytest.mark.usefixtures("worker_processes")
