@@ -32,7 +32,7 @@ from streamvid.dataset.roots import Bounds, given_roots, resolve_roots
 from streamvid.dataset.row_texts import TableTexts
 from streamvid.dataset.schema import CATEGORIES
 from streamvid.dataset.shard_files import ShardFiles, fetch_table, read_table
-from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks
+from streamvid.dataset.shard_rows import REMEDY, RowBlock, row_block, row_blocks, unopened
 from streamvid.dataset.tables import TableEntry, usable
 from streamvid.errors import DatasetError, InputError
 from streamvid.host import BROKEN_ERRNOS, limits_named, usable_cores
@@ -340,10 +340,7 @@ def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:
             except OSError as error:
                 if error.errno in BROKEN_ERRNOS:
                     raise
-                raise DatasetError(
-                    f"shard {entry.name}.{extension} cannot be opened ({error.strerror}): "
-                    "copy it again or run streamvid verify"
-                ) from error
+                raise unopened(f"{entry.name}.{extension}", error) from error
             if size != wanted:
                 raise DatasetError(
                     f"shard {entry.name}.{extension} is {'truncated' if size < wanted else 'too long'}: {size} of "

@@ -147,6 +147,8 @@ def read_columns(
         table = read_parquet(source, choose, encoded=encoded)
     except FileNotFoundError as error:
         raise DatasetError(f"shard {file} is missing: {REMEDY}") from error
+    except PermissionError as error:
+        raise unopened(file, error) from error
     except (NotAFileError, TooLargeError) as error:
         what = f"it is {error.strerror}" if isinstance(error, NotAFileError) else error
         raise DatasetError(f"shard {file} cannot be read: {what}; {REMEDY}") from error
@@ -156,6 +158,12 @@ def read_columns(
         if not field.nullable and field.name not in leave_out and table[field.name].null_count:
             raise DatasetError(f"shard {file}: column {field.name!r} has empty cells: {REMEDY}")
     return table
+
+
+def unopened(file: str, error: OSError) -> DatasetError:
+    """The error for a file of a shard that cannot be opened."""
+    remedy = "check who owns it and its folder, and their modes" if isinstance(error, PermissionError) else REMEDY
+    return DatasetError(f"shard {file} cannot be opened ({error.strerror}): {remedy}")
 
 
 def row_blocks(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> list[RowBlock]:

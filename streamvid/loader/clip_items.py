@@ -96,7 +96,7 @@ def resolve(dataset: ClipSource, items: torch.Tensor | None, item: object, *, ca
         number = _index(item, "an item")
         count = len(dataset) if items is None else len(items)
         if not -count <= number < count:
-            raise IndexError(f"item {number} of {count}")
+            raise IndexError(f"there is no item {number}: the dataset has {count}, numbered from 0")
         number = number % count if items is None else int(items[number])
         wanted = ResolvedItem(row_of(number), number, None)
     if not can_sample:
@@ -136,7 +136,7 @@ def _row(dataset: ClipSource, clip: object) -> int:
     else:
         row = _index(clip, "a clip")
         if not -len(dataset) <= row < len(dataset):
-            raise IndexError(f"clip {row} of {len(dataset)}")
+            raise IndexError(f"there is no clip {row}: the dataset has {len(dataset)}, numbered from 0")
         row %= len(dataset)
     if row in dataset.forgotten:
         raise KeyError(f"clip {dataset.key(row)!r} is forgotten: the dataset does not deliver it any more")

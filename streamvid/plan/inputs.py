@@ -175,7 +175,11 @@ def make_pools(source: Source, sampling: FrameSampler) -> Pools:
     for part, subset in enumerate(source.subsets):
         rows = _selected(source, part)
         if subset.exclude is not None:
-            excluded.append(source.first[part] + select_rows(_dataset(source, part), keys=subset.exclude))
+            try:
+                left_out = select_rows(_dataset(source, part), keys=subset.exclude)
+            except InputError as error:
+                raise InputError(f"exclude: {error}") from error
+            excluded.append(source.first[part] + left_out)
             if np.isin(rows, excluded[-1]).all():
                 raise InputError("exclude names all clips that are selected: leave some")
         kept = rows

@@ -322,6 +322,21 @@ def no_rows(path: Path) -> None:
     pq.write_table(pq.read_table(path).slice(0, 0), path)
 
 
+@pytest.mark.parametrize("called", ["os.stat", "streamvid.dataset.shard_rows.read_parquet"])
+def test_a_shard_that_this_user_may_not_read(copy: Path, called: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not be copied again."""
+    real = os.stat
+
+    def denied(path: Any, *rest: Any, **options: Any) -> Any:
+        if "stat" not in called or str(path).endswith("00000100.tar"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, *rest, **options)
+
+    monkeypatch.setattr(called, denied)
+    with pytest.raises(DatasetError, match=r"cannot be opened .Permission denied.: check who owns it and its folder"):
+        Dataset.open(copy)
+
+
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damage_is_refused_at_opening(copy: Path, kind: str) -> None:
     damage, said = DAMAGE[kind]

@@ -231,9 +231,9 @@ def test_items(dataset: Path) -> None:
     for missing in (len(ds), -len(ds) - 1, "none", None, 1.5, sv.At("none", frames=[0])):
         assert missing not in ds
     for wrong in (len(ds), -len(ds) - 1):
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=f"no item {wrong}: the dataset has {len(ds)}, numbered from 0"):
             ds[wrong]
-        with pytest.raises(IndexError):
+        with pytest.raises(IndexError, match=f"no clip {wrong}: the dataset has {len(ds)}, numbered from 0"):
             ds.get(wrong, frames=[0])
     for wrong_key in ("none", "", "zzz", "a\x00"):
         with pytest.raises(KeyError):
