@@ -106,6 +106,8 @@ def _extract(arguments: argparse.Namespace) -> int:
 
     if arguments.key and arguments.keys is not None:
         raise InputError("keys are given one by one, or in a file: leave out --keys, or KEY")
+    if any("/" in key for key in arguments.key):
+        raise InputError("a key has no slash: the folder comes before keys, as in streamvid extract DATASET FOLDER KEY")
     chosen = arguments.key or arguments.keys is not None or arguments.where is not None
     if not chosen and _KEY.fullmatch(arguments.folder) and not os.path.isdir(arguments.folder):
         raise InputError(

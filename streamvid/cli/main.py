@@ -42,12 +42,13 @@ class _Parser(argparse.ArgumentParser):
     Subcommands get parsers of the same class."""
 
     def error(self, message: str) -> NoReturn:
-        option = re.match(r"unrecognized arguments: --([\w-]+)", message)
+        option = re.match(r"unrecognized arguments: (?:--)?([\w-]+)", message)
         choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if option:
             # Compared without the dashes, which all have.
             meant = did_you_mean(option[1].replace("_", "-"), re.findall(r"--([\w-]+)", self.format_help()))
-            meant = meant.replace("'", "'--", 1)
+            places = " ".join(str(action.metavar) for action in self._get_positional_actions())
+            meant = meant.replace("'", "'--", 1) or f"write {self.prog} {places}"
         else:
             meant = did_you_mean(choice[1].lower(), re.findall(r"[\w-]+", choice[2])) if choice else ""
         sys.exit(fail("; ".join(filter(None, (message, meant, f"see {self.prog} --help"))), UNUSABLE))
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except StreamvidError as error:
-        return fail(str(error), UNUSABLE)
+        return fail(_named_option(str(error), sys.argv[1:] if argv is None else argv), UNUSABLE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else _unwritten_output()
         remedy = "; check who owns it and its mode" if isinstance(error, PermissionError) else ""
@@ -115,6 +116,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
         hint = "this is a defect of streamvid; --verbose shows where"
         return fail(f"unexpected {type(error).__name__}: {error} ({hint})", UNUSABLE)
+
+
+def _named_option(text: str, given: Sequence[str]) -> str:
+    """An error that begins with an argument in Python, with the option in its place if that was given: shard_size,
+    --shard-size."""
+    name = text.partition(" ")[0]
+    option = f"--{name.replace('_', '-')}"
+    return option + text[len(name) :] if any(word.partition("=")[0] == option for word in given) else text
 
 
 def _unwritten_output() -> str:

@@ -101,9 +101,13 @@ def read_state(destination: str) -> DestinationState:
     """Find out the state of a destination.
 
     Raises:
-        InputError: the destination is a file, or has shards or a dataset.json that streamvid did not write.
+        InputError: the destination is a file, or within a dataset, or has shards or a dataset.json that streamvid did
+            not write.
     """
     shown = redact(destination)
+    parent, name = os.path.split(destination.rstrip("/"))
+    if name in (SHARD_FOLDER, TABLE_FOLDER, REVISIONS_FOLDER) and holds_dataset(parent or os.path.curdir):
+        raise InputError(f"{shown} is within a dataset: name {redact(parent or os.path.curdir)}, or another place")
     if is_local(destination) and os.path.isfile(local_path(destination)):
         raise InputError(f"{shown} is a file: name a folder to pack into")
     manifest = read_if_there(join(destination, FILE_NAME))
