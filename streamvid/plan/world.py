@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -90,20 +91,15 @@ def find_world(
     if (rank is None) != (world_size is None):
         raise InputError("give rank and world_size together, or neither")
     if rank is not None and world_size is not None:
+        if settle:
+            _compare(rank, world_size)
         return _on_nodes(rank, world_size, ranks_per_node, ARGUMENTS)
     if settle:
         _refuse_workers()
     if mesh is not None:
         rank, size = data_parallel_rank(mesh)
         return _on_nodes(rank, size, size if ranks_per_node is None else ranks_per_node, MESH)
-    import torch.distributed
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        if settle and size == 1:
-            _warn_of_others(PROCESS_GROUP, launchers.sign_of_other_ranks())
-        return _on_nodes(rank, size, ranks_per_node, PROCESS_GROUP)
-    launch = launchers.find_launch() or launchers.Launch(0, 1, "nothing that says otherwise")
+    launch = _launch()
     if settle and launch.rank is None:
         raise InputError(
             "LOCAL_RANK and NODE_RANK do not say the rank without WORLD_SIZE and LOCAL_WORLD_SIZE: set these, or make "
@@ -114,6 +110,32 @@ def find_world(
     if settle and launch.size == 1:
         _warn_of_others(launch.source, launchers.sign_of_other_ranks())
     return _on_nodes(launch.rank or 0, launch.size, ranks_per_node, launch.source)
+
+
+def _launch() -> launchers.Launch:
+    """Rank and world size by torch.distributed, else by a launcher."""
+    import torch.distributed
+
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return launchers.Launch(torch.distributed.get_rank(), torch.distributed.get_world_size(), PROCESS_GROUP)
+    return launchers.find_launch() or launchers.Launch(0, 1, "nothing that says otherwise")
+
+
+def _compare(rank: int, size: int) -> None:
+    """Log that another rank of as many is given than the launch has, as by LOCAL_RANK on the second node."""
+    with suppress(InputError):
+        launch = _launch()
+        if launch.size == size and launch.rank not in (rank, None):
+            _warn_of_another(rank, launch)
+
+
+@cache
+def _warn_of_another(rank: int, launch: launchers.Launch) -> None:
+    log.warning(
+        "the loader is given rank %d of %d, and this is rank %d by %s: if two processes are given the same rank, clips "
+        "come twice, and others never; leave out rank and world_size, which are found",
+        rank, launch.size, launch.rank, launch.source,
+    )  # fmt: skip
 
 
 def _refuse_workers() -> None:

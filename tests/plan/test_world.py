@@ -185,6 +185,24 @@ def test_the_only_process_by_one_of_several_that_say(
     assert all(f"but {told}: loaders give it all clips" in warning for warning in warnings)
 
 
+def test_another_rank_than_the_launchers_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As LOCAL_RANK on a second node: the clips of the first node would come twice, and the others never."""
+    world._warn_of_another.cache_clear()
+    use(monkeypatch, torchrun(5, 8, 4))
+    for rank, size in ((5, 8), (1, 4), (0, 1), (1, 16)):  # the last as for one of several DataLoader workers
+        assert find_world(rank, size).rank == rank
+    assert find_world(1, 8, settle=False).rank == 1
+    assert not caplog.records
+    assert find_world(1, 8).rank == find_world(1, 8).rank == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "the loader is given rank 1 of 8, and this is rank 5 by the environment variables RANK and WORLD_SIZE: if two "
+        "processes are given the same rank, clips come twice, and others never; leave out rank and world_size, which "
+        "are found"
+    ]
+
+
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:-1", "cuda:x", -1, "", "cuda:4", 4, True])
 def test_no_such_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 4)
