@@ -153,12 +153,12 @@ def did_you_mean(value: object, names: Iterable[str]) -> str:
     return f"did you mean {known[near[0]]!r}?" if near else ""
 
 
-def one_of(value: object, allowed: Sequence[str], name: str) -> None:
-    """Raise InputError unless the value is one of the allowed words; the message proposes the word most like the
-    value."""
-    if not isinstance(value, str) or value not in allowed:
+def one_of(value: object, allowed: Sequence[str | None], name: str) -> None:
+    """Raise InputError unless the value is one of the allowed words, or None where that is one; the message proposes
+    the word most like the value."""
+    if not isinstance(value, str | None) or value not in allowed:
         text = f"{name} must be one of {', '.join(map(repr, allowed))}; it is {shown(value)}"
-        raise InputError("; ".join(filter(None, (text, did_you_mean(value, allowed)))))
+        raise InputError("; ".join(filter(None, (text, did_you_mean(value, filter(None, allowed))))))
 
 
 def plain(value: Any) -> Any:

@@ -80,6 +80,8 @@ class ErrorPolicy:
             if quarantine is not None:
                 raise
             absolute = Path(FOLDER)  # the working directory was removed: a warning says so if there is a bad clip
+        if absolute.is_file():
+            raise InputError(f"quarantine {absolute} is a file: name a folder")
         return cls(on_error, max_errors, absolute, secrets.token_hex(8))
 
     def but(

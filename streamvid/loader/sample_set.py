@@ -85,8 +85,7 @@ class SampleSet:
         names = [column.column if isinstance(column, Pick) else column for column in given]
         if not is_integer(seed):
             raise InputError(f"seed must be a whole number; it is {shown(seed)}")
-        if checksum is not None:
-            one_of(checksum, CHECKSUMS, "checksum")
+        one_of(checksum, (*CHECKSUMS, None), "checksum")
         transform = transform or Transform(layout="THWC", dtype="uint8")
         source = open_source(dataset, open_dataset)
         taken = {*TAKEN, ONLY_VIEW, *by_view(transform)}

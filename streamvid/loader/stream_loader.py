@@ -160,8 +160,7 @@ class StreamLoader(BatchLoader[Cursor]):
         policy = ErrorPolicy.of().but(on_error, max_errors, quarantine)
         if batch_fn is not None and not callable(batch_fn):
             raise InputError(f"batch_fn must be a function of a batch; it is {shown(batch_fn)}")
-        if locality is not None:
-            one_of(locality, ("node",), "locality")
+        one_of(locality, ("node", None), "locality")
         if locality is not None and mesh is not None and ranks_per_node is None:
             raise InputError(
                 "locality='node' with a mesh needs ranks_per_node: the mesh's data-parallel ranks on a node"

@@ -138,9 +138,9 @@ def test_sha256_reads_whole_clips_and_gives_the_same_frames(packed: Path) -> Non
 
 
 def test_the_option_is_checked(packed: Path) -> None:
-    with pytest.raises(sv.InputError, match="checksum must be one of 'crc32c', 'sha256'"):
+    with pytest.raises(sv.InputError, match="checksum must be one of 'crc32c', 'sha256', None; it is"):
         sv.ClipDataset(packed, checksum="crc32")  # type: ignore[arg-type]
-    with pytest.raises(sv.InputError, match="checksum must be one of 'crc32c', 'sha256'"):
+    with pytest.raises(sv.InputError, match="checksum must be one of 'crc32c', 'sha256', None; it is"):
         sv.StreamLoader(packed, **options("md5"))  # type: ignore[arg-type]
 
 

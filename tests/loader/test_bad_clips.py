@@ -340,6 +340,8 @@ def test_options_that_cannot_be(whole: Path, tmp_path: Path) -> None:
     for name, value in {"on_error": "ignore", "max_errors": -1, "quarantine": "s3://bucket/folder"}.items():
         with pytest.raises(InputError, match=name):
             loader(whole, tmp_path, **{name: value})
+    with pytest.raises(InputError, match=r"quarantine \S*dataset.json is a file: name a folder"):
+        loader(whole, tmp_path, quarantine=whole / "dataset.json")
     with pytest.raises(InputError, match=r"^exclude: 1 of the 1 keys are not in the dataset"):
         sv.StreamLoader(sv.Subset(whole, exclude=["no such clip"]), batch_size=1, sampling=sv.Window(2), device="cpu")
     everything = list(sv.Dataset.open(whole).clips.key)
