@@ -42,6 +42,7 @@ import torch
 
 import streamvid as sv
 from tools.clips import Recipe, write
+from tools.processes import with_children
 from tools.recipes import Codec
 
 WARM_PARTS: Final = 10
@@ -127,19 +128,11 @@ def sample(*, trim: bool = False) -> Sample:
     libc.mallinfo2.restype = _MallInfo
     info = libc.mallinfo2()
     free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)  # type: ignore[no-untyped-call]
-    processes = list(_processes(os.getpid()))
+    processes = list(with_children(os.getpid()))
     memory = {"pss": sum(map(_pss, processes)), "malloc": info.uordblks + info.hblkhd}
     memory |= {"gpu": total - free, "arrow": pa.total_allocated_bytes(), "blocks": sys.getallocatedblocks()}
     counts = {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))}
     return {"time": time.monotonic(), **memory, **counts, "processes": len(processes)}
-
-
-def _processes(pid: int) -> Iterator[int]:
-    yield pid
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from _processes(int(child))
 
 
 def _pss(pid: int) -> float:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tools.clips import Recipe, write
+from tools.bench.sources import write_missing
+from tools.clips import Recipe
 
 FRAMES: Final = 150
 SIZES: Final = 132
@@ -73,7 +71,6 @@ def size_paths(case: Case, folder: Path) -> list[Path]:
 
 def make_clips(cases: Sequence[Case], folder: Path) -> None:
     """Encode what is missing, each clip once."""
-    folder.mkdir(parents=True, exist_ok=True)
     wanted: dict[Path, Recipe] = {}
     for case in cases:
         recipe = replace(FORMATS[case.kind], gop=case.gop)
@@ -87,11 +84,4 @@ def make_clips(cases: Sequence[Case], folder: Path) -> None:
         wanted[clip_path(replace(case, loop=False), folder)] = recipe
         if case.loop:
             wanted[clip_path(case, folder)] = replace(recipe, frames=64)
-
-    def make(path: Path, recipe: Recipe) -> None:
-        with tempfile.TemporaryDirectory(dir=folder) as draft:
-            write(recipe, Path(draft) / path.name).replace(path)
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        missing = sorted((path for path in wanted if not path.exists()), key=lambda path: -wanted[path].height)
-        list(pool.map(make, missing, [wanted[path] for path in missing]))
+    write_missing(wanted)

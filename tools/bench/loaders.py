@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tools.bench.baselines import BATCH, CORES, SIDE
-from tools.bench.long_video import FPS
+from tools.bench.sources import FPS
 from tools.bench.timing import FRAMES, STRIDE, FrameNumbers, Way, random_clips
 
 _MOST_WORKERS: Final = 4

@@ -38,8 +38,8 @@ from typing import Final
 
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import SHARD_SIZE, pack
-from tools.bench.long_video import repeat
 from tools.bench.report import Check, Report, Row, arguments, finish
+from tools.bench.sources import repeat
 from tools.clips import Recipe, write
 
 OVER_FFMPEG: Final = 5.0

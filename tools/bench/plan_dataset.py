@@ -22,6 +22,7 @@ from streamvid.transform.spec import Transform
 from tools.bench.isolated import apart
 from tools.bench.plan_rows import PER_SHARD, write_rows
 from tools.bench.report import Check, Row
+from tools.processes import peak_bytes
 
 RANKS: Final = 4
 """Ranks that open the dataset at the same time."""
@@ -97,9 +98,8 @@ def _timed(measured: Measured, what: str) -> Iterator[None]:
 
 
 def peak_mib() -> float:
-    """Most memory that this process has had: unlike getrusage's figure, without its parent's before the exec."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
+    """Most memory that this process has had."""
+    return peak_bytes(os.getpid()) / 2**20
 
 
 def _read_columns(rows: Path, columns: Sequence[str] | None) -> Measured:

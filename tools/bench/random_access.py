@@ -45,8 +45,8 @@ from tools.bench.access_report import (
     table,
 )
 from tools.bench.isolated import PartError, emit, run_isolated
-from tools.bench.long_video import MINUTE, repeat, write_minute
 from tools.bench.report import Report, arguments, finish, machine
+from tools.bench.sources import MINUTE, repeat, write_minute
 from tools.bench.timing import Timing, Way, small_frames, time_way
 
 LENGTHS: Final = (60, 120, 300, 3000)

@@ -20,6 +20,7 @@ is all that a loader does for a random window by frames a second, up to its byte
 from __future__ import annotations
 
 import io
+import math
 import sys
 import tempfile
 import time
@@ -43,12 +44,11 @@ from streamvid.video.packet_selection import PacketSelection, byte_ranges, selec
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tools.bench.report import Check, Report, Row, arguments, finish
+from tools.bench.sources import FPS, GOP, repeat
 from tools.clips import Recipe, write
 
-FPS: Final = 60
-GOP: Final = 250
 PATTERN: Final = 4
-"""Different groups of pictures."""
+"""Different groups of pictures, of which videos are made over and over, to the next whole one."""
 WANTED: Final = 16
 MOST_US: Final = 200.0
 """Microseconds beside the copies, issue 5."""
@@ -61,28 +61,6 @@ BUCKET_GAP, BUCKET_WASTE = 1 << 20, 0.15
 LENGTHS: Final = (60, 300, 3600)
 
 Int64 = npt.NDArray[np.int64]
-
-
-def long_video(seconds: int, pattern: Path, target: Path) -> Path:
-    """A video of that length, made of the same groups of pictures over and over."""
-    with av.open(str(pattern)) as source, av.open(str(target), "w", options={"fflags": "+bitexact"}) as output:
-        stream = source.streams.video[0]
-        packets: list[Any] = [packet for packet in source.demux(stream) if packet.size]
-        step = sum(packet.duration for packet in packets)
-        copy = output.add_stream_from_template(stream)
-        for turn in range(-(-seconds * FPS // len(packets))):
-            for packet in packets[: seconds * FPS - turn * len(packets)]:
-                again: Any = av.Packet(packet.size)
-                again.update(bytes(packet))
-                again.pts, again.dts = packet.pts + turn * step, packet.dts + turn * step
-                again.time_base, again.duration, again.is_keyframe = (
-                    packet.time_base,
-                    packet.duration,
-                    packet.is_keyframe,
-                )
-                again.stream = copy
-                output.mux(again)
-    return target
 
 
 def muxed(video: Any, packets: list[Any]) -> int:
@@ -236,7 +214,8 @@ def main() -> int:
         for seconds in lengths:
             inner = folder / str(seconds)
             inner.mkdir()
-            path = long_video(seconds, pattern, inner / "source.mp4")
+            period = Fraction(PATTERN * GOP, FPS)
+            path = repeat(pattern, math.ceil(seconds / period), inner / "source.mp4", seconds=period)
             clip = store_clip(path, inner)
             rows.append(measure(path, clip, seconds, rounds=rounds))
         (blocks, whole, plan), packets = index_us(path, inner, rounds=rounds)

@@ -25,6 +25,7 @@ import streamvid as sv
 from streamvid.storage.shard_cache import ShardCache
 from tools.bench.store_data import BATCH, FPS, OF_PEERS, SAMPLING, convert, spans
 from tools.bench.store_server import BUCKET
+from tools.processes import peak_bytes, with_children
 
 _PASSES: Final = 8
 """Windows of each clip by range, where the loop takes its time for a step, and of the few long videos of `sparse`, one
@@ -276,7 +277,7 @@ def run_here(task: Task) -> dict[str, float]:
         if task.freeze and len(times) == 1:
             gc.freeze()
         time.sleep(task.pace)
-    memory = peak_memory()
+    memory = sum(map(peak_bytes, with_children(os.getpid())))  # each at most
     batches.close()  # type: ignore[attr-defined]
     del batches
     gc.collect()  # ends the workers of others, so that their time counts
@@ -290,26 +291,8 @@ def run_here(task: Task) -> dict[str, float]:
         "p50": float(np.median(steps)),
         "p99": float(np.quantile(steps, 0.99)),
         "cpu": sum(one.ru_utime + one.ru_stime for one in used),
-        "memory": memory / 1024,
+        "memory": memory / 2**20,
     }
-
-
-def peak_memory() -> int:
-    """KiB of this process and its children at most, each by itself. Not ru_maxrss, which a process inherits."""
-    parents: dict[int, int] = {}
-    peaks: dict[int, int] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
-        except OSError:
-            continue
-        parents[int(folder.name)] = int(fields["PPid"])
-        peaks[int(folder.name)] = int(fields.get("VmHWM", "0 kB").split()[0])
-    total, ours = 0, {os.getpid()}
-    while ours:
-        total += sum(peaks.get(pid, 0) for pid in ours)
-        ours = {pid for pid, parent in parents.items() if parent in ours}
-    return total
 
 
 def main() -> None:

@@ -17,8 +17,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -41,7 +39,9 @@ from streamvid.plan.world import World, find_device
 from streamvid.sampling.base import FrameSampler
 from streamvid.video.packet_selection import EncodedSlice
 from tools.bench.report import Check, Report, Row, arguments, finish
-from tools.clips import Recipe, write
+from tools.bench.sources import write_missing
+from tools.clips import Recipe
+from tools.processes import cpu_seconds, with_children
 
 BAR: Final = 0.7
 """The share of the bare decoder's frames per second that the loader must deliver (issue 2)."""
@@ -124,14 +124,12 @@ class Measured:
 
 def make_clips(folder: Path, made: int) -> dict[str, list[Path]]:
     """Encode the different clips: codec → files."""
-    wanted = [
-        (codec, replace(recipe, seed=seed), folder / f"{codec}-{seed}.{recipe.container}")
+    files = {
+        codec: [folder / f"{codec}-{seed}.{recipe.container}" for seed in range(made)]
         for codec, recipe in CODECS.items()
-        for seed in range(made)
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda one: write(one[1], one[2]), wanted))
-    return {codec: [path for name, _, path in wanted if name == codec] for codec in CODECS}
+    }
+    write_missing({path: replace(CODECS[codec], seed=n) for codec in CODECS for n, path in enumerate(files[codec])})
+    return files
 
 
 def make_dataset(folder: Path, name: str, files: Sequence[Path], clips: int) -> str:
@@ -253,13 +251,7 @@ def epoch_slices(dataset: ClipSource, sampling: FrameSampler, batch: int, epoch:
 
 def _processor_time() -> float:
     """Seconds, of this process and its children."""
-    seconds = time.process_time()
-    for task in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            for pid in task.read_text().split():
-                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return seconds
+    return time.process_time() + sum(map(cpu_seconds, list(with_children(os.getpid()))[1:]))
 
 
 def run(size: Size, device: str | None, *, isolate: bool = False) -> Report:

@@ -14,7 +14,7 @@ import av
 import numpy as np
 
 from streamvid.arrays import UInt8
-from tools.bench.long_video import FPS
+from tools.bench.sources import FPS
 
 FRAMES: Final = 16
 STRIDE: Final = FPS

@@ -26,7 +26,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import cycle
 from math import ceil, sqrt
@@ -38,8 +37,9 @@ from streamvid.decode.nvdec_library import native_library
 from streamvid.video.packet_selection import EncodedSlice
 from tools.bench.engines import Engines
 from tools.bench.report import Check, Report, Row, arguments, finish, machine
+from tools.bench.sources import write_missing
 from tools.bench.stream import epoch_slices, make_dataset
-from tools.clips import Recipe, write
+from tools.clips import Recipe
 
 FRAMES: Final = 16
 SIDE: Final = 224
@@ -231,16 +231,8 @@ def same_as_cpu(loader: sv.StreamLoader, videos: Iterator[Any], made: Callable[[
 
 def clip_files(folder: Path, kind: str, made: int) -> list[Path]:
     """So many clips of a kind, of which those that are missing are encoded."""
-    folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"step-{kind.replace(' ', '-')}-{n}.mp4" for n in range(made)]
-
-    def make(number: int, path: Path) -> None:
-        if not path.exists():
-            with tempfile.TemporaryDirectory(dir=folder) as draft:
-                write(replace(CLIPS[kind], seed=number), Path(draft) / path.name).replace(path)
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(make, range(made), files))
+    write_missing({path: replace(CLIPS[kind], seed=number) for number, path in enumerate(files)})
     return files
 
 

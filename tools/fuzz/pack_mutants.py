@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import random
 import re
 import sys
@@ -35,6 +36,7 @@ from streamvid.packing.pack import pack
 from streamvid.video.codec_context import bare_context
 from streamvid.video.packet_selection import byte_ranges, extract_packets, select_packets
 from tools.clips import hard_recipes, write
+from tools.processes import peak_bytes, with_children
 
 LIMIT = 1 << 30
 _AT_ONCE = 50
@@ -231,15 +233,7 @@ class _Peak:
 
     def _watch(self) -> None:
         while not self._done.wait(0.05):
-            for children in Path("/proc/self/task").glob("*/children"):
-                for pid in children.read_text().split():
-                    try:
-                        lines = Path("/proc", pid, "status").read_text().splitlines()
-                    except OSError:
-                        continue
-                    self.peak = max(
-                        [self.peak, *(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))]
-                    )
+            self.peak = max([self.peak, *map(peak_bytes, list(with_children(os.getpid()))[1:])])
 
     def close(self) -> None:
         """Stop watching."""

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import multiprocessing
-import os
 import random
 import re
 import resource
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from tools.fuzz.mutate import mutated, mutated_json
 from tools.fuzz.targets import TARGETS, Target
+from tools.processes import cpu_seconds, peak_bytes
 
 CALL_S = 10.0
 LIMIT = 1 << 30
@@ -64,17 +64,18 @@ def run(name: str, seconds: float, seed: int, keep: Path) -> list[str]:
             args = (name, f"{seed}/{restarts}", str(current), state, end, sorted(known))
             child = multiprocessing.get_context("spawn").Process(target=_work, args=args)
             child.start()
+            assert child.pid is not None
             what, before, since, used = "", -1, time.monotonic(), 0.0
             while child.is_alive():
                 child.join(0.2)
                 if state[0] != before:
-                    before, since, used = state[0], time.monotonic(), _cpu_seconds(child.pid)
+                    before, since, used = state[0], time.monotonic(), cpu_seconds(child.pid)
                 # By the processor's time, too: the machine may be busy.
                 elif state[1] and (
-                    _cpu_seconds(child.pid) - used > CALL_S or time.monotonic() - since > _PATIENCE * CALL_S
+                    cpu_seconds(child.pid) - used > CALL_S or time.monotonic() - since > _PATIENCE * CALL_S
                 ):
                     what = f"takes more than {CALL_S:.0f} s"
-                if what or (_peak(child.pid) > LIMIT and (what := "takes more than 1 GiB")):
+                if what or (peak_bytes(child.pid) > LIMIT and (what := "takes more than 1 GiB")):
                     child.kill()
             child.join()
             calls += state[0]
@@ -139,21 +140,3 @@ def _mutant(target: Target, draw: random.Random, seeds: Sequence[bytes]) -> byte
         except (ValueError, RecursionError):
             pass
     return mutated(draw, seeds, target.tokens)
-
-
-def _cpu_seconds(pid: int | None) -> float:
-    """Processor time of a process so far."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _peak(pid: int | None) -> int:
-    """The most memory that a process has taken, in bytes."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            return next((int(line.split()[1]) << 10 for line in file if line.startswith("VmHWM")), 0)
-    except OSError:
-        return 0

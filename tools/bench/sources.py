@@ -1,7 +1,11 @@
-"""Long videos for benchmarks: one minute is encoded, and its packets are repeated up to the length."""
+"""Videos for benchmarks: encoded where they are missing; long ones, of packets of a part over and over."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Final
@@ -15,6 +19,18 @@ MINUTE: Final = 60
 FPS: Final = 60
 GOP: Final = 250
 """x264's default; with B-frames as by its default, too."""
+
+
+def write_missing(wanted: Mapping[Path, Recipe]) -> None:
+    """Encode the files that are not there, the largest first, each whole or not at all."""
+
+    def make(path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as draft:
+            write(wanted[path], Path(draft) / path.name).replace(path)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(make, sorted((p for p in wanted if not p.exists()), key=lambda path: -wanted[path].height)))
 
 
 def write_minute(codec: Codec, path: Path, *, seconds: int = MINUTE) -> Path:
@@ -34,7 +50,7 @@ def write_minute(codec: Codec, path: Path, *, seconds: int = MINUTE) -> Path:
     return write(recipe, path.with_suffix(f".{container}"))
 
 
-def repeat(piece: Path, times: int, path: Path, *, seconds: int = MINUTE) -> Path:
+def repeat(piece: Path, times: int, path: Path, *, seconds: Fraction | int = MINUTE) -> Path:
     """A video `times` as long as the piece, which lasts `seconds`: its packets over and over with rising timestamps.
 
     GOPs are closed, so that every repetition can be decoded as it is.
