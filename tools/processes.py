@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 
-def with_children(pid: int) -> Iterator[int]:
-    """A process, its children, and theirs."""
-    yield pid
-    with suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from with_children(int(child))
+def processes_below(pid: int) -> list[int]:
+    """The processes that a process started, and those that these did; zombies, too."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended meanwhile
+            for child in map(int, task.read_text().split()):
+                found += [child, *processes_below(child)]
+    return found
 
 
 def cpu_seconds(pid: int) -> float:

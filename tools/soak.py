@@ -42,7 +42,7 @@ import torch
 
 import streamvid as sv
 from tools.clips import Recipe, write
-from tools.processes import with_children
+from tools.processes import processes_below
 from tools.recipes import Codec
 
 WARM_PARTS: Final = 10
@@ -128,7 +128,7 @@ def sample(*, trim: bool = False) -> Sample:
     libc.mallinfo2.restype = _MallInfo
     info = libc.mallinfo2()
     free, total = torch.cuda.mem_get_info() if torch.cuda.is_initialized() else (0, 0)  # type: ignore[no-untyped-call]
-    processes = list(with_children(os.getpid()))
+    processes = [os.getpid(), *processes_below(os.getpid())]
     memory = {"pss": sum(map(_pss, processes)), "malloc": info.uordblks + info.hblkhd}
     memory |= {"gpu": total - free, "arrow": pa.total_allocated_bytes(), "blocks": sys.getallocatedblocks()}
     counts = {"descriptors": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task"))}

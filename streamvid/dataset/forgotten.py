@@ -61,11 +61,13 @@ def read_forgotten(dataset: str, manifest: Manifest, retry: Retry) -> Int64:
 
 
 def forgotten_rows(table: pa.Table, manifest: Manifest) -> Int64:
-    """int64 [rows of the table]: the row number of each forgotten clip."""
+    """int64 [rows of the table]: the row number of each forgotten clip; -1 for one that does not exist."""
     names = pa.array([entry.name for entry in manifest.shards], pa.string())
-    shard = pc.index_in(table["shard"], value_set=names).to_numpy()
+    shard = pc.fill_null(pc.index_in(table["shard"], value_set=names), -1).to_numpy()
+    row = pc.fill_null(table["row"], -1).to_numpy()
     clips = np.array([entry.clips for entry in manifest.shards], dtype=np.int64)
-    return np.asarray((np.cumsum(clips) - clips)[shard] + table["row"].to_numpy(), dtype=np.int64)
+    exists = (shard >= 0) & (row >= 0) & (row < clips[shard])
+    return np.where(exists, (np.cumsum(clips) - clips)[shard] + row, -1)
 
 
 def read_table(dataset: str, manifest: Manifest, retry: Retry) -> pa.Table:
@@ -100,11 +102,7 @@ def _checked(path: str, manifest: Manifest, about: Forgotten, retry: Retry) -> p
         table = read_parquet(data, choose)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise ValueError("it cannot be read as Parquet") from error
-    names = pa.array([entry.name for entry in manifest.shards], pa.string())
-    shard = pc.fill_null(pc.index_in(table["shard"], value_set=names), -1).to_numpy()
-    row = pc.fill_null(table["row"], -1).to_numpy()
-    clips = np.array([entry.clips for entry in manifest.shards], dtype=np.int64)
-    if (shard < 0).any() or (row < 0).any() or (row >= clips[shard]).any():
+    if (forgotten_rows(table, manifest) < 0).any():
         raise ValueError("it names clips that do not exist")
     return table
 

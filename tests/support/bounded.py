@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from streamvid.errors import StreamvidError
+from tools.processes import peak_bytes
 
 LIMIT = 1 << 30
 """Bytes that hostile data may take."""
@@ -53,5 +55,4 @@ def serve(function: Callable[[str], Any], arguments: Sequence[str]) -> None:
         except StreamvidError as error:
             text = str(error)
         print(json.dumps(text), flush=True)
-    # Not getrusage(), whose maximum is that of the parent at first.
-    print(next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmHWM")))  # noqa: SIM115
+    print(peak_bytes(os.getpid()))

@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from tools import processes
+
 
 def processes_below(pid: int) -> list[int]:
     """The processes that a process started, and those that these did; without those that have ended."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended meanwhile
-            for child in map(int, task.read_text().split()):
-                found += [child, *processes_below(child)]
-    return [one for one in found if alive(one)]
+    return [one for one in processes.processes_below(pid) if alive(one)]
 
 
 def command_line(pid: int) -> bytes:

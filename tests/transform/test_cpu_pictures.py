@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamvid.color.picture import Picture
-from streamvid.color.render import PlaneFormat
 from streamvid.color.tags import RGB
 from streamvid.mp4.boxes import ROTATIONS
 from streamvid.transform.cpu_frame_renderer import FrameRenderer
 from streamvid.transform.crop_boxes import CropBox, Scratch, fits_crop_resize
 from streamvid.transform.spec import Transform, Views
-from tests.support.views import Array, Clip, clip, torch_batches, video
+from tests.support.views import Array, Clip, clip, rgb_picture, torch_batches, video
 
 RAW: dict[str, Any] = {"layout": "THWC", "dtype": "uint8"}
 SIDES = st.integers(1, 150)
@@ -30,10 +28,8 @@ def place(placement: CropBox, frame: Array, scratch: Scratch | None = None) -> A
     render = FrameRenderer(
         [Transform(dtype="uint8", resize_in="rgb")], [placement], encoded, Scratch() if scratch is None else scratch
     )
-    red, green, blue = (np.ascontiguousarray(frame[..., channel]) for channel in range(3))
     out = np.zeros((*placement.size, 3), dtype=np.uint8)
-    picture = Picture((green, blue, red), PlaneFormat(height, width, (1, 1), 8, is_rgb=True), "gbrp")
-    render(picture, [out.transpose(2, 0, 1)])
+    render(rgb_picture(frame), [out.transpose(2, 0, 1)])
     return out
 
 

@@ -25,7 +25,7 @@ import streamvid as sv
 from streamvid.storage.shard_cache import ShardCache
 from tools.bench.store_data import BATCH, FPS, OF_PEERS, SAMPLING, convert, spans
 from tools.bench.store_server import BUCKET
-from tools.processes import peak_bytes, with_children
+from tools.processes import peak_bytes, processes_below
 
 _PASSES: Final = 8
 """Windows of each clip by range, where the loop takes its time for a step, and of the few long videos of `sparse`, one
@@ -277,7 +277,7 @@ def run_here(task: Task) -> dict[str, float]:
         if task.freeze and len(times) == 1:
             gc.freeze()
         time.sleep(task.pace)
-    memory = sum(map(peak_bytes, with_children(os.getpid())))  # each at most
+    memory = sum(map(peak_bytes, [os.getpid(), *processes_below(os.getpid())]))  # each at most
     batches.close()  # type: ignore[attr-defined]
     del batches
     gc.collect()  # ends the workers of others, so that their time counts

@@ -41,7 +41,7 @@ from streamvid.video.packet_selection import EncodedSlice
 from tools.bench.report import Check, Report, Row, arguments, finish
 from tools.bench.sources import write_missing
 from tools.clips import Recipe
-from tools.processes import cpu_seconds, with_children
+from tools.processes import cpu_seconds, processes_below
 
 BAR: Final = 0.7
 """The share of the bare decoder's frames per second that the loader must deliver (issue 2)."""
@@ -251,7 +251,7 @@ def epoch_slices(dataset: ClipSource, sampling: FrameSampler, batch: int, epoch:
 
 def _processor_time() -> float:
     """Seconds, of this process and its children."""
-    return time.process_time() + sum(map(cpu_seconds, list(with_children(os.getpid()))[1:]))
+    return time.process_time() + sum(map(cpu_seconds, processes_below(os.getpid())))
 
 
 def run(size: Size, device: str | None, *, isolate: bool = False) -> Report:

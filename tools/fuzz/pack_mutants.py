@@ -36,7 +36,7 @@ from streamvid.packing.pack import pack
 from streamvid.video.codec_context import bare_context
 from streamvid.video.packet_selection import byte_ranges, extract_packets, select_packets
 from tools.clips import hard_recipes, write
-from tools.processes import peak_bytes, with_children
+from tools.processes import peak_bytes, processes_below
 
 LIMIT = 1 << 30
 _AT_ONCE = 50
@@ -233,7 +233,7 @@ class _Peak:
 
     def _watch(self) -> None:
         while not self._done.wait(0.05):
-            self.peak = max([self.peak, *map(peak_bytes, list(with_children(os.getpid()))[1:])])
+            self.peak = max([self.peak, *map(peak_bytes, processes_below(os.getpid()))])
 
     def close(self) -> None:
         """Stop watching."""
