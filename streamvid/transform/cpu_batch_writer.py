@@ -77,12 +77,8 @@ class BatchMemory:
 
 def fits_batch_writer(transform: Transform | Views) -> bool:
     """Whether all views of the transform can do without DALI."""
-    return fits_crop_resize(transform) and all(
-        view.dali is None
-        and view.span("rotate") is None
-        and not (view.warps or view.recolours or view.blur or view.erase)
-        for view in by_view(transform).values()
-    )
+    views = by_view(transform).values()
+    return fits_crop_resize(transform) and not any(view.needs_graph or view.recolours for view in views)
 
 
 class CpuBatchWriter:

@@ -46,12 +46,8 @@ def fits_surfaces(transform: Transform | Views) -> bool:
 
 
 def fits_one_pass(transform: Transform | Views) -> bool:
-    """Whether the kernel can do the whole transform: no affine map such as rotation, no blurring, no erasing and no
-    `Transform(dali)`."""
-    return fits_surfaces(transform) and all(
-        view.dali is None and view.span("rotate") is None and not (view.warps or view.blur or view.erase)
-        for view in by_view(transform).values()
-    )
+    """Whether the kernel can do the whole transform."""
+    return fits_surfaces(transform) and not any(view.needs_graph for view in by_view(transform).values())
 
 
 class GpuPictures:

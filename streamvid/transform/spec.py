@@ -213,6 +213,11 @@ class Transform(Eager):
         return bool(self.translate) or self.span("zoom") is not None or self.span("shear") is not None
 
     @property
+    def needs_graph(self) -> bool:
+        """Whether a step after the crop needs DALI's graph, on CPU and GPU: an affine map, blurring, erasing or `dali`."""
+        return self.dali is not None or self.span("rotate") is not None or self.warps or bool(self.blur or self.erase)
+
+    @property
     def recolours(self) -> bool:
         """Whether colours may change."""
         return bool(self.grayscale) or any(
