@@ -10,22 +10,19 @@ fetches the files of rows that this one asked for, and does nothing with them: t
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import os
 import re
-import socket
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from streamvid.dataset.manifest import FILE_NAME, Manifest
+from tests.support.s3_server import S3Server
+from tests.support.serving import Handler, free_port, serving
 from tools.bench.isolated import apart
 from tools.bench.plan_dataset import peak_mib
 from tools.bench.plan_rows import write_rows
@@ -36,59 +33,30 @@ RATE: Final = 100.0
 BATCH: Final = 16
 
 
-class Files(http.server.BaseHTTPRequestHandler):
-    """GET and HEAD of the files in a folder; counts requests by file."""
+class Files(Handler):
+    """Answers with the files of a folder; counts requests by file."""
 
-    protocol_version = "HTTP/1.1"
     folder: Path
     asked: Counter[str]
 
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         name = self.path.partition("?")[0].removeprefix("/bucket/")
         path = self.folder / name
         self.asked[name] += 1
         if not path.is_file():
-            self.send_response(404)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
+            return self.send(404)
         size = path.stat().st_size
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         first, last = (int(found[1]), min(int(found[2]), size - 1)) if found else (0, size - 1)
-        self.send_response(206 if found else 200)
-        self.send_header("Content-Length", str(last + 1 - first))
-        self.send_header("Last-Modified", "Sun, 22 Nov 2026 00:00:00 GMT")
-        self.send_header("ETag", '"1"')
+        headers = {"Content-Length": str(last + 1 - first), "ETag": '"1"'}
+        headers["Last-Modified"] = "Sun, 22 Nov 2026 00:00:00 GMT"
         if found:
-            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
-        self.end_headers()
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+        self.send(206 if found else 200, headers=headers)
         if self.command == "GET":
             with path.open("rb") as file:
                 self.connection.sendfile(file, first, last + 1 - first)
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """A server with a long queue of connections."""
-
-    request_queue_size = 512
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[tuple[int, Counter[str]]]:
-    """The port of a server of a folder, and what it was asked."""
-    asked: Counter[str] = Counter()
-    with Server(("127.0.0.1", 0), type("Own", (Files,), {"folder": folder, "asked": asked})) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield server.server_address[1], asked
-        finally:
-            server.shutdown()
+        return None
 
 
 def first_batch(cache: str) -> dict[str, float]:
@@ -140,14 +108,13 @@ def main() -> int:
         rows = write_rows((options.data or folder) / "rows", clips, with_indexes=True)
         manifest = Manifest.from_json((rows / FILE_NAME).read_bytes(), path=str(rows))
         program = compile_link(folder)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        with served(rows.parent) as (server, asked), slow_link(program, port, server, options.latency, RATE):
-            os.environ |= {
-                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s",
-                "AWS_REGION": "us-east-1", "AWS_CONFIG_FILE": os.devnull, "AWS_EC2_METADATA_DISABLED": "true",
-                "XDG_CACHE_HOME": os.fspath(folder / "home"),
-            }  # fmt: skip
+        port, asked = free_port(), Counter[str]()
+        with (
+            serving(Files, folder=rows.parent, asked=asked) as server,
+            slow_link(program, port, server, options.latency, RATE),
+        ):
+            os.environ |= S3Server(f"http://127.0.0.1:{port}").environment()
+            os.environ["XDG_CACHE_HOME"] = os.fspath(folder / "home")
             (found,) = apart(first_batch, os.fspath(folder / "cache"))
             requests = {name.removeprefix("rows/"): count for name, count in asked.items()}
             files = [name for name in requests if name.endswith((".json", ".parquet"))]
