@@ -23,6 +23,7 @@ from streamvid.storage.range_reader import RangeReader
 from streamvid.video import index_file
 from tests.support.packed import pack_recipes
 from tools.clips import Recipe
+from tools.damage import flip_bytes
 
 SMALL = Recipe(width=96, height=64, frames=60, gop=6, b_frames=2)
 CLIPS = {
@@ -154,9 +155,7 @@ def test_a_damaged_block_is_told(packed: Path, tmp_path: Path, monkeypatch: pyte
     dataset = Dataset.open(str(tmp_path / "set"))
     row = dataset.row("h264")
     (path,) = (tmp_path / "set").glob("shards/*.packets")
-    data = bytearray(path.read_bytes())
-    data[int(dataset.clips.index_offset[row] + dataset.clips.index_size[row]) - 1] ^= 1
-    path.write_bytes(data)
+    flip_bytes(path, int(dataset.clips.index_offset[row] + dataset.clips.index_size[row]) - 1)
     monkeypatch.setattr(frame_indexes, "WHOLE_BYTES", 0)
     step = Step(np.array([row]), np.zeros(1, dtype=np.int64), np.ones(1, dtype=bool))
     plan_samples(dataset, step, SampleSpec(sv.Window(2, start="first"), seed=0, num_random=0))

@@ -37,7 +37,7 @@ from streamvid.storage.byte_range import ByteRange
 from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.range_reader import RangeReader
 from tests.support.clock import Clock
-from tests.support.packed import SMALL, VIDEOS, edit_parquet, pack_recipes
+from tests.support.packed import SMALL, VIDEOS, edit_json, edit_parquet, pack_recipes
 
 PARQUET = "shards/00000100.parquet"
 
@@ -210,15 +210,9 @@ def test_many_clips_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 # Damage
 
 
-def edit_json(folder: Path, **fields: Any) -> None:
-    document = json.loads((folder / "dataset.json").read_text())
-    (folder / "dataset.json").write_text(json.dumps(document | fields))
-
-
 def edit_shard(folder: Path, **fields: Any) -> None:
-    document = json.loads((folder / "dataset.json").read_text())
-    document["shards"][1] |= fields
-    (folder / "dataset.json").write_text(json.dumps(document))
+    shards = json.loads((folder / "dataset.json").read_text())["shards"]
+    edit_json(folder, shards=[shards[0], shards[1] | fields, *shards[2:]])
 
 
 def truncate(path: Path, size: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import streamvid as sv
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.errors import DatasetError
-from tests.support.packed import VIDEOS, pack_recipes
+from tests.support.packed import VIDEOS, edit_json, pack_recipes
 
 FILE = "forgotten-1.parquet"
 
@@ -37,8 +36,7 @@ def forget(folder: Path, rows: list[tuple[Any, Any]], *, row_type: pa.DataType |
     )
     pq.write_table(table, folder / FILE)
     entry = {"file": FILE, "sha256": hashlib.sha256((folder / FILE).read_bytes()).hexdigest(), "clips": len(rows)}
-    document = json.loads((folder / "dataset.json").read_text())
-    (folder / "dataset.json").write_text(json.dumps(document | {"forgotten": entry | fields}))
+    edit_json(folder, forgotten=entry | fields)
 
 
 def test_they_keep_their_rows_and_are_never_delivered(packed: Path, copy: Path) -> None:

@@ -24,7 +24,8 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
 from tests.support.faulty_s3 import faulty_s3
-from tests.support.packed import VIDEOS, digests, make_videos, pack_recipes
+from tests.support.packed import VIDEOS, digests, edit_json, make_videos, pack_recipes
+from tools.damage import flip_bytes
 
 
 @pytest.fixture(scope="module")
@@ -183,15 +184,13 @@ def test_an_overlay_that_is_missing_or_another(folder: Path, damage: str) -> Non
     clips = len(sv.Dataset.open(folder))
     (one,) = annotated(str(folder), ["x"] * clips).overlays
     path = folder / one.file
-    data = bytearray(path.read_bytes())
     match damage:
         case "missing":
             path.unlink()
         case "short":
-            path.write_bytes(data[:-1])
+            path.write_bytes(path.read_bytes()[:-1])
         case "flipped":
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
+            flip_bytes(path, 0.5)
         case "other rows":
             document = json.loads((folder / "dataset.json").read_text())
             document["overlays"][0]["rows"] -= 1
@@ -214,8 +213,7 @@ def test_an_overlay_that_is_missing_or_another(folder: Path, damage: str) -> Non
     ],
 )
 def test_invalid_fields_of_a_manifest_are_refused(folder: Path, field: str, value: object, said: str) -> None:
-    document = json.loads((folder / "dataset.json").read_text())
-    (folder / "dataset.json").write_text(json.dumps(document | {field: value}))
+    edit_json(folder, **{field: value})
     with pytest.raises(DatasetError, match=said):
         read_manifest(str(folder))
 

@@ -27,8 +27,9 @@ from streamvid.packing.options import PackOptions
 from streamvid.storage import table_bounds
 from streamvid.storage.shard_cache import ShardCache
 from tests.support.faulty_s3 import FaultyS3, faulty_s3
-from tests.support.packed import SMALL, pack_recipes
+from tests.support.packed import SMALL, edit_json, pack_recipes
 from tools.clips import Recipe
+from tools.damage import flip_bytes
 
 CLIPS = {
     **{f"h264-{n}": replace(SMALL, frames=6) for n in range(4)},
@@ -102,10 +103,7 @@ def _file(folder: Path, which: str = "sha256") -> Path:
 
 
 def _damage(folder: Path, which: str = "sha256") -> None:
-    path = _file(folder, which)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip_bytes(_file(folder, which), 0.5)
 
 
 def _edit(**fields: object) -> Callable[[Path], None]:
@@ -244,7 +242,7 @@ def test_a_local_dataset_of_many_shards_is_opened_by_its_tables(
     assert "read instead" in caplog.text
     assert "streamvid reshard" not in caplog.text
     # Without tables, it is said what so many files of their own cost, before they are read.
-    (copy / "dataset.json").write_text(json.dumps(manifest_of(copy) | {"tables": []}))
+    edit_json(copy, tables=[])
     monkeypatch.setattr(table_cache, "MIN_CLIPS", 100)
     with caplog.at_level(logging.WARNING):
         same(Dataset.open(copy), own)

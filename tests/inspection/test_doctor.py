@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import namedtuple
 from pathlib import Path
@@ -15,7 +14,7 @@ from streamvid.decode.nvdec_library import Caps
 from streamvid.errors import InputError
 from streamvid.inspection import doctor
 from streamvid.inspection.doctor import TESTED, TESTED_PYTHONS, Finding, examine
-from tests.support.packed import make_videos, pack_recipes
+from tests.support.packed import edit_json, make_videos, pack_recipes
 from tools.clips import Recipe
 
 Usage = namedtuple("Usage", "total used free")
@@ -127,9 +126,7 @@ def test_a_dataset_is_read(tmp_path: Path) -> None:
 def test_a_dataset_without_clips(tmp_path: Path) -> None:
     """Written by hand: packing makes none."""
     dataset = pack_recipes({"a": Recipe(frames=5)}, tmp_path)
-    manifest = json.loads((dataset / "dataset.json").read_text())
-    empty = {"shards": [], "clips": 0, "frames": 0, "bytes": 0, "seconds": 0.0}
-    (dataset / "dataset.json").write_text(json.dumps(manifest | empty))
+    edit_json(dataset, shards=[], clips=0, frames=0, bytes=0, seconds=0.0)
     row = finding("dataset", list(examine(str(dataset)))[-1:])
     assert (row.state, "holds no clips: pack it again" in row.remedy) == ("problem", True)
 

@@ -32,6 +32,7 @@ from streamvid.packing.pack import pack
 from tests.support import hostile
 from tests.support.faulty_s3 import faulty_s3
 from tests.support.packed import VIDEOS, edit_index, edit_parquet, make_videos, pack_recipes, reseal
+from tools.damage import flip_bytes
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +51,6 @@ def said(report: VerifyReport) -> str:
     return "\n".join(f"{p.shard} {p.clip}: {p.what}" for p in report.problems)
 
 
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 0xFF
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("decode", [False, True])
 def test_a_whole_dataset_has_no_problems(packed: Path, decode: bool) -> None:
     report = verify(packed, decode=decode)
@@ -67,7 +62,7 @@ def test_a_whole_dataset_has_no_problems(packed: Path, decode: bool) -> None:
 
 def test_a_flipped_byte_in_a_video(copy: Path) -> None:
     clips = Dataset.open(copy).clips
-    flip(copy / "shards/00000000.tar", int(clips.mp4_offset[1] + clips.mp4_size[1] - 5))
+    flip_bytes(copy / "shards/00000000.tar", int(clips.mp4_offset[1] + clips.mp4_size[1] - 5))
     assert verify(copy).problems == (
         Problem("00000000", "", "00000000.tar: its SHA-256 is not the one in dataset.json"),
         Problem("00000000", clips.key[1], "the SHA-256 of its mp4 is not the one in the parquet"),
@@ -78,7 +73,7 @@ def test_what_the_disk_cannot_read_is_told_with_all_else(copy: Path, monkeypatch
     """verify ended with "Input/output error", without a name."""
     clips = Dataset.open(copy).clips
     dead, flipped = int(clips.mp4_offset[0]) + 9, int(clips.mp4_offset[1] + clips.mp4_size[1] - 5)
-    flip(copy / "shards/00000000.tar", flipped)
+    flip_bytes(copy / "shards/00000000.tar", flipped)
     error = OSError(errno.EIO, os.strerror(errno.EIO))
 
     def sha256(path: Path) -> str:
@@ -117,7 +112,7 @@ def _parquet(folder: Path) -> Path:
 
 def _flip_in_index(folder: Path) -> None:
     clips = Dataset.open(folder).clips
-    flip(folder / "shards/00000000.packets", int(clips.index_offset[1] + clips.index_size[1]) - 2)
+    flip_bytes(folder / "shards/00000000.packets", int(clips.index_offset[1] + clips.index_size[1]) - 2)
 
 
 def _edit_index(**columns: Callable[[list[int]], list[int]]) -> Callable[[Path], None]:
@@ -131,7 +126,7 @@ def _edit_index(**columns: Callable[[list[int]], list[int]]) -> Callable[[Path],
 def _flip_in(kind: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         clips = Dataset.open(folder).clips
-        flip(_tar(folder), int(getattr(clips, f"{kind}_offset")[1] + getattr(clips, f"{kind}_size")[1] - 2))
+        flip_bytes(_tar(folder), int(getattr(clips, f"{kind}_offset")[1] + getattr(clips, f"{kind}_size")[1] - 2))
 
     return change
 
@@ -168,7 +163,7 @@ def _swap_lines(folder: Path) -> None:
 
 def _header(at: int) -> Callable[[Path], None]:
     """Damage a byte of the second clip's first tar header."""
-    return lambda folder: flip(_tar(folder), int(Dataset.open(folder).clips.mp4_offset[1]) - 512 + at)
+    return lambda folder: flip_bytes(_tar(folder), int(Dataset.open(folder).clips.mp4_offset[1]) - 512 + at)
 
 
 def _gnu(folder: Path) -> None:
@@ -207,7 +202,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 DEEP_DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "swapped idx": (_swap("idx"), "the idx has .* lines and begins|does not agree with the parquet"),
     "lines of the idx": (_swap_lines, "its line in the idx does not agree with the parquet"),
-    "idx is no text": (lambda f: flip(f / "shards/00000000.idx", 3), "the idx has|does not agree"),
+    "idx is no text": (lambda f: flip_bytes(f / "shards/00000000.idx", 3), "the idx has|does not agree"),
     "a name in the tar": (_header(0), "tar"),
     "the magic in the tar": (_header(258), "tar"),
     "a tar that is not USTAR": (_gnu, "the first header of the tar is not USTAR"),

@@ -187,6 +187,12 @@ def reseal(folder: Path, *, tars: bool = True) -> None:
     (folder / "dataset.json").write_text(json.dumps(manifest))
 
 
+def edit_json(folder: Path, **fields: Any) -> None:
+    """Change fields of dataset.json."""
+    document = json.loads((folder / "dataset.json").read_text())
+    (folder / "dataset.json").write_text(json.dumps(document | fields))
+
+
 def edit_parquet(path: Path, row: int, **values: Any) -> None:
     """Change cells of one row of a shard's parquet, and nothing else."""
     table = pq.read_table(path)
