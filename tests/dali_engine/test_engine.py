@@ -35,7 +35,7 @@ from streamvid.sampling.base import FrameSampler
 from streamvid.storage.shard_cache import CacheUnusable, ShardCache
 from tests.support.bad_clips import decode_here
 from tests.support.batches import assert_same
-from tests.support.packed import pack_with_columns, replace_packets
+from tests.support.packed import pack_with_columns, replace_packets, upload
 from tests.support.profile import by_profile
 from tests.support.shown import Packed, shown
 from tools.clips import Recipe
@@ -379,11 +379,7 @@ def test_an_unknown_engine_is_refused(packed: Packed) -> None:
 
 def test_shards_of_a_bucket_come_through_the_cache(packed: Packed, s3_bucket: str, tmp_path: Path) -> None:
     """Shards come through the cache on disk."""
-    import fsspec
-
-    remote = f"s3://{s3_bucket}/datasets/engines"
-    files, root = fsspec.url_to_fs(remote)
-    files.put(str(packed.path), root, recursive=True)
+    remote = upload(packed.path, f"s3://{s3_bucket}/datasets/engines")
     limit = sum(entry.bytes for entry in sv.Dataset.open(packed.path).shards)
     expected = batches(packed, "default", epochs=2)
     for engine in ENGINES:
@@ -391,14 +387,6 @@ def test_shards_of_a_bucket_come_through_the_cache(packed: Packed, s3_bucket: st
         assert_same(expected, batches(remote, engine, epochs=2, cache_dir=folder, cache_bytes=limit))
         files_of = [path for path in folder.iterdir() if path.is_file()]
         assert 0 < sum(512 * path.stat().st_blocks for path in files_of) <= limit  # files of ranges have holes
-
-
-def in_memory(path: Path, name: str) -> str:
-    """A copy of a dataset in fsspec's memory."""
-    import fsspec
-
-    fsspec.filesystem("memory").put(str(path), f"/{name}", recursive=True)
-    return f"memory://{name}"
 
 
 @pytest.mark.parametrize(
@@ -420,7 +408,7 @@ def test_a_damaged_shard_in_a_bucket_costs_its_damaged_clips(
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data[:at] if change == "cut short" else data)
-    url = in_memory(tmp_path / "set", tmp_path.name)
+    url = upload(tmp_path / "set", f"memory://{tmp_path.name}")
     options: dict[str, Any] = {"sampling": sv.Frames([0, 1, 2], pad="constant"), "on_error": on_error, "epochs": 2}
     options |= {"fetch": "shards", "batch_size": 2}
 
@@ -446,7 +434,9 @@ def test_a_cache_that_cannot_be_used(packed: Packed, tmp_path: Path, monkeypatch
         raise CacheUnusable("the disk is full.")
 
     monkeypatch.setattr(ShardCache, "lease", refuse)
-    made = batches(in_memory(packed.path, tmp_path.name), "dali", cache_dir=tmp_path / "cache", fetch="shards")
+    made = batches(
+        upload(packed.path, f"memory://{tmp_path.name}"), "dali", cache_dir=tmp_path / "cache", fetch="shards"
+    )
     assert_same(batches(packed, "default"), made)
 
 

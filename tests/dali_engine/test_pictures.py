@@ -26,6 +26,7 @@ from tests.dali_engine.test_support import A_GPU
 from tests.support.batches import assert_same
 from tests.support.clips import write
 from tests.support.images import encode, exif, picture, taken
+from tests.support.packed import upload
 
 RAW = replace(test_engine.RAW, crop=40)
 
@@ -120,10 +121,7 @@ def test_a_mix_of_two_datasets(stills: Path, both: Path) -> None:
 
 def test_shards_in_a_bucket(both: Path, tmp_path: Path) -> None:
     """Bytes that no local shard has: DALI reads them of a file that is written for it."""
-    remote = f"memory://{tmp_path.name}/set"
-    import fsspec
-
-    fsspec.filesystem("memory").put(str(both), remote.removeprefix("memory:/"), recursive=True)
+    remote = upload(both, f"memory://{tmp_path.name}/set")
     here, there = (batches(one, "dali", **options) for one, options in ((both, {}), (remote, {"cache_dir": tmp_path})))
     assert_same(here, there)
 

@@ -20,7 +20,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.packing.pack import pack
 from streamvid.storage.shard_cache import ShardCache
-from tests.support.packed import make_videos
+from tests.support.packed import make_videos, upload
 from tests.support.tables import dataset_of
 
 LABELS = {
@@ -211,11 +211,8 @@ def test_damage_names_the_part(folder: Path, tmp_path: Path) -> None:
 
 
 def test_local_and_remote_shards(folder: Path, tmp_path: Path) -> None:
-    import fsspec
-
-    fsspec.filesystem("memory").put(str(folder / "second"), "/joined/second", recursive=True)
+    paths = (folder / "first", upload(folder / "second", "memory://joined/second"))
     with ShardCache(tmp_path / "cache", limit_bytes=1 << 30) as cache:
-        paths = (folder / "first", "memory://joined/second")
         joined = ConcatDataset([Dataset.open(path, cache=cache) for path in paths])
         assert not joined.is_local
         assert len(joined.index(4)) == len(Dataset.open(folder / "second").index(2))

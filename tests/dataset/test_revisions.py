@@ -24,7 +24,7 @@ from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
 from streamvid.storage import filesystem
 from tests.support.faulty_s3 import faulty_s3
-from tests.support.packed import VIDEOS, digests, edit_json, make_videos, pack_recipes
+from tests.support.packed import VIDEOS, digests, edit_json, make_videos, pack_recipes, upload
 from tools.damage import flip_bytes
 
 
@@ -219,10 +219,7 @@ def test_invalid_fields_of_a_manifest_are_refused(folder: Path, field: str, valu
 
 
 def test_on_s3_one_of_two_writers_wins(packed: Path, s3_bucket: str) -> None:
-    path = f"s3://{s3_bucket}/revisions"
-    for file in packed.rglob("*"):
-        if file.is_file():
-            filesystem.put_file(file, f"{path}/{file.relative_to(packed)}")
+    path = upload(packed, f"s3://{s3_bucket}/revisions")
     with changing(path) as base:
         clips = base.manifest.clips
         annotated(path, ["won"] * clips)

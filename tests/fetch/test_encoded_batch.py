@@ -21,7 +21,7 @@ from streamvid.fetch.encoded_batch import bytes_of
 from streamvid.fetch.plan_samples import Checksum
 from streamvid.video.packet_selection import select_packets
 from tests.support.faulty_s3 import FaultyS3
-from tests.support.packed import edit_index, pack_recipes, reseal
+from tests.support.packed import edit_index, pack_recipes, reseal, upload
 from tools.clips import Recipe
 
 RECIPES = {
@@ -162,9 +162,7 @@ def test_packets_without_a_checksum_are_delivered(copy: Path) -> None:
 
 def test_a_copy_in_the_cache_that_is_damaged_is_fetched_again(packed: Path, tmp_path: Path) -> None:
     """Where nothing tells that a cached file was changed, its packets and indexes do."""
-    import fsspec
-
-    fsspec.filesystem("memory").put(str(packed), "/bytes/set", recursive=True)
+    upload(packed, "memory://bytes/set")
     given = options("crc32c", fetch="shards", cache_dir=tmp_path / "cache", on_error="raise")
     with sv.StreamLoader("memory://bytes/set", **given) as loader:
         expected = {batch["key"][0]: batch["video"] for batch in loader}

@@ -22,10 +22,9 @@ from streamvid.loader.clip_dataset import ClipDataset
 from streamvid.packing.index import index
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.sampling.spread import All
-from streamvid.storage import filesystem
 from tests.support.clips import write
 from tests.support.foreign import encoded, write_tar
-from tests.support.packed import VIDEOS, digests, pack_recipes, without
+from tests.support.packed import VIDEOS, digests, pack_recipes, upload, without
 from tests.support.reference import sequential
 from tools.clips import Recipe
 
@@ -167,10 +166,7 @@ def test_a_damaged_clip_costs_itself(places: Path, tmp_path: Path) -> None:
 
 
 def test_a_dataset_in_a_bucket_is_extracted(places: Path, tmp_path: Path, s3_bucket: str) -> None:
-    for path in (places / "packed").rglob("*"):
-        if path.is_file():
-            filesystem.put_file(path, f"s3://{s3_bucket}/set/{path.relative_to(places / 'packed')}")
-    extract(f"s3://{s3_bucket}/set", tmp_path / "a", progress=False)
+    extract(upload(places / "packed", f"s3://{s3_bucket}/set"), tmp_path / "a", progress=False)
     extract(places / "packed", tmp_path / "b", progress=False)
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
     with pytest.raises(InputError, match="into a local folder"):

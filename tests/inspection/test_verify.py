@@ -31,7 +31,7 @@ from streamvid.inspection.verify import VerifyReport, verify
 from streamvid.packing.pack import pack
 from tests.support import hostile
 from tests.support.faulty_s3 import faulty_s3
-from tests.support.packed import VIDEOS, edit_index, edit_parquet, make_videos, pack_recipes, reseal
+from tests.support.packed import VIDEOS, edit_index, edit_parquet, make_videos, pack_recipes, reseal, upload
 from tools.damage import flip_bytes
 
 
@@ -426,10 +426,7 @@ def test_what_cannot_be_verified(tmp_path: Path, packed: Path) -> None:
 def test_on_a_bucket(copy: Path, s3_bucket: str) -> None:
     from streamvid.storage import filesystem
 
-    url = f"s3://{s3_bucket}/verify"
-    for path in copy.rglob("*"):
-        if path.is_file():
-            filesystem.put_file(path, f"{url}/{path.relative_to(copy)}")
+    url = upload(copy, f"s3://{s3_bucket}/verify")
     assert verify(url).problems == ()
     assert verify(url, sample=0.5, progress=False).problems == ()
     _truncate(copy)
@@ -453,11 +450,9 @@ def test_where_no_folder_may_be_listed(copy: Path, scheme: str) -> None:
 def test_a_worker_fetches_into_a_folder_of_its_parent_which_removes_it_when_the_worker_is_killed(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import fsspec
-
     from streamvid.storage import filesystem
 
-    fsspec.filesystem("memory").put(str(copy), "/verify/work", recursive=True)
+    upload(copy, "memory://verify/work")
     held: list[Path] = []
     get = filesystem.get_file
     monkeypatch.setattr(filesystem, "get_file", lambda url, local: (held.append(local), get(url, local))[1])
@@ -472,7 +467,7 @@ def test_of_a_bucket_a_sample_reads_only_its_own_bytes(copy: Path, monkeypatch: 
 
     from streamvid.storage import filesystem
 
-    fsspec.filesystem("memory").put(str(copy), "/verify/sample", recursive=True)
+    upload(copy, "memory://verify/sample")
     fetched: list[str] = []
     ranges: list[tuple[Any, int, int]] = []
     get, read = filesystem.get_file, shard_check.read_ranges

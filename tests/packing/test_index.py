@@ -35,7 +35,7 @@ from tests.support.clips import write
 from tests.support.clock import soon
 from tests.support.foreign import CAMERA, CLIP, encoded, write_lerobot, write_tar
 from tests.support.in_band import OTHER_SETS, join_recordings
-from tests.support.packed import digests, make_videos
+from tests.support.packed import digests, make_videos, upload
 from tests.support.reference import sequential
 from tools.clips import Recipe
 
@@ -717,11 +717,8 @@ def test_a_remote_dataset_never_names_local_files(tmp_path: Path, videos: Path) 
     with pytest.raises(InputError, match="cannot name local files"):
         index(videos, "memory://indexed", progress=False)
     index(videos, tmp_path / "indexed", progress=False)
-    import fsspec
-
-    fsspec.filesystem("memory").put(str(tmp_path / "indexed"), "/stolen", recursive=True)
     with pytest.raises(DatasetError, match="only a local one may"):
-        Dataset.open("memory://stolen", roots=[str(videos)])
+        Dataset.open(upload(tmp_path / "indexed", "memory://stolen"), roots=[str(videos)])
 
 
 def test_secrets_in_urls_are_not_stored(tmp_path: Path) -> None:

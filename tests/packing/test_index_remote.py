@@ -30,6 +30,7 @@ from tests.support import hostile
 from tests.support.clips import write
 from tests.support.foreign import CLIP, encoded, write_lerobot, write_tar
 from tests.support.in_band import join_recordings
+from tests.support.packed import upload
 from tests.support.web import Site, website
 
 pytestmark = pytest.mark.usefixtures("user")
@@ -39,13 +40,6 @@ pytestmark = pytest.mark.usefixtures("user")
 def site() -> Iterator[Site]:
     with website() as found:
         yield found
-
-
-def upload(folder: Path, url: str) -> str:
-    for path in folder.rglob("*"):
-        if path.is_file():
-            filesystem.put_file(path, f"{url}/{path.relative_to(folder)}")
-    return url
 
 
 def frames(path: str | Path, key: str, retry_for: float = 0) -> np.ndarray[Any, Any]:

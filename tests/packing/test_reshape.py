@@ -29,13 +29,12 @@ from streamvid.packing.pack import pack
 from streamvid.packing.reshape import merge, reshard, split
 from streamvid.packing.shard_writer import ShardWriter
 from streamvid.sampling.spread import All
-from streamvid.storage import filesystem
 from streamvid.storage.folder_lock import lock_folder
 from streamvid.workers import WorkerCrashError
 from tests.support.clips import write
 from tests.support.dying import die_before_change
 from tests.support.foreign import CLIP, encoded, write_tar
-from tests.support.packed import InlineWorkers, digests, make_videos, without
+from tests.support.packed import InlineWorkers, digests, make_videos, upload, without
 from tests.support.profile import by_profile
 from tests.support.tables import needs_fixed_lists
 from tests.support.web import website
@@ -446,10 +445,7 @@ def test_a_full_disk(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_buckets(made: Path, tmp_path: Path, s3_bucket: str) -> None:
     url = f"s3://{s3_bucket}"
-    for path in (made / "one").rglob("*"):
-        if path.is_file():
-            filesystem.put_file(path, f"{url}/one/{path.relative_to(made / 'one')}")
-    reports = split(f"{url}/one", f"{url}/parts", column="class", **QUIET)
+    reports = split(upload(made / "one", f"{url}/one"), f"{url}/parts", column="class", **QUIET)
     assert Dataset.open(reports["cat"].destination).manifest.roots == (f"{url}/one",)
     merge([f"{url}/parts/cat", f"{url}/parts/dog"], tmp_path / "local", **QUIET)
     reshard(tmp_path / "local", f"{url}/again", **QUIET)

@@ -25,7 +25,7 @@ from streamvid.storage import filesystem, table_bounds
 from streamvid.storage.shard_cache import ShardCache
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
-from tests.support.packed import SMALL, digests, pack_recipes
+from tests.support.packed import SMALL, digests, pack_recipes, upload
 from tests.support.tables import needs_fixed_lists
 from tests.support.web import website
 
@@ -321,10 +321,7 @@ def test_columns_are_read_without_a_cache_that_cannot_be_used(folder: Path, tmp_
 
 
 def test_on_s3(folder: Path, tmp_path: Path, s3_bucket: str) -> None:
-    path = f"s3://{s3_bucket}/annotate"
-    for file in folder.rglob("*"):
-        if file.is_file():
-            filesystem.put_file(file, f"{path}/{file.relative_to(folder)}")
+    path = upload(folder, f"s3://{s3_bucket}/annotate")
     sv.annotate(path, table(a=list(range(6))))
     sv.annotate(path, table(["clip0"], a=[9]))
     assert column(path, "a") == [9, 1, 2, 3, 4, 5]

@@ -29,7 +29,7 @@ from streamvid.storage.explain import StorageUnavailable
 from streamvid.storage.parquet import MAX_LISTS
 from tests.packing.test_resume import die_before_change
 from tests.revising.conftest import CLIPS
-from tests.support.packed import digests
+from tests.support.packed import digests, upload
 from tests.support.profile import by_profile
 
 GONE = ("clip1", "clip4")
@@ -359,10 +359,7 @@ def test_two_processes_at_once(folder: Path, forked_python: Path) -> None:
 
 
 def test_on_s3(folder: Path, tmp_path: Path, s3_bucket: str) -> None:
-    path = f"s3://{s3_bucket}/forget"
-    for file in folder.rglob("*"):
-        if file.is_file():
-            filesystem.put_file(file, f"{path}/{file.relative_to(folder)}")
+    path = upload(folder, f"s3://{s3_bucket}/forget")
     cache = tmp_path / "cache"
     wanted = traces(folder, sv.Dataset.open(folder))
     before = order(loader(path, cache_dir=cache, fetch="shards"))

@@ -22,7 +22,7 @@ from tests.revising.conftest import CLIPS
 from tests.support.clips import write
 from tests.support.faulty_s3 import faulty_s3
 from tests.support.images import taken
-from tests.support.packed import digests
+from tests.support.packed import digests, upload
 from tests.support.profile import by_profile
 from tools.recipes import Recipe
 
@@ -237,10 +237,7 @@ def test_killed_anywhere(folder: Path, videos: Path, tmp_path: Path) -> None:
 
 def test_on_s3(folder: Path, videos: Path, tmp_path: Path, s3_bucket: str) -> None:
     spoil(folder)
-    path = f"s3://{s3_bucket}/repair"
-    for file in folder.rglob("*"):
-        if file.is_file():
-            filesystem.put_file(file, f"{path}/{file.relative_to(folder)}")
+    path = upload(folder, f"s3://{s3_bucket}/repair")
     cache = {"cache_dir": tmp_path / "cache"}
     assert found_bad(path, tmp_path / "q", fetch="ranges", **cache) == set(BAD)
     assert set(sv.repair(path, videos, quarantine=tmp_path / "q", progress=False).repaired) == set(BAD)

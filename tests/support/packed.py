@@ -28,6 +28,7 @@ from streamvid.packing import run_local
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.revising import repair
+from streamvid.storage import filesystem
 from streamvid.video.index_file import encode_index
 from tests.support.clips import write
 from tools.clips import Recipe
@@ -241,6 +242,14 @@ def change_packets(folder: Path, rows: int | Sequence[int], change: Callable[[by
 def without(dataset: Dataset, *rows: int) -> Dataset:
     """The same dataset, which has forgotten some clips."""
     return Dataset(**(dataset.__getstate__() | {"forgotten": np.array(rows, dtype=np.int64)}))
+
+
+def upload(folder: Path, url: str) -> str:
+    """Copy the files of a folder to a URL; returns that."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            filesystem.put_file(path, f"{url}/{path.relative_to(folder)}")
+    return url
 
 
 def touch(folder: Path, *names: str) -> Path:

@@ -36,7 +36,7 @@ from streamvid.video import index_file
 from tests.dataset.test_forgotten import forget
 from tests.support import hostile
 from tests.support.bad_clips import make_dataset, with_zeroed
-from tests.support.packed import make_videos, pack_recipes
+from tests.support.packed import make_videos, pack_recipes, upload
 from tests.support.previews import hostile_dataset, multiplied
 from tests.support.tables import dataset_of
 from tools.clips import Recipe
@@ -385,10 +385,7 @@ def test_clips_in_place(tmp_path: Path) -> None:
 def test_on_s3(packed: Path, tmp_path: Path, s3_bucket: str) -> None:
     from streamvid.storage import filesystem
 
-    remote = f"s3://{s3_bucket}/preview"
-    for file in packed.rglob("*"):
-        if file.is_file():
-            filesystem.put_file(file, f"{remote}/{file.relative_to(packed)}")
+    remote = upload(packed, f"s3://{s3_bucket}/preview")
     report = preview(remote, tmp_path / "page.html", sampling=sv.Uniform(2))
     here = preview(packed, tmp_path / "here.html", sampling=sv.Uniform(2))
     assert (report.strips, report.bad) == (6, 0)
