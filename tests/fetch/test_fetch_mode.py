@@ -18,6 +18,7 @@ from streamvid.fetch.plan_samples import SampleSpec
 from streamvid.packing.pack import pack
 from streamvid.storage import link
 from streamvid.storage.range_cache import give_up_latest
+from tests.support.batches import assert_same
 from tests.support.clock import Clock
 from tests.support.faulty_s3 import FaultyS3
 from tests.support.packed import make_videos
@@ -66,10 +67,7 @@ def test_ranges_and_shards_give_the_batches_of_local_files(
     for fetch in ("ranges", "shards"):
         got, stats = run("s3://bucket/set", shuffle=shuffle, sampling=sampling, fetch=fetch, cache_dir=tmp_path)
         assert stats.fetch == fetch
-        assert [batch["key"] for batch in got] == [batch["key"] for batch in expected]
-        for a, b in zip(got, expected, strict=True):
-            assert torch.equal(a["video"], b["video"])
-            assert torch.equal(a["pts"], b["pts"])
+        assert_same(got, expected)
 
 
 def test_half_of_all_requests_for_ranges_fail(s3: FaultyS3, packed: Path, tmp_path: Path) -> None:
@@ -79,7 +77,7 @@ def test_half_of_all_requests_for_ranges_fail(s3: FaultyS3, packed: Path, tmp_pa
     read = (".tar", ".packets")
     s3.fault = lambda method, key, before: dice.choice(kinds) if key.endswith(read) and dice.random() < 0.5 else None
     got, _ = run("s3://bucket/set", fetch="ranges", cache_dir=tmp_path, retry_for=Clock().retry())
-    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))
+    assert_same(got, expected)
 
 
 def test_ranges_are_a_part_of_the_shards(s3: FaultyS3, tmp_path: Path) -> None:
@@ -184,8 +182,7 @@ def test_a_damaged_cache_is_not_believed(s3: FaultyS3, packed: Path, tmp_path: P
         data[:size] ^= 85
         path.write_bytes(data.tobytes())
     got, _ = run("s3://bucket/set", **options)
-    assert [batch["key"] for batch in got] == [batch["key"] for batch in expected]
-    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))
+    assert_same(got, expected)
     run("s3://bucket/set", **options)
     s3.requests.clear()
     run("s3://bucket/set", **options)
@@ -196,7 +193,7 @@ def test_a_bucket_larger_than_the_cache_streams(s3: FaultyS3, packed: Path, tmp_
     largest = max(len(data) for key, data in s3.objects.items() if key.endswith(".tar"))
     got, stats = run("s3://bucket/set", cache_dir=tmp_path, cache_bytes=largest - 1)
     assert stats.fetch == "ranges"
-    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, run(packed)[0], strict=True))
+    assert_same(got, run(packed)[0])
 
 
 @pytest.mark.parametrize(
@@ -267,4 +264,4 @@ def test_of_a_server_that_knows_no_ranges_whole_shards_are_fetched(packed: Path,
         site.ranges = True
         expected, stats = run(site.url, **options | {"cache_dir": tmp_path / "other"})
         assert stats.fetch == "ranges"
-    assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))
+    assert_same(got, expected)

@@ -18,6 +18,7 @@ from streamvid.packing.options import PackOptions
 from streamvid.transform.draw import DRAWS
 from streamvid.transform.output_size import output_sizes
 from streamvid.transform.spec import Transform, Views
+from tests.support.batches import assert_same
 from tests.support.packed import pack_recipes
 from tests.support.views import clip, draws, torch_batches, video
 from tests.transform.test_params import EVERYTHING, RAW
@@ -151,10 +152,7 @@ def test_everything_on_twice(path: Path) -> None:
     }
     first, second = epochs(path, **options), epochs(path, **{**options, "num_threads": 1})
     assert len(first) == 6
-    for one, two in zip(first, second, strict=True):
-        assert one.keys() == two.keys()
-        for name, value in one.items():
-            assert torch.equal(value, two[name]) if isinstance(value, torch.Tensor) else value == two[name], name
+    assert_same(first, second)
     # A clip looks the same whatever batch and rank it is in, and otherwise in another epoch.
     looks = [{key: frames for batch in first[:3] for key, frames in zip(batch["key"], batch["a"], strict=True)}]
     looks.append({key: frames for batch in first[3:] for key, frames in zip(batch["key"], batch["a"], strict=True)})
@@ -212,9 +210,7 @@ def test_a_resumed_run_goes_on_with_the_same_augmentation(path: Path) -> None:
     assert len(rest) == 2
     with loader(path, **options) as batches:
         batches.load_state_dict(state)
-        for one, two in zip(batches, rest, strict=True):
-            for name, value in one.items():
-                assert torch.equal(value, two[name]) if isinstance(value, torch.Tensor) else value == two[name], name
+        assert_same(list(batches), rest)
     looks = {key: [batch[name][n] for name in "ab"] for batch in rest for n, key in enumerate(batch["key"])}
     seen = [key for batch in before for key in batch["key"]]
     for rank in (0, 1):

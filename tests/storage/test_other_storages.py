@@ -20,6 +20,7 @@ from streamvid.storage import filesystem, link, part
 from streamvid.storage.explain import MissingFile, StorageUnavailable
 from streamvid.storage.ranges import RemoteRanges
 from tests.support import storages
+from tests.support.batches import assert_same
 from tests.support.clock import Clock
 from tests.support.packed import make_videos
 from tests.support.web import website
@@ -61,8 +62,7 @@ def check_reading(url: str, packed: Path, cache: Path) -> None:
     expected = batches(packed)
     for fetch in ("ranges", "shards"):
         got = batches(url, fetch=fetch, cache_dir=cache / fetch)
-        assert [batch["key"] for batch in got] == [batch["key"] for batch in expected]
-        assert all(torch.equal(a["video"], b["video"]) for a, b in zip(got, expected, strict=True))
+        assert_same(got, expected)
     clips = sv.ClipDataset(url, sampling=sv.Window(2))
     assert torch.equal(clips[3]["video"], sv.ClipDataset(packed, sampling=sv.Window(2))[3]["video"])
 
