@@ -214,7 +214,7 @@ class Transform(Eager):
 
     @property
     def needs_graph(self) -> bool:
-        """Whether a step after the crop needs DALI's graph, on CPU and GPU: an affine map, blurring, erasing or `dali`."""
+        """Whether a step after the crop needs DALI's graph on either device: an affine map, blur, erasing or `dali`."""
         return self.dali is not None or self.span("rotate") is not None or self.warps or bool(self.blur or self.erase)
 
     @property
