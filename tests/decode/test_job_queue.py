@@ -296,6 +296,7 @@ def test_without_engines_nothing_is_retried() -> None:
     queue.put([only])
     assert queue.take_for_cpu() == [only]
     queue.retry(only, VideoError("no"))
+    assert not queue.refuses(only.encoded)  # no engine has tried it
     with pytest.raises(VideoError, match="no"):
         only.group.wait()
 
