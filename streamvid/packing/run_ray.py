@@ -123,7 +123,7 @@ def _connect(ray: Any, address: str | None) -> None:
         ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
     except (RuntimeError, ValueError, OSError, OverflowError) as error:
         raise InputError(
-            f"no Ray cluster can be reached at {where!r} ({first_line(error)}): check --address"
+            f"no Ray cluster can be reached at {where!r} ({first_line(error)}): check --address or RAY_ADDRESS"
         ) from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # ray.init replaces it

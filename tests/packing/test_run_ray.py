@@ -134,7 +134,8 @@ def test_no_cluster(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_an_address_without_a_cluster(videos: Path, tmp_path: Path) -> None:
     """Ray would try for three minutes, and not see Ctrl-C."""
-    with pytest.raises(InputError, match=r"no Ray cluster can be reached at '127\.0\.0\.1:1'.*check --address"):
+    said = r"no Ray cluster can be reached at '127\.0\.0\.1:1'.*check --address or RAY_ADDRESS"
+    with pytest.raises(InputError, match=said):
         pack([videos], tmp_path / "ds", engine="ray", address="127.0.0.1:1")
 
 

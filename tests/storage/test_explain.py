@@ -77,6 +77,8 @@ def test_a_broken_connection_of_hugging_faces_client_is_asked_again(name: str) -
     ("variables", "told"),
     [
         ({"AWS_ENDPOINT_URL": "localhost:9000"}, "AWS_ENDPOINT_URL is no URL; write http://host:port or https://host"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}, "AWS_ENDPOINT_URL is no URL; write http://host:port or https"),
+        ({"HTTP_PROXY": "me:geheim@127.0.0.1:9"}, r"dataset.json: HTTP_PROXY or HTTPS_PROXY is no URL; write http://"),
         ({"AWS_ENDPOINT_URL": "https://127.0.0.1:{port}"}, "not speak TLS; check AWS_ENDPOINT_URL: http:// or https"),
         ({"AWS_PROFILE": "mine"}, r"profile \(mine\) could not be found; check AWS_PROFILE and the AWS config file"),
         ({"HTTP_PROXY": "http://127.0.0.1:9"}, r"network and the proxy \(HTTP_PROXY, HTTPS_PROXY, NO_PROXY\)"),
