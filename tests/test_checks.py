@@ -165,6 +165,7 @@ MISUSES: list[tuple[Callable[[], object], str]] = [
     (lambda: sv.merge(7, "to"), "datasets must be a list of paths, URLs or datasets; it is 7"),  # type: ignore[arg-type]
     (lambda: sv.merge(np.array([]), "to"), "datasets must be a list of paths"),  # type: ignore[arg-type]
     (lambda: sv.reshard("ds", "to", shard_size=10**30), "shard_size must be a whole number from 1 to"),
+    (lambda: sv.reshard("ds", "to", seed="x"), "seed must be a whole number of at least 0; it is 'x'"),  # type: ignore[arg-type]
     (lambda: sv.split("ds", "to", column=0), "column must be the name of a column; it is 0"),  # type: ignore[arg-type]
     (
         lambda: check_cutting(sv.PackOptions(cutting=sv.FixedLength(Fraction(1, 3), "frames")), listed=False),  # type: ignore[arg-type]

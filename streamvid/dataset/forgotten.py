@@ -41,7 +41,7 @@ _NEEDED: Final = 2
 
 def digest(text: str) -> str:
     """SHA-256 of a key or source, in hexadecimal."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
 def purged_name(text: str) -> str:

@@ -217,12 +217,13 @@ def reshard(
         DatasetError: the dataset, or a clip, cannot be read.
     """
     integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
+    integer(seed, "seed", least=0, most=None)
     run = JobRun(given_path(destination, "destination"), overwrite, workers=workers, progress=progress)
     opened = _opened(dataset)
     rows = _delivered(opened)
     settings: dict[str, object] = {"command": "reshard"}
     if shuffle:
-        rows = rows[order_of(opened, rows, integer(seed, "seed", least=0, most=None))]
+        rows = rows[order_of(opened, rows, seed)]
         settings["seed"] = seed
     rewrite, name = Rewrite(opened, rows, None, copy=True), opened.manifest.name if name is None else name
     return run_rewrite(plan_rewrite(rewrite, run.destination, shard_size, name, settings), run)

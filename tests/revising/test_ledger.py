@@ -229,6 +229,8 @@ def test_unknown_clips_and_other_states_are_refused(
     state = loader.state_dict()
     with pytest.raises(InputError, match=r"there is no clip 'clip9' .*did you mean|there is no clip 'clip9'"):
         sv.ledger(state, "clip9")
+    with pytest.raises(InputError, match="there is no clip"):  # as a key that is no UTF-8 comes from the command line
+        sv.ledger(state, "\udcff")
     for other in ({"epoch": 1}, {name: value for name, value in state.items() if name != "legs"}):
         with pytest.raises(InputError, match="not the state of a StreamLoader"):
             sv.ledger(other, "clip1")
