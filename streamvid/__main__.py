@@ -41,6 +41,7 @@ def _say(what: str, code: int) -> int:
 
 if __name__ == "__main__":
     # `python -m` looks for modules in the working directory first: a random.py or av.py there would hide Python's.
-    if not (sys.flags.safe_path or os.path.samefile(sys.path[0] or ".", os.path.join(os.path.dirname(__file__), ".."))):
+    first, ours = sys.path[0], os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    if not sys.flags.safe_path and first and os.path.realpath(first) != ours:
         del sys.path[0]
     sys.exit(run())

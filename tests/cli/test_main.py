@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import streamvid
 from streamvid.cli.main import main
 from streamvid.cli.output import parse_size
 from streamvid.inspection.describe import describe
@@ -218,6 +219,7 @@ def test_as_a_process(folder: Path) -> None:
 _DROPPED = """
 import os, signal, sys, time
 from streamvid.cli import info
+import streamvid
 from streamvid.cli.main import main
 
 class Slow:
@@ -298,6 +300,12 @@ def test_files_named_as_modules(folder: Path, tmp_path: Path) -> None:
     ended = run("verify", folder / "ds", cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.getcwd()})
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "not that one" not in ended.stdout
+
+
+def test_from_a_zip(folder: Path, tmp_path: Path) -> None:
+    shutil.make_archive(str(tmp_path / "app"), "zip", Path(streamvid.__file__).parents[1], "streamvid")
+    ended = run("info", folder / "ds", cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "app.zip")})
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_help_and_version() -> None:
