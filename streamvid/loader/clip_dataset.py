@@ -207,6 +207,7 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
                 cause = error.with_traceback(None)
         return self._sample(rescuer(0, cause))
 
+    @suggest_keywords
     def get(
         self, clip: str | int, *, frames: Iterable[int] | None = None, seconds: Iterable[float] | None = None
     ) -> dict[str, Any]:

@@ -235,6 +235,8 @@ def test_items(dataset: Path) -> None:
             ds[wrong]
         with pytest.raises(IndexError, match=f"no clip {wrong}: the dataset has {len(ds)}, numbered from 0"):
             ds.get(wrong, frames=[0])
+    with pytest.raises(TypeError, match=r"ClipDataset.get has no argument 'frame'; did you mean 'frames'\?"):
+        ds.get(0, frame=[0])  # type: ignore[call-arg]
     for wrong_key in ("none", "", "zzz", "a\x00"):
         with pytest.raises(KeyError):
             ds[wrong_key]
