@@ -46,10 +46,9 @@ class _Parser(argparse.ArgumentParser):
         choice = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if option:
             # Compared without the dashes, which all have.
-            help_text = self.format_help()
-            meant = did_you_mean(option[1].replace("_", "-"), re.findall(r"--([\w-]+)", help_text))
-            places = " ".join(re.findall(r"^  ([A-Z]\S*)", help_text, re.MULTILINE))
-            meant = meant.replace("'", "'--", 1) or f"write {self.prog} {places}"
+            meant = did_you_mean(option[1].replace("_", "-"), re.findall(r"--([\w-]+)", self.format_help()))
+            usage = re.sub(r"\[-([^][]|\[[^][]*\])*\]", "", self.format_usage().partition(": ")[2])  # without options
+            meant = meant.replace("'", "'--", 1) or f"write {' '.join(usage.split())}"
         else:
             meant = did_you_mean(choice[1].lower(), re.findall(r"[\w-]+", choice[2])) if choice else ""
         sys.exit(fail("; ".join(filter(None, (message, meant, f"see {self.prog} --help"))), UNUSABLE))

@@ -321,9 +321,13 @@ def test_help_and_version() -> None:
         (["pack", "one"], "the following arguments are required: DATASET; see streamvid pack --help"),
         (
             ["pack", "in", "out", "--nope", "1"],
-            "unrecognized arguments: --nope 1; write streamvid pack INPUT DATASET; see ",
+            "unrecognized arguments: --nope 1; write streamvid pack INPUT [INPUT ...] DATASET; see ",
         ),
-        (["pack", "-i", "in", "-o", "out"], "unrecognized arguments: -i -o; write streamvid pack INPUT DATASET; see"),
+        (["info", "-i", "in"], "unrecognized arguments: -i; write streamvid info DATASET; see streamvid info --help"),
+        (
+            ["split", "a", "b", "--shares", "a=1", "b"],
+            "unrecognized arguments: b; write streamvid split (--shares ",
+        ),
         (["preview", "ds", "--sample=All"], "unrecognized arguments: --sample=All; did you mean '--sampling'?; see "),
         (["pack", "in", "out", "--engine", "x"], "argument --engine: invalid choice: 'x'"),
         (["pack", "in", "out", "--clip", "x"], "argument --clip: 'x' is not a length; write 10s"),
