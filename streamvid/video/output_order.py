@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import av
 import numpy as np
@@ -12,13 +12,16 @@ import numpy as np
 from streamvid.arrays import Int64
 from streamvid.bitstream import h264, mpeg4
 from streamvid.bitstream.packet_kind import PacketKind
-from streamvid.video.codec_context import padded_packet
+from streamvid.errors import VideoError
+from streamvid.video.codec_context import MAX_REORDER, padded_packet
 from streamvid.video.probe import CannotCopyError, VideoFile, demux
 
 if TYPE_CHECKING:
     from av.packet import Packet
     from av.video.codeccontext import VideoCodecContext
     from av.video.frame import VideoFrame
+
+_COUNT_ANEW: Final = "copy it to a raw stream (ffmpeg -i … -c copy a.h264, a.hevc or a.m4v), and pack that with --fps"
 
 
 @dataclass(frozen=True)
@@ -144,18 +147,22 @@ def decode(context: VideoCodecContext, packet: Packet[Any]) -> list[VideoFrame]:
 def distinct(clock: Int64) -> Int64:
     """The times in order. Of frames with one time, each is a tick behind the one before, if there is room.
 
+    Args:
+        clock: int64 [frames], presentation or decode times, in the order of packets or of pictures.
+
     Raises:
         ValueError: there is none, or most frames have the time of another, so that they have no times.
+        VideoError: a time is more places away from its own than decoders hold pictures back: the clock was set.
     """
-    ordered = np.sort(clock)
+    places = np.argsort(clock, kind="stable")
+    if np.abs(places - np.arange(len(clock))).max(initial=0) > MAX_REORDER:
+        raise VideoError(f"its clock leaps and falls back: {_COUNT_ANEW}")
+    ordered = clock[places]
     numbers = np.arange(len(ordered))
     first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=ordered[:1] - 1) > 0, numbers, 0))
     apart: Int64 = ordered + numbers - first
     if 2 * len(np.unique(first)) <= len(first) > 1 or (np.diff(apart) <= 0).any():
-        raise ValueError(
-            "frames of it are shown at the same time: copy it to a raw stream (ffmpeg -i … -c copy a.h264, a.hevc or "
-            "a.m4v), and pack that with --fps"
-        )
+        raise ValueError(f"frames of it are shown at the same time: {_COUNT_ANEW}")
     return apart
 
 

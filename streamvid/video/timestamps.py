@@ -321,9 +321,7 @@ def in_output_order(found: PacketTimes, output: OutputOrder) -> PacketTimes:
 
 def _shown(found: PacketTimes, order: Int64, times: Int64) -> PacketTimes:
     """The packets at new times, int64 [packets], ascending, in the order of their pictures."""
-    pts = np.empty(len(order), dtype=np.int64)
-    pts[order] = times
-    return replace(found, pts=pts, hidden=np.zeros(len(pts), dtype=bool))
+    return replace(found, pts=times[np.argsort(order)], hidden=np.zeros(len(order), dtype=bool))
 
 
 def _fill_gaps(times: Int64, durations: Int64) -> Int64:

@@ -440,6 +440,43 @@ def test_a_transport_stream_whose_clock_falls_back_by_a_few_frames(tmp_path: Pat
         prepare(source, tmp_path / "clip")
 
 
+@pytest.mark.parametrize(
+    ("codec", "name", "b_frames"),
+    [("h264", "V_MPEG4/ISO/AVC", 0), ("hevc", "V_MPEGH/ISO/HEVC", 3), ("mpeg4", "V_MPEG4/ISO/ASP", 2)],
+)
+def test_a_clock_that_is_set_between_key_frames(codec: Any, name: str, b_frames: int, tmp_path: Path) -> None:
+    """As a camera's that asks for the time, or for five frames. Sorted, the times are those of other frames."""
+    recipe = Recipe(codec=codec, frames=60, gop=60, b_frames=b_frames, width=160, height=144)
+    with av.open(str(write(recipe, tmp_path / "a.mp4"))) as container:
+        stream: Any = container.streams.video[0]
+        packets: list[Any] = [packet for packet in container.demux(stream) if packet.size]
+        times = [2000 + round(1000 * packet.pts * stream.time_base) for packet in packets]
+        private = stream.codec_context.extradata
+    for end, by in ((30, 0), (60, -1000), (60, -1900), (35, 20_000)):
+        moved = [time + by * (30 <= number < end) for number, time in enumerate(times)]
+        source = _write_matroska(
+            tmp_path / "a.mkv", name.encode(), private, (160, 144), zip(moved, packets, strict=True)
+        )
+        folder = tmp_path / f"clip {by}"
+        if by:
+            with pytest.raises(VideoError, match="its clock leaps and falls back"):
+                prepare(source, folder)
+        else:
+            clip, _ = prepare(source, folder)
+            assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(60))
+
+
+def test_a_frame_that_is_decoded_before_sixteen_others(tmp_path: Path) -> None:
+    """Its clock does not fall back."""
+    options = {"x264-params": "bframes=16:b-adapt=0:b-pyramid=none:scenecut=0:threads=1:keyint=60"}
+    check(
+        encode(tmp_path / "a.mkv", "matroska", "libx264", options=options, frames=40),
+        tmp_path / "clip",
+        copied=True,
+        frames=40,
+    )
+
+
 def test_dv_is_transcoded(tmp_path: Path) -> None:
     source = encode(tmp_path / "a.dv", "dv", "dvvideo", rate=25, frames=5, size=(720, 576))
     check(source, tmp_path / "clip", copied=False, rate=25, frames=5)
