@@ -80,7 +80,7 @@ class ErrorPolicy:
             if quarantine is not None:
                 raise
             absolute = Path(FOLDER)  # the working directory was removed: a warning says so if there is a bad clip
-        if absolute.is_file():
+        if quarantine is not None and os.path.isfile(absolute):
             raise InputError(f"quarantine {absolute} is a file: name a folder")
         return cls(on_error, max_errors, absolute, secrets.token_hex(8))
 
@@ -88,12 +88,12 @@ class ErrorPolicy:
         self, on_error: OnError | None, max_errors: int | None, quarantine: str | os.PathLike[str] | None
     ) -> ErrorPolicy:
         """This policy with the given options replaced."""
-        other = self.of(
-            self.on_error if on_error is None else on_error,
-            max_errors,
-            self.folder if quarantine is None else quarantine,
+        other = self.of(self.on_error if on_error is None else on_error, max_errors, quarantine)
+        return replace(
+            other,
+            max_errors=self.max_errors if max_errors is None else other.max_errors,
+            folder=self.folder if quarantine is None else other.folder,
         )
-        return other if max_errors is not None else replace(other, max_errors=self.max_errors)
 
     def most(self, clips: int) -> int:
         """Most bad clips that a rank with `clips` clips may find."""

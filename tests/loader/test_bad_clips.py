@@ -302,8 +302,8 @@ def test_a_line_that_a_full_disk_cuts_off_is_not_taken_for_written(
 
 
 def test_a_folder_that_cannot_be_written(damaged: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "quarantine").write_text("a file")
-    with loader(damaged, tmp_path) as one:
+    (tmp_path / "file").touch()
+    with loader(damaged, tmp_path / "file") as one:
         epochs(one, 2)
         assert one.stats().bad_clips == len(BAD)
     assert "cannot be written" in caplog.text
