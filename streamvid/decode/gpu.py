@@ -101,8 +101,8 @@ class GpuDecoder:
 
     For DALI, slices with the same parameter sets are joined into one stream per engine of an H200, and at most one per
     thread. More streams gain next to nothing at 720p, and lose at 1080p. The CPU decodes clips whose size DALI's
-    decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), and clips that the table or
-    `submit`'s caller assigns to it.
+    decoder cache would mix up with another (`streamvid.decode.dali_cache_guard`), clips that sessions could not decode,
+    and clips that the table or `submit`'s caller assigns to it.
 
     Args:
         device_id: the GPU's number.
@@ -252,9 +252,12 @@ class GpuDecoder:
             codec, width, height = encoded.codec, encoded.width, encoded.height
             row = decode_support(codec, encoded.stsd, width, height, native=self.native)
             route = self.route(row)
-            refused = route is Route.NVDEC and self.sessions is not None and self.sessions.refuses(encoded)
-            refused |= route is Route.IMAGE and self._isolates and codec != "jpeg"
-            if refused or not encoded.in_order or (number < len(on_cpu) and on_cpu[number]):
+            if (
+                not encoded.in_order
+                or (number < len(on_cpu) and on_cpu[number])
+                or (route is Route.NVDEC and self.sessions is not None and self.sessions.refuses(encoded))
+                or (route is Route.IMAGE and self._isolates and codec != "jpeg")
+            ):
                 route = Route.CPU
             if route in (Route.NVDEC, Route.DALI) and (fault := _packets_fault(encoded, native=self.native)):
                 route = Route.CPU
