@@ -103,6 +103,8 @@ def read_list(path: str) -> ParsedList:
         table.validate(full=True)  # raises ArrowInvalid for text that is not UTF-8
         if kind == ".csv":
             _check_texts(table, shown)
+            # Without columns that have no name: the index of pandas' to_csv, and empty ones of spreadsheets.
+            table = table.select([number for number, name in enumerate(table.schema.names) if name])
         names = table.schema.names
         if len(names) == 1 and kind == ".csv" and (mark := re.search("[;\t|]", names[0])):
             raise InputError(f"{shown} has {mark[0]!r} between its columns: write commas there")

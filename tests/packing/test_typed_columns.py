@@ -184,6 +184,16 @@ def test_empty_dates_and_nanoseconds_of_a_csv(tmp_path: Path) -> None:
     assert metas == ['{"day":"2024-01-02","at":"2024-01-02 03:04:05.123456789"}', '{"day":"","at":""}']
 
 
+def test_columns_of_a_csv_without_a_name_are_left_out(tmp_path: Path) -> None:
+    """The index of pandas, and empty columns of spreadsheets."""
+    lines = (",path,day,,n,", "0,a.mp4,2024-01-01,,1,", "1,b.mp4,2024-01-02,,18446744073709551615,")
+    (tmp_path / "l.csv").write_text("\n".join(lines))
+    rows = read_list(str(tmp_path / "l.csv"))
+    assert rows.table.schema.names == rows.typed.schema.names == ["path", "day", "n"]
+    assert rows.table.to_pylist()[1] == {"path": "b.mp4", "day": "2024-01-02", "n": "18446744073709551615"}
+    assert rows.typed["day"].to_pylist() == [datetime.date(2024, 1, 1), datetime.date(2024, 1, 2)]
+
+
 def test_a_column_of_numbers_may_be_called_video(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("path,video\na.mp4,007\n")
     metas, made = through_a_list(tmp_path / "l.csv", ("path",))
