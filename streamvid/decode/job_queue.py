@@ -19,7 +19,7 @@ from typing import Final
 
 from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.decode.decode_job import GopJob, SessionKey, lacks_memory
-from streamvid.errors import GpuLostError, VideoError
+from streamvid.errors import VideoError
 from streamvid.video.packet_selection import EncodedSlice
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class DecodeQueue:
             self.refuse(job, error)
         job.group.fail(error)
 
-    def refuse(self, job: GopJob, error: VideoError | GpuLostError) -> None:
+    def refuse(self, job: GopJob, error: VideoError) -> None:
         """Remember that engines cannot decode a job's clip, or get stuck in it: each further attempt would cost all
         sessions of an engine, and a batch that has to be made again. Not if FFmpeg's samples are wrong."""
         name = job.encoded.name
