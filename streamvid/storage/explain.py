@@ -206,8 +206,6 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
         return InputError, f"'{get_protocol(path)}' is not a known protocol; {known}"
     if s3 and ("Invalid endpoint" in str(exc) or "Custom endpoint" in str(exc)):
         return InputError, "AWS_ENDPOINT_URL is no URL; write http://host:port or https://host"
-    if "InvalidURL" in names and str(exc) not in path:  # aiohttp's, of a proxy; it may contain a password
-        return InputError, "HTTP_PROXY or HTTPS_PROXY is no URL; write http://host:port"
     if "ProfileNotFound" in names:
         return DatasetError, f"{_detail(exc)}; check AWS_PROFILE and the AWS config file"
     if s3 and status == 307:  # while the DNS does not know a new bucket
@@ -259,6 +257,8 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
         return DatasetError, "it redirects again and again; check the address"
     if names & {"InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError"}:
         return DatasetError, NO_ADDRESS
+    if "InvalidURL" in names and str(exc) not in path:  # aiohttp's, of a proxy; it may contain a password
+        return InputError, "HTTP_PROXY or HTTPS_PROXY is no URL; write http://host:port"
     if number in (errno.ELOOP, errno.ENAMETOOLONG):
         return DatasetError, f"{_detail(exc).lower()}; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
