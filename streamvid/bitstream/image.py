@@ -56,9 +56,6 @@ class ImageHeader:
         width, height: stored size in pixels.
         pix_fmt: FFmpeg's name of the pixel format; or "cmyk", for which FFmpeg has no name.
         rotation: the display rotation, from the EXIF orientation: one of `streamvid.mp4.boxes.ROTATIONS`.
-        nvjpeg: whether nvJPEG decodes it as libjpeg-turbo does. Not JPEGs in RGB or CMYK, nor what nvJPEG decodes
-            wrongly: quantization tables of 16 bits, and grey with sampling factors other than 1, which mean nothing for
-            a single component (A.2.2 of ITU-T T.81); and libjpeg-turbo does not interpolate two columns of chroma.
         head, part: what decoders get instead of the whole file: a head, and the bytes of the file from and to these
             positions; None is the whole file.
     """
@@ -68,7 +65,6 @@ class ImageHeader:
     height: int
     pix_fmt: str
     rotation: int = 0
-    nvjpeg: bool = False
     head: bytes = b""
     part: tuple[int, int] | None = None
 
@@ -166,16 +162,13 @@ def _jpeg(data: bytes) -> ImageHeader:
         raise ValueError("it is a lossless or arithmetic JPEG: save it as baseline or progressive")
     if bits != 8 or count not in (1, 3, 4):
         raise ValueError(f"it is a JPEG of {count} components of {bits} bits: save it with 8 bits in grey, RGB or CMYK")
-    luma, *chroma = [(body[7 + 3 * n] >> 4, body[7 + 3 * n] & 15) for n in range(count)]
     pix_fmt = {1: "gray", 4: "cmyk"}.get(count, "")
     if not pix_fmt:
+        (luma, *chroma) = [(body[7 + 3 * n] >> 4, body[7 + 3 * n] & 15) for n in range(3)]
         if luma not in _SUBSAMPLED or chroma != [(1, 1), (1, 1)]:
             raise ValueError("its chroma is subsampled in an unusual way: save it again")
         pix_fmt = "gbrp" if _is_rgb_jpeg(data, body) else f"yuvj{_SUBSAMPLED[luma]}p"
-    nvjpeg = (pix_fmt.startswith("yuvj") and width > 4) or (pix_fmt, luma) == ("gray", (1, 1))
-    return ImageHeader(
-        "jpeg", width, height, pix_fmt, jpeg.rotation(data), nvjpeg=nvjpeg and not jpeg.has_wide_steps(data)
-    )
+    return ImageHeader("jpeg", width, height, pix_fmt, jpeg.rotation(data))
 
 
 def _is_rgb_jpeg(data: bytes, frame: bytes) -> bool:

@@ -33,7 +33,7 @@ def classifier(stsd: bytes) -> Classifier:
     brought: set[tuple[int, int]] = set()
 
     def classify(packet: memoryview) -> PacketKind:
-        own = {(marker, number) for marker, number, _ in _tables(packet)}
+        own = set(_tables(packet))
         start = brought <= own
         brought.update(own)
         markers = {marker for marker, _ in segments(packet)}
@@ -54,26 +54,39 @@ def finalize(kinds: list[PacketKind]) -> list[PacketKind]:
 
 def has_tables(data: bytes) -> bool:
     """Whether a picture has its own quantization and Huffman tables."""
-    return {_QUANTIZATION, _HUFFMAN} <= {marker for marker, *_ in _tables(memoryview(data))}
+    return {_QUANTIZATION, _HUFFMAN} <= {marker for marker, _ in _tables(memoryview(data))}
 
 
-def has_wide_steps(data: bytes) -> bool:
-    """Whether a quantization table has 16 bits for each step."""
-    return any(marker == _QUANTIZATION and precision for marker, _, precision in _tables(memoryview(data)))
+def fits_nvjpeg(data: bytes) -> bool:
+    """Whether nvJPEG decodes a JPEG in grey or YCbCr as libjpeg-turbo does.
+
+    It decodes others wrongly: with quantization tables of 16 bits (B.2.4.1), and in grey with sampling factors other
+    than 1, which mean nothing for a single component (A.2.2). Two columns of chroma libjpeg-turbo does not interpolate.
+    """
+    for marker, payload in segments(data):
+        if marker in FRAMES:
+            width, count, sampling = int.from_bytes(payload[3:5], "big"), payload[5], payload[7]
+            if (sampling != 0x11) if count == 1 else (width <= 4):
+                return False
+        at = 0
+        while marker == _QUANTIZATION and at < len(payload):
+            if payload[at] >> 4:
+                return False
+            at += 65
+    return True
 
 
-def _tables(packet: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Marker, number and precision (0: 8 bits) of each table before the first scan (B.2.4.1); for Huffman tables the
-    number includes the class, and the precision is 0 (B.2.4.2)."""
+def _tables(packet: memoryview) -> Iterator[tuple[int, int]]:
+    """Marker and number of each table before the first scan; for Huffman tables also the class (B.2.4.1, B.2.4.2)."""
     for marker, payload in segments(packet):
         at = 0
         while marker in (_QUANTIZATION, _HUFFMAN) and at < len(payload):
             number = payload[at]
             if marker == _HUFFMAN:
-                yield marker, number, 0
+                yield marker, number
                 at += 17 + sum(payload[at + 1 : at + 17])
             else:
-                yield marker, number & 15, number >> 4
+                yield marker, number & 15
                 at += 1 + 64 * (1 + (number >> 4))
 
 

@@ -7,11 +7,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from streamvid.bitstream.image import ImageHeader, to_decode
+from streamvid.bitstream.jpeg import fits_nvjpeg
 from streamvid.decode.base import GpuFrames
 from streamvid.errors import VideoError
 from streamvid.video.image_decoder import abandon_failed, image_pipeline, reason_of, run_images
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
     from nvidia.dali import Pipeline
 
 
+_ON_GPU: Final = ("gray", "yuvj420p", "yuvj422p", "yuvj440p", "yuvj411p", "yuvj444p")
+"""JPEGs that nvJPEG decodes. All else is decoded as on the CPU: with device="mixed", DALI 2.4 has CPU threads do it,
+too, and gives wrong pixels of PNGs with 4 bits, and pixels of some damaged files."""
+
+
 class ImageBatches:
     """DALI pipelines for CPU and GPU. The CPU's is opened at the first call, the GPU's for the first JPEGs; and again
     after an error, after which they cannot be used.
-
-    What nvJPEG does not decode is decoded as on the CPU: with device="mixed", DALI 2.4 has CPU threads do it, too, and
-    gives wrong pixels of PNGs with 4 bits, and pixels of some damaged files.
 
     Args: as in `streamvid.video.image_decoder.image_pipeline`.
     """
@@ -48,7 +51,7 @@ class ImageBatches:
 
         files = [_wanted(encoded) for encoded in slices]
         images = [_Image(encoded, *image) for encoded, wanted in zip(slices, files, strict=True) for image in wanted]
-        on_gpu = [image.header.nvjpeg for image in images]
+        on_gpu = [is_for_gpu(image.header, image.data) for image in images]
         order = sorted(range(len(images)), key=on_gpu.__getitem__)
         for on in pipelines_for(slices) - {*self._pipelines}:
             self._pipelines[on] = image_pipeline(
@@ -98,6 +101,11 @@ class ImageBatches:
 
     def __exit__(self, *_: object) -> None:
         self._pipelines.clear()
+
+
+def is_for_gpu(header: ImageHeader, data: bytes) -> bool:
+    """Whether nvJPEG decodes an image."""
+    return header.codec == "jpeg" and header.pix_fmt in _ON_GPU and fits_nvjpeg(data)
 
 
 def pipelines_for(slices: Sequence[EncodedSlice]) -> set[bool]:

@@ -3,28 +3,23 @@ right again after an error."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from streamvid.bitstream.image import CODECS, ImageHeader, read_header, to_decode
+from streamvid.bitstream.image import CODECS, read_header
+from streamvid.bitstream.jpeg import fits_nvjpeg
 from streamvid.color.tags import RGB
 from streamvid.decode import images
 from streamvid.decode.gpu import GpuDecoder
-from streamvid.decode.images import ImageBatches, pipelines_for
+from streamvid.decode.images import ImageBatches, is_for_gpu, pipelines_for
 from streamvid.errors import VideoError
 from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.video.image_decoder import image_pipeline
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.images import HEIGHT, WIDTH, encode, picture, taken
-
-
-def as_if_by_nvjpeg(data: bytes, stsd: bytes) -> tuple[ImageHeader, bytes]:
-    header, image = to_decode(data, stsd)
-    return replace(header, nvjpeg=True), image
 
 
 @pytest.fixture
@@ -33,7 +28,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> ImageBatches:
         return image_pipeline(**{**options, "device_id": None})
 
     monkeypatch.setattr(images, "image_pipeline", on_the_cpu)
-    monkeypatch.setattr(images, "to_decode", as_if_by_nvjpeg)
+    monkeypatch.setattr(images, "is_for_gpu", lambda header, data: True)
     monkeypatch.setattr(images, "pipelines_for", lambda slices: {True})
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     made = ImageBatches(device_id=0, threads=2, max_batch=3)
@@ -55,7 +50,7 @@ def encoded(name: str, *files: bytes, codec: str = "") -> EncodedSlice:
 def test_batches_come_in_order(batches: ImageBatches, mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With `mixed`, some as if by nvJPEG, and others that are copied to the GPU."""
     if mixed:
-        monkeypatch.setattr(images, "to_decode", to_decode)
+        monkeypatch.setattr(images, "is_for_gpu", is_for_gpu)
         monkeypatch.setattr(images, "pipelines_for", pipelines_for)
     names = sorted(taken())
     for made, name in zip(batches.decode([encoded(name) for name in names]), names, strict=True):
@@ -83,10 +78,11 @@ def test_after_an_error_the_next_batch_is_right(batches: ImageBatches) -> None:
 
 
 def test_nvjpeg_decodes_plain_jpegs_and_no_others() -> None:
-    on_gpu = {name for name, file in taken().items() if read_header(file.data).nvjpeg}
+    files = {name: file.data for name, file in taken().items()}
+    on_gpu = {name for name, data in files.items() if is_for_gpu(read_header(data), data)}
     assert on_gpu == {f"jpeg_{name}" for name in ("420", "422", "444", "grey", "progressive", "restarts")}
     # Of up to two columns of chroma, libjpeg-turbo does not interpolate.
-    assert [read_header(encode(picture(8, width), "JPEG")).nvjpeg for width in (4, 5)] == [False, True]
+    assert [fits_nvjpeg(encode(picture(8, width), "JPEG")) for width in (4, 5)] == [False, True]
 
 
 @pytest.mark.parametrize("isolate", [False, True])
