@@ -73,7 +73,7 @@ class DecodeQueue:
         # By configuration: the time ratio of core to engine, and the engines' jobs since a core last took one.
         self._slower: dict[SessionKey, float] = {}
         self._since: Counter[SessionKey] = Counter()
-        self._refused: set[str] = set()
+        self._refused: set[str] = set()  # names of clips
 
     def put(self, jobs: Sequence[GopJob]) -> None:
         """Add the jobs of a batch."""
