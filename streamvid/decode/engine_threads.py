@@ -148,8 +148,8 @@ class EngineThreads:
         stuck = f"{len(self._stuck)} threads are stuck in the driver: {text}"
         error = GpuLostError(stuck) if lost else VideoError(text)
         for job in jobs:
-            if isinstance(error, VideoError):  # no clip is to blame for a lost GPU
-                self._queue.refuse(job, error)
+            if engine.worker is not None and not lost:  # else no clip is to blame
+                self._queue.refuse(job, text)
             job.group.abandon(error)
         if jobs or not self._closed.is_set():
             self._engines[name] = _Engine(name, self._makers[name])

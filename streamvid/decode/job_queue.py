@@ -93,25 +93,26 @@ class DecodeQueue:
 
     def retry(self, job: GopJob, error: VideoError, *, begun: bool = True) -> None:
         """Return a failed job: an engine decodes it a second time, alone in its decoder. If that fails, or the queue
-        has no engines or is closed, its batch fails with `error`; and the clip is refused, unless the GPU lacks memory.
-        A job that was not begun is decoded as if it had not been taken."""
+        has no engines or is closed, its batch fails with `error`, and in the first case the clip is refused. A job that
+        was not begun is decoded as if it had not been taken."""
         with self._changed:
             able = self._engines and not self._closed and not job.group.abandoned
             if able and (job.retry_of is None or not begun):
                 self._retries.append(replace(job, retry_of=error) if begun else job)
                 self._wake()
                 return
-        if able and not lacks_memory(str(error)):
-            self.refuse(job, error)
+        if able:
+            self.refuse(job, str(error))
         job.group.fail(error)
 
-    def refuse(self, job: GopJob, error: VideoError) -> None:
+    def refuse(self, job: GopJob, reason: str) -> None:
         """Remember that engines cannot decode a job's clip, or get stuck in it: each further attempt would cost all
-        sessions of an engine, and a batch that has to be made again. Not if FFmpeg's samples are wrong."""
-        name = job.encoded.name
-        if name not in self._refused and (job.key.exact or job.key.codec not in NAL_SYNTAX):
+        sessions of an engine, and a batch that has to be made again. Not where FFmpeg's samples are wrong, nor if the
+        GPU lacks memory."""
+        name, has_right_samples = job.encoded.name, job.key.exact or job.key.codec not in NAL_SYNTAX
+        if name not in self._refused and has_right_samples and not lacks_memory(reason):
             self._refused.add(name)
-            log.warning("cores decode clip %s from now on: %s", name, error)
+            log.warning("cores decode clip %s from now on: %s", name, reason)
 
     def refuses(self, encoded: EncodedSlice) -> bool:
         """Whether `refuse` was called for a clip."""

@@ -509,8 +509,10 @@ def test_more_stuck_engines_than_sessions_can_be_blamed_for_end_the_run(
     monkeypatch.setattr(NvdecWorker, "_open", lambda _, key: Hanging(key.codec, repeat(3), wakes))
     pool = NvdecSessionPool(device_id=0, engines=1)
     for expected in (VideoError, VideoError, VideoError, GpuLostError):
+        one = replace(slice_of(clips["hevc"][0], [3]), name=f"{expected.__name__} of a clip")
         with pytest.raises(expected, match="has not answered"):
-            pool.submit([slice_of(clips["hevc"][0], [3])]).result()
+            pool.submit([one]).result()
+        assert pool.refuses(one) is (expected is VideoError)
     pool.close()
     wakes.set()
 
@@ -534,6 +536,7 @@ def test_an_engine_that_cannot_begin_leaves_no_batch_waiting(clips: Clips, monke
         with suppress(VideoError):
             (got,) = pool.submit([whole(clip)]).result()
     np.testing.assert_array_equal(got.numpy(), frames)
+    assert not pool.refuses(whole(clip))
     pool.close()
 
 

@@ -336,6 +336,15 @@ def test_a_state_stays_legal(damaged: Path, tmp_path: Path) -> None:
         assert [after["key"][n] for n in stay] == [before["key"][n] for n in stay]
 
 
+def test_a_file_with_the_name_of_the_default_folder_ends_no_run(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / quarantine.FOLDER).touch()
+    with loader(whole, tmp_path, quarantine=None) as one:
+        assert len(list(one)) == len(one)
+
+
 def test_options_that_cannot_be(whole: Path, tmp_path: Path) -> None:
     for name, value in {"on_error": "ignore", "max_errors": -1, "quarantine": "s3://bucket/folder"}.items():
         with pytest.raises(InputError, match=name):

@@ -6,6 +6,7 @@ import errno
 import os
 from http.server import BaseHTTPRequestHandler
 
+import aiohttp
 import pytest
 
 from streamvid.dataset.dataset import Dataset
@@ -101,3 +102,10 @@ def test_what_is_wrong_in_the_environment_is_named(
         pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
         with pytest.raises((InputError, DatasetError), match=told):
             Dataset.open("s3://bucket/set", retry_for=0)
+
+
+def test_an_address_that_is_no_url_is_not_called_a_proxy() -> None:
+    url = "http://host:port/a"
+    with pytest.raises(InputError) as error, explained(url, "read"):
+        raise aiohttp.InvalidURL(url)
+    assert "PROXY" not in str(error.value)
