@@ -518,18 +518,21 @@ def test_more_stuck_engines_than_sessions_can_be_blamed_for_end_the_run(
 
 
 @pytest.mark.usefixtures("opened")
-def test_an_engine_that_cannot_begin_leaves_no_batch_waiting(clips: Clips, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reason", ["CUDA error: out of memory", "CUDA error: invalid device ordinal"])
+def test_an_engine_that_cannot_begin_leaves_no_batch_waiting(
+    clips: Clips, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
     begin, tries = nvdec_worker.SurfaceQueue, count()
 
     def fails(*given: Any) -> Any:
         if next(tries) < 2:
-            raise RuntimeError("CUDA error: out of memory")
+            raise RuntimeError(reason)
         return begin(*given)
 
     monkeypatch.setattr(nvdec_worker, "SurfaceQueue", fails)
     pool = NvdecSessionPool(device_id=0, engines=1)
     clip, frames = clips["h264"]
-    with pytest.raises(VideoError, match=r"nvdec-0 failed \(CUDA error: out of memory"):
+    with pytest.raises(VideoError, match=rf"nvdec-0 failed \({reason}"):
         pool.submit([whole(clip)]).result()
     got = None
     while got is None:
