@@ -175,9 +175,10 @@ def plain(value: Any) -> Any:
 
 
 def suggest_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that an unknown keyword raises an error that proposes the most similar known one, and so
-    that one without its keyword does, too. NumPy scalars are passed on as Python's. Arguments annotated as `bool` must
-    be True or False, because a text such as "no" would count as true; constructors check theirs themselves.
+    """Decorate a function so that its errors say what to write: for an unknown keyword, the most similar known one; for
+    too many positional arguments, those that need no keyword. NumPy scalars are passed on as Python's. Arguments
+    annotated as `bool` must be True or False, because a text such as "no" would count as true; constructors check
+    theirs themselves.
 
     Raises:
         TypeError: at the call, as Python itself would; with the name that was probably meant.

@@ -61,7 +61,8 @@ def fits_nvjpeg(data: bytes) -> bool:
     """Whether nvJPEG decodes a JPEG in grey or YCbCr as libjpeg-turbo does.
 
     It decodes others wrongly: with quantization tables of 16 bits (B.2.4.1), and in grey with sampling factors other
-    than 1, which mean nothing for a single component (A.2.2). Two columns of chroma libjpeg-turbo does not interpolate.
+    than 1, which mean nothing for a single component (A.2.2). It interpolates chroma of one or two columns, which
+    libjpeg-turbo does not.
     """
     for marker, payload in segments(data):
         if marker in FRAMES:

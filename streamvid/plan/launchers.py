@@ -23,7 +23,7 @@ _LOCAL_RANKS: Final = (
     "JSM_NAMESPACE_LOCAL_RANK", "SLURM_LOCALID",
 )  # fmt: skip
 _RANKS: Final = ("LOCAL_RANK", "NODE_RANK", "PMIX_RANK", "FLUX_TASK_RANK", "PALS_RANKID")
-"""Variables of launchers that alone do not say how many ranks there are, but, above 0, that there are others."""
+"""Variables that do not say how many ranks there are; above 0 they show that there are others."""
 _LARGEST_STEP: Final = 0xFFFFFFF0
 """Steps of Slurm with greater numbers are no parallel programs: batch shells, interactive shells and the like
 (SLURM_MAX_NORMAL_STEP_ID in slurm.h)."""

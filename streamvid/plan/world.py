@@ -122,7 +122,7 @@ def _launch() -> launchers.Launch:
 
 
 def _compare(rank: int, size: int) -> None:
-    """Log that another rank of as many is given than the launch has, as by LOCAL_RANK on the second node."""
+    """Warn if a given rank is not that of the launcher, of equally many, as where LOCAL_RANK is given on all nodes."""
     with suppress(InputError):
         launch = _launch()
         if launch.size == size and launch.rank not in (rank, None):

@@ -293,9 +293,10 @@ def abort_upload(url: AnyPath, upload_id: str) -> None:
     with contextlib.closing(Upload(url)) as upload:
         try:
             upload._call("abort_multipart_upload", UploadId=upload_id)
-        except (UploadGoneError, StorageUnavailable) as error:
-            if isinstance(error, StorageUnavailable):
-                raise
+        except StorageUnavailable:
+            raise
+        except UploadGoneError:
+            pass
         except DatasetError as error:
             log.warning("%s Parts of it stay, until the bucket's rules abort the upload.", error)
 
