@@ -26,31 +26,16 @@ typedef unsigned long long CUdeviceptr;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
 typedef void *CUvideodecoder, *CUvideoparser;
 
-enum { CU_MEMORYTYPE_DEVICE = 2 };
 enum { CU_EVENT_BLOCKING_SYNC = 1, CU_EVENT_DISABLE_TIMING = 2 };
 enum { cudaVideoCodec_H264 = 4, cudaVideoCodec_HEVC = 8 };
 enum { cudaVideoChromaFormat_420 = 1 };
 enum { cudaVideoSurfaceFormat_NV12 = 0, cudaVideoSurfaceFormat_P016 = 1 };
 enum { cudaVideoCreate_PreferCUVID = 4 };
 enum { CUVID_PKT_ENDOFSTREAM = 1, CUVID_PKT_TIMESTAMP = 2 };
-
-typedef struct {
-    size_t srcXInBytes, srcY;
-    int srcMemoryType;
-    const void *srcHost;
-    CUdeviceptr srcDevice;
-    void *srcArray;
-    size_t srcPitch;
-    size_t dstXInBytes, dstY;
-    int dstMemoryType;
-    void *dstHost;
-    CUdeviceptr dstDevice;
-    void *dstArray;
-    size_t dstPitch;
-    size_t WidthInBytes, Height;
-} CUDA_MEMCPY2D;
 
 typedef struct {
     int left, top, right, bottom;
@@ -146,7 +131,6 @@ typedef struct {
     void *pvReserved2[8]; /* operating points of AV1, and more; pExtVideoInfo is the last */
 } CUVIDPARSERPARAMS;
 
-_Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "CUDA_MEMCPY2D");
 _Static_assert(sizeof(CUVIDDECODECAPS) == 88, "CUVIDDECODECAPS");
 _Static_assert(sizeof(CUVIDDECODECREATEINFO) == 176, "CUVIDDECODECREATEINFO");
 _Static_assert(sizeof(CUVIDRECONFIGUREDECODERINFO) == 128, "CUVIDRECONFIGUREDECODERINFO");

@@ -42,6 +42,7 @@ enum {
     MOST_SURFACES = 32, /* limit of a decoder's surfaces, unless the stream itself needs more */
     LOOK_NS = 200000, /* how long a thread polls an event before it sleeps */
     ALIGNED = 64,     /* both ends of a copied line are moved outwards to a multiple of so many bytes */
+    COPY_BLOCKS = 32, COPY_THREADS = 256, /* of the kernel that copies a picture */
 };
 
 #define FUNCTIONS(X)                                                                                 \
@@ -55,7 +56,11 @@ enum {
     X(cuda, cuStreamSynchronize, "cuStreamSynchronize", (CUstream))                                  \
     X(cuda, cuMemAlloc, "cuMemAlloc_v2", (CUdeviceptr *, size_t))                                    \
     X(cuda, cuMemFree, "cuMemFree_v2", (CUdeviceptr))                                                \
-    X(cuda, cuMemcpy2DAsync, "cuMemcpy2DAsync_v2", (const CUDA_MEMCPY2D *, CUstream))                \
+    X(cuda, cuModuleLoadData, "cuModuleLoadData", (CUmodule *, const void *))                        \
+    X(cuda, cuModuleGetFunction, "cuModuleGetFunction", (CUfunction *, CUmodule, const char *))      \
+    X(cuda, cuModuleUnload, "cuModuleUnload", (CUmodule))                                            \
+    X(cuda, cuLaunchKernel, "cuLaunchKernel",                                                        \
+      (CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **)) \
     X(cuda, cuEventCreate, "cuEventCreate", (CUevent *, unsigned))                                   \
     X(cuda, cuEventRecord, "cuEventRecord", (CUevent, CUstream))                                     \
     X(cuda, cuEventQuery, "cuEventQuery", (CUevent))                                                 \
@@ -161,6 +166,8 @@ typedef struct {
     int64_t capacity;
     CUdeviceptr memory;           /* the staged pictures: `slots` of `slot` bytes each */
     size_t slot;
+    CUmodule module;              /* holds `copy_lines` */
+    CUfunction copy_lines;
     CUevent copied;               /* recorded after the last copy */
     int64_t opened, reconfigured; /* how often the decoder was */
     atomic_int stop, busy;
@@ -272,6 +279,10 @@ static void free_memory(nvdec_session *s) {
     s->memory = 0;
 }
 
+static size_t aligned(size_t bytes) {
+    return (bytes + ALIGNED - 1) / ALIGNED * ALIGNED;
+}
+
 static int larger(int a, int b) {
     return a > b ? a : b;
 }
@@ -290,7 +301,7 @@ static int open_decoder(nvdec_session *s, const CUVIDEOFORMAT *format) {
     close_decoder(s);
     s->max_width = larger(s->max_width, (int)format->coded_width);
     s->max_height = larger(s->max_height, (int)format->coded_height);
-    s->slot = (size_t)even(s->max_width) * (size_t)even(s->max_height) * (s->options.bit_depth > 8 ? 2 : 1) * 3 / 2;
+    s->slot = aligned((size_t)s->max_width * (s->options.bit_depth > 8 ? 2 : 1)) * (size_t)even(s->max_height) * 3 / 2;
     if (!CALL(s, cuMemAlloc, &s->memory, s->slot * (size_t)s->options.staging->slots)) return 0;
     CUVIDDECODECREATEINFO info = {
         .CodecType = format->codec,
@@ -406,6 +417,63 @@ static int wait_for_copy(nvdec_session *s) {
     return CALL(s, cuEventSynchronize, s->copied);
 }
 
+/* A kernel, in PTX, that copies `count` units of 16 bytes to `to`, from lines of `width` units that are `pitch` units
+ * apart. Beside a model it takes less time from the model's kernels than cuMemcpy2D does: its few blocks leave most of
+ * the GPU to them (docs/performance.md, "What a loader costs the model"). Each thread has four loads in flight. */
+#define EACH(X) X(0) X(1) X(2) X(3)
+#define LOAD_UNIT(k)                                   \
+    "setp.lt.u32 within" #k ", unit" #k ", n;\n"       \
+    "div.u32 y, unit" #k ", w;\n"                      \
+    "mul.lo.u32 x, y, w;\n"                            \
+    "sub.u32 x, unit" #k ", x;\n"                      \
+    "mad.lo.u32 x, y, p, x;\n"                         \
+    "mad.wide.u32 address, x, 16, source;\n"           \
+    "@within" #k " ld.global.cs.v4.u32 loaded" #k ", [address];\n"
+#define STORE_UNIT(k)                                  \
+    "mad.wide.u32 address, unit" #k ", 16, target;\n"  \
+    "@within" #k " st.global.v4.u32 [address], loaded" #k ";\n" \
+    "mad.lo.u32 unit" #k ", threads, 4, unit" #k ";\n"
+static const char COPY_LINES[] =
+    ".version 6.0\n.target sm_50\n.address_size 64\n"
+    ".visible .entry copy_lines(.param .u64 to, .param .u64 from, .param .u32 pitch, .param .u32 width,\n"
+    ".param .u32 count)\n"
+    "{\n"
+    ".reg .pred within<4>;\n"
+    ".reg .u32 p, w, n, x, y, threads, unit<4>;\n"
+    ".reg .v4 .u32 loaded0, loaded1, loaded2, loaded3;\n"
+    ".reg .u64 target, source, address;\n"
+    "ld.param.u64 target, [to];\n"
+    "ld.param.u64 source, [from];\n"
+    "ld.param.u32 p, [pitch];\n"
+    "ld.param.u32 w, [width];\n"
+    "ld.param.u32 n, [count];\n"
+    "cvta.to.global.u64 target, target;\n"
+    "cvta.to.global.u64 source, source;\n"
+    "mov.u32 x, %ntid.x;\n"
+    "mov.u32 y, %nctaid.x;\n"
+    "mul.lo.u32 threads, x, y;\n"
+    "mov.u32 y, %ctaid.x;\n"
+    "mul.lo.u32 y, x, y;\n"
+    "mov.u32 x, %tid.x;\n"
+    "add.u32 unit0, x, y;\n"
+    "add.u32 unit1, unit0, threads;\n"
+    "add.u32 unit2, unit1, threads;\n"
+    "add.u32 unit3, unit2, threads;\n"
+    "more:\n" EACH(LOAD_UNIT) EACH(STORE_UNIT)
+    "setp.lt.u32 within0, unit0, n;\n"
+    "@within0 bra more;\n"
+    "ret;\n"
+    "}\n";
+
+/* Queue the copy of lines to memory without gaps. Addresses, `line` and `pitch` are multiples of 16, in bytes. */
+static int copy_lines(nvdec_session *s, CUdeviceptr to, CUdeviceptr from, size_t pitch, size_t line, size_t lines) {
+    if ((to | from | pitch | line) % 16) return fail(s, NVDEC_DRIVER, "maps pictures at addresses that are not aligned");
+    unsigned apart = (unsigned)(pitch / 16), width = (unsigned)(line / 16), units = width * (unsigned)lines;
+    void *parameters[] = {&to, &from, &apart, &width, &units};
+    return CALL(s, cuLaunchKernel, s->copy_lines, COPY_BLOCKS, 1, 1, COPY_THREADS, 1, 1, 0, s->options.stream, parameters,
+                NULL);
+}
+
 /* Copy the window of a picture to the next slot. One copy takes all lines from the window's first line of luma to its
  * last line of chroma, because it costs less than a copy of each plane, although those have fewer lines. Then wait for
  * the copy before the picture is unmapped, because the driver may decode the next picture into this memory without
@@ -416,10 +484,11 @@ static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const pictur
     if (!wait_for_slots(s, staging->slots - 1)) return 0;
     int32_t n = (int32_t)(s->staged % staging->slots);
     const nvdec_window *window = &wanted->window;
-    size_t sample = s->options.bit_depth > 8 ? 2 : 1, left = (size_t)window->left * sample / ALIGNED * ALIGNED,
-           right = ((size_t)window->right * sample + ALIGNED - 1) / ALIGNED * ALIGNED,
-           whole = (size_t)even(s->width) * sample, line = (right < whole ? right : whole) - left,
-           lines = (size_t)even((int)s->format.coded_height), top = (size_t)s->format.display_area.top,
+    const CUVIDRECT *area = &s->format.display_area;
+    size_t sample = s->options.bit_depth > 8 ? 2 : 1, before = (size_t)area->left * sample,
+           left = (before + (size_t)window->left * sample) / ALIGNED * ALIGNED,
+           line = aligned(before + (size_t)window->right * sample) - left,
+           lines = (size_t)even((int)s->format.coded_height), top = (size_t)area->top,
            first = top + (size_t)window->top, end = lines + (top + (size_t)even(window->bottom)) / 2;
     CUdeviceptr place = s->memory + s->slot * (size_t)n;
     CUVIDPROCPARAMS how = {
@@ -432,25 +501,13 @@ static int copy(nvdec_session *s, const CUVIDPARSERDISPINFO *shown, const pictur
     unsigned long long mapped;
     unsigned pitch;
     if (!CALL(s, cuvidMapVideoFrame, s->decoder, shown->picture_index, &mapped, &pitch, &how)) return 0;
-    CUDA_MEMCPY2D planes = {
-        .srcMemoryType = CU_MEMORYTYPE_DEVICE,
-        .srcDevice = mapped,
-        .srcXInBytes = (size_t)s->format.display_area.left * sample + left,
-        .srcY = first,
-        .srcPitch = pitch,
-        .dstMemoryType = CU_MEMORYTYPE_DEVICE,
-        .dstDevice = place,
-        .dstPitch = line,
-        .WidthInBytes = line,
-        .Height = end - first,
-    };
-    int copied = CALL(s, cuMemcpy2DAsync, &planes, s->options.stream) &&
+    int copied = copy_lines(s, place, mapped + first * pitch + left, pitch, line, end - first) &&
                  (s->copied || CALL(s, cuEventCreate, &s->copied, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING)) &&
                  CALL(s, cuEventRecord, s->copied, s->options.stream) && wait_for_copy(s);
     if (!CALL(s, cuvidUnmapVideoFrame, s->decoder, mapped) || !copied) return 0;
     staging->jobs[n] = wanted->job;
     staging->rows[n] = wanted->row;
-    staging->places[n] = place - (size_t)window->top * line - left;
+    staging->places[n] = place - (size_t)window->top * line + before - left;
     staging->chroma_at[n] = (int64_t)((lines - top + top / 2) * line);
     staging->columns[n] = (int32_t)(line / sample);
     pthread_mutex_lock(&s->lock);
@@ -749,6 +806,7 @@ API int nvdec_close(nvdec_session *s) {
         free_memory(s);
         close_decoder(s);
         if (s->copied) CALL(s, cuEventDestroy, s->copied);
+        if (s->module) CALL(s, cuModuleUnload, s->module);
         if (current) leave(s);
         CALL(s, cuDevicePrimaryCtxRelease, s->device);
     }
@@ -789,7 +847,9 @@ API nvdec_session *nvdec_open(const nvdec_options *options, char *error, int32_t
         .pfnDisplayPicture = on_display,
     };
     if (!s->status && get_context(s, options->device) && enter(s)) {
-        CALL(s, cuvidCreateVideoParser, &s->parser, &params);
+        if (CALL(s, cuModuleLoadData, &s->module, COPY_LINES) &&
+            CALL(s, cuModuleGetFunction, &s->copy_lines, s->module, "copy_lines"))
+            CALL(s, cuvidCreateVideoParser, &s->parser, &params);
         leave(s);
     }
     if (!s->status) return s;

@@ -226,9 +226,9 @@ def test_what_is_not_shown_is_left_out(driver: StandIn, coded: Coded) -> None:
 @pytest.mark.parametrize(
     ("coded", "pitches"),
     [
-        (Coded(width=318, height=46, coded_width=320, left=2, top=2), [318, 64, 192, 126, 64, 62]),
-        (Coded(width=317, height=47, coded_width=320), [318, 64, 192, 126, 64, 62]),
-        (Coded(width=318, height=46, coded_width=320, depth=10), [318, 64, 128, 126, 32, 30]),
+        (Coded(width=318, height=46, coded_width=320, left=2, top=2), [320, 128, 128, 128, 64, 64]),
+        (Coded(width=317, height=47, coded_width=320), [320, 64, 192, 128, 64, 64]),
+        (Coded(width=318, height=46, coded_width=320, depth=10), [320, 64, 128, 128, 32, 32]),
     ],
 )
 def test_of_each_picture_the_window_of_its_job_is_copied(driver: StandIn, coded: Coded, pitches: Sequence[int]) -> None:
@@ -367,7 +367,7 @@ def test_an_error_of_the_caller_comes_out_of_decode(driver: StandIn) -> None:
 IN_DECODING = (
     "cuCtxPushCurrent_v2", "cuStreamSynchronize",
     "cuvidParseVideoData", "cuvidCreateDecoder", "cuvidReconfigureDecoder", "cuvidDecodePicture",
-    "cuvidMapVideoFrame64", "cuvidUnmapVideoFrame64", "cuMemAlloc_v2", "cuMemcpy2DAsync_v2", "cuEventQuery",
+    "cuvidMapVideoFrame64", "cuvidUnmapVideoFrame64", "cuMemAlloc_v2", "cuLaunchKernel", "cuEventQuery",
     "cuEventSynchronize",
 )  # fmt: skip
 
@@ -387,9 +387,13 @@ def test_an_error_of_the_driver_names_the_call_and_ends_the_session(driver: Stan
     lane.session.close()
 
 
-@pytest.mark.parametrize(
-    "name", ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuvidCreateVideoParser"]
-)
+IN_OPENING = (
+    "cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent_v2", "cuModuleLoadData",
+    "cuModuleGetFunction", "cuvidCreateVideoParser",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_OPENING)
 def test_a_session_that_cannot_be_opened_leaves_nothing_behind(driver: StandIn, name: str) -> None:
     driver.fail(name)
     with pytest.raises(RuntimeError, match="CUDA_ERROR_UNKNOWN"):

@@ -12,12 +12,13 @@
 #include <malloc.h>
 #include <pthread.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../../streamvid/native/nvcuvid.h"
 
-enum { SURFACES = 64, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_READY = 600, UNKNOWN = 999 };
+enum { SURFACES = 64, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_READY = 600, UNKNOWN = 999 };
 
 typedef struct {
     uint32_t magic, seed;
@@ -249,14 +250,39 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     return result;
 }
 
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream) {
+CUresult cuModuleLoadData(CUmodule *module, const void *text) {
+    MAY_FAIL(1);
+    *module = (CUmodule)strdup(text);
+    count(1);
+    return 0;
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
+    MAY_FAIL(1);
+    char entry[64];
+    snprintf(entry, sizeof entry, ".entry %s(", name);
+    *function = (CUfunction)strstr((const char *)module, entry);
+    return *function ? 0 : NOT_FOUND;
+}
+
+CUresult cuModuleUnload(CUmodule module) {
+    int result = fails(__func__);
+    free(module);
+    count(-1);
+    return result;
+}
+
+/* The only kernel is `copy_lines`. */
+CUresult cuLaunchKernel(CUfunction function, unsigned blocks, unsigned blocks_y, unsigned blocks_z, unsigned threads,
+                        unsigned threads_y, unsigned threads_z, unsigned shared, CUstream stream, void **parameters,
+                        void **extra) {
     (void)stream;
     MAY_FAIL(1);
-    if (copy->srcMemoryType != CU_MEMORYTYPE_DEVICE || copy->dstMemoryType != CU_MEMORYTYPE_DEVICE) return INVALID_VALUE;
-    enqueue((queued_copy){(unsigned char *)(uintptr_t)copy->dstDevice,
-                          (const unsigned char *)(uintptr_t)copy->srcDevice + copy->srcY * copy->srcPitch +
-                              copy->srcXInBytes,
-                          copy->dstPitch, copy->srcPitch, copy->WidthInBytes, copy->Height});
+    if (!function || !blocks || blocks_y * blocks_z != 1 || !threads || threads_y * threads_z != 1 || shared || extra)
+        return INVALID_VALUE;
+    size_t pitch = *(unsigned *)parameters[2], width = *(unsigned *)parameters[3], units = *(unsigned *)parameters[4];
+    enqueue((queued_copy){*(unsigned char **)parameters[0], *(const unsigned char **)parameters[1], width * 16, pitch * 16,
+                          width * 16, units / width});
     return 0;
 }
 
