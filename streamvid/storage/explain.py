@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from fsspec.utils import get_protocol
@@ -20,6 +20,8 @@ from streamvid.storage.url import AnyPath, is_local, redact
 _S3 = ("s3", "s3a")
 _SECRET_VARIABLE = re.compile("SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _SHORTEST_SECRET = 8
+_Reason = tuple[type[StreamvidError], str]
+"""The class of an error and the end of its sentence."""
 
 EXPIRED: Final = "expired"
 """Stands for the error code if only the text of an answer says that a signature or token has expired."""
@@ -180,39 +182,60 @@ def status_of(exc: BaseException) -> int | None:
     return status if isinstance(status, int) else None
 
 
-def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] | None:
-    """The class of error and the end of its sentence; None for exceptions that no user can cause."""
-    names = {cls.__name__ for cls in type(exc).__mro__}
-    third_party = type(exc).__module__.split(".")[0] not in ("builtins", "streamvid")
-    code, status = code_of(exc), status_of(exc)
-    number = exc.errno if isinstance(exc, OSError) else None
-    s3 = get_protocol(path) in _S3
-    busy = code in _UNAVAILABLE or (status is not None and (status >= 500 or status in _UNAVAILABLE_STATUSES))
-    if status in (405, 501):
-        return DatasetError, f"the storage does not know such a request ({code or status}): use another, or a newer one"
+class _Failure:
+    """An exception about `path`, and what the rules ask about it."""
 
+    def __init__(self, exc: BaseException, path: str) -> None:
+        self.exc, self.path = exc, path
+        self.names = {kind.__name__ for kind in type(exc).__mro__}
+        self.code, self.status = code_of(exc), status_of(exc)
+        self.number = exc.errno if isinstance(exc, OSError) else None
+        self.protocol: str = get_protocol(path)
+        self.s3 = self.protocol in _S3
+        status = self.status or 0
+        self.busy = self.code in _UNAVAILABLE or status >= 500 or status in _UNAVAILABLE_STATUSES
+
+
+def _reason(exc: BaseException, path: str) -> _Reason | None:
+    """The reason of the first rule that has one; None for exceptions that no user can cause."""
+    failure = _Failure(exc, path)
+    return next((reason for rules in _RULES if (reason := rules(failure)) is not None), None)
+
+
+def _of_protocol(failure: _Failure) -> _Reason | None:
+    """Requests, packages and settings that a protocol needs."""
+    exc, protocol = failure.exc, failure.protocol
+    if failure.status in (405, 501):
+        what = failure.code or failure.status
+        return DatasetError, f"the storage does not know such a request ({what}): use another, or a newer one"
     if isinstance(exc, ImportError):
         cause = exc if isinstance(exc, ModuleNotFoundError) else exc.__cause__
         if not isinstance(cause, ModuleNotFoundError) or not cause.name:
-            return InputError, f"the Python package for {get_protocol(path)}:// cannot be imported ({_detail(exc)})"
+            return InputError, f"the Python package for {protocol}:// cannot be imported ({_detail(exc)})"
         package = cause.name.partition(".")[0]
         package = {"smbclient": "smbprotocol"}.get(package, package)
-        return InputError, f"{get_protocol(path)}:// needs a Python package that is missing: pip install {package}"
+        return InputError, f"{protocol}:// needs a Python package that is missing: pip install {package}"
     if isinstance(exc, OSError) and ("libjvm" in str(exc) or "libhdfs" in str(exc)):
         needs = "needs Java and Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH, or use webhdfs://"
-        return InputError, f"{get_protocol(path)}:// {needs}"
+        return InputError, f"{protocol}:// {needs}"
     if isinstance(exc, ValueError) and "Protocol not known" in str(exc):
         known = "use a local path, s3:// or another protocol that fsspec knows, in lower case"
-        return InputError, f"'{get_protocol(path)}' is not a known protocol; {known}"
-    if s3 and ("Invalid endpoint" in str(exc) or "Custom endpoint" in str(exc)):
+        return InputError, f"'{protocol}' is not a known protocol; {known}"
+    if failure.s3 and ("Invalid endpoint" in str(exc) or "Custom endpoint" in str(exc)):
         return InputError, "AWS_ENDPOINT_URL is no URL; write http://host:port or https://host"
-    if "ProfileNotFound" in names:
+    if "ProfileNotFound" in failure.names:
         return DatasetError, f"{_detail(exc)}; check AWS_PROFILE and the AWS config file"
-    if s3 and status == 307:  # while the DNS does not know a new bucket
+    return None
+
+
+def _of_object(failure: _Failure) -> _Reason | None:
+    """Buckets and files that are elsewhere, or nowhere."""
+    exc, code, status = failure.exc, failure.code, failure.status
+    if failure.s3 and status == 307:  # while the DNS does not know a new bucket
         return StorageUnavailable, f"the storage redirects for a while ({code}); check AWS_REGION if it goes on"
-    if s3 and isinstance(exc, RecursionError):  # botocore asks for the bucket's region once more for each redirect
+    if failure.s3 and isinstance(exc, RecursionError):  # botocore asks for the bucket's region again at each redirect
         code, status = "all is redirected", 301
-    if s3 and (code in _ELSEWHERE or (status is not None and 300 <= status < 400)):
+    if failure.s3 and (code in _ELSEWHERE or (status is not None and 300 <= status < 400)):
         return DatasetError, f"its bucket is in another region ({code}); check AWS_REGION and AWS_ENDPOINT_URL"
     if code == "NoSuchBucket":
         return DatasetError, "there is no such bucket; check its name and AWS_ENDPOINT_URL"
@@ -220,12 +243,18 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
         return DatasetError, "it is in an archive, from which the storage reads nothing at once: restore it there first"
     if isinstance(exc, FileNotFoundError) or status == 404:
         return MissingFile, "it does not exist; check the path"
-    if names & _NO_CREDENTIALS:
+    return None
+
+
+def _of_credentials(failure: _Failure) -> _Reason | None:
+    """Credentials that are missing or refused, and permissions."""
+    code, status, s3 = failure.code, failure.status, failure.s3
+    if failure.names & _NO_CREDENTIALS:
         return NoCredentials, (
             "no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; to read a "
             "public bucket without any, FSSPEC_S3_ANON=true"
         )
-    if "CredentialRetrievalError" in names:
+    if "CredentialRetrievalError" in failure.names:
         return AccessRefused, "the credentials cannot be fetched; check the service or command that gives them"
     if code in _REFUSED_CREDENTIALS:
         check = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN" if s3 else "how long its URL is good"
@@ -233,77 +262,122 @@ def _reason(exc: BaseException, path: str) -> tuple[type[StreamvidError], str] |
     if status == 400 and code == "400" and s3:
         # The response to a HEAD has no body with a reason.
         return AccessRefused, "it answers 400 as to expired credentials; check them and this machine's clock"
-    if not busy and (isinstance(exc, PermissionError) or status in (401, 403)):
-        if is_local(path):
-            return DatasetError, "permission denied; check who owns it and its mode"
-        # Who may not list a bucket is not told what does not exist there; web servers in front of one answer the same.
-        aws = "the path, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy"
-        return AccessRefused, (
-            "access is refused: the credentials are wrong or lack this permission, or there is no such file, which not "
-            f"every storage says; check {aws if s3 else 'the path and credentials'}"
-        )
+    if failure.busy or not (isinstance(failure.exc, PermissionError) or status in (401, 403)):
+        return None
+    if is_local(failure.path):
+        return DatasetError, "permission denied; check who owns it and its mode"
+    # Who may not list a bucket is not told what does not exist there; web servers in front of one answer the same.
+    aws = "the path, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the bucket's policy"
+    return AccessRefused, (
+        "access is refused: the credentials are wrong or lack this permission, or there is no such file, which not "
+        f"every storage says; check {aws if s3 else 'the path and credentials'}"
+    )
+
+
+def _of_path(failure: _Failure) -> _Reason | None:
+    """Paths that are no file."""
+    exc = failure.exc
     if isinstance(exc, NotAFileError):
         return DatasetError, f"it is {exc.strerror}; check the path"
     if isinstance(exc, IsADirectoryError):
         return DatasetError, "it is a folder; name a file"
     if isinstance(exc, (NotADirectoryError, FileExistsError)):
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
-    if status == 407:
-        return (
-            DatasetError,
-            "the proxy wants a name and password; check HTTP_PROXY and HTTPS_PROXY: http://NAME:PASSWORD@…",
-        )
+    return None
+
+
+def _of_web(failure: _Failure) -> _Reason | None:
+    """Proxies and redirects."""
+    exc, names = failure.exc, failure.names
+    if failure.status == 407:
+        named = "check HTTP_PROXY and HTTPS_PROXY: http://NAME:PASSWORD@…"
+        return DatasetError, f"the proxy wants a name and password; {named}"
     if "TooManyRedirects" in names:
         return DatasetError, "it redirects again and again; check the address"
     if names & {"InvalidUrlRedirectClientError", "NonHttpUrlRedirectClientError"}:
         return DatasetError, NO_ADDRESS
-    if "InvalidURL" in names and str(exc) not in path:  # aiohttp's, of a proxy; it may contain a password
+    if "InvalidURL" in names and str(exc) not in failure.path:  # aiohttp's, of a proxy; it may contain a password
         return InputError, "HTTP_PROXY or HTTPS_PROXY is no URL; write http://host:port"
+    return None
+
+
+def _of_file_system(failure: _Failure) -> _Reason | None:
+    """File systems that are full, read-only, or refuse a path."""
+    number = failure.number
     if number in (errno.ELOOP, errno.ENAMETOOLONG):
-        return DatasetError, f"{_detail(exc).lower()}; check the path"
+        return DatasetError, f"{_detail(failure.exc).lower()}; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull, "the disk is full or the quota used up; free some space"
     if number == errno.EROFS:
         return DatasetError, "its file system is read-only; mount it for writing, or name another place"
-    if (of_certificates := _of_certificates(exc, s3=s3)) is not None:
-        return of_certificates
-    if is_local(path) and number in BROKEN_ERRNOS:
+    return None
+
+
+def _of_certificates(failure: _Failure) -> _Reason | None:
+    """Certificates of servers that are not trusted, and files of them that cannot be read."""
+    inner = _inner(failure.exc)
+    refused = getattr(inner, "certificate_error", inner.__cause__)  # of aiohttp
+    check = "AWS_ENDPOINT_URL" if failure.s3 else "the address"
+    if type(inner).__name__ == "ClientConnectorSSLError":  # aiohttp: no file was read
+        plain = "WRONG_VERSION_NUMBER" in str(inner)
+        return (InputError, f"it does not speak TLS; check {check}: http:// or https://") if plain else None
+    if not isinstance(refused, ssl.SSLCertVerificationError):
+        if inner is failure.exc or not isinstance(inner, FileNotFoundError | PermissionError | ssl.SSLError):
+            return None
+        return InputError, "the certificates that it is checked with cannot be read; check AWS_CA_BUNDLE"
+    variable = "AWS_CA_BUNDLE" if failure.s3 else "SSL_CERT_FILE"
+    why = str(refused.verify_message).rstrip(".")
+    return AccessRefused, f"its certificate is not trusted ({why}); check {check}, and {variable} for a CA of your own"
+
+
+def _of_connection(failure: _Failure) -> _Reason | None:
+    """Disks and connections that break, storages that are overloaded, and limits of this process."""
+    exc, names, code, status = failure.exc, failure.names, failure.code, failure.status
+    if is_local(failure.path) and failure.number in BROKEN_ERRNOS:
         return StorageUnavailable, f"{_detail(exc).lower()}; check the disk, or the network if it is mounted from there"
     limit = limit_met(_inner(exc))
     if limit is not None and "HTTPClientError" in names:
         return StreamvidError, limit
     # aiohttp gives a response that is not HTTP a status of its own.
     garbage = "ClientResponseError" in names and type(exc.__cause__).__module__ == "aiohttp.http_exceptions"
-    if busy or garbage or names & _BROKEN_CONNECTION or number in BROKEN_ERRNOS:
-        endpoint = "AWS_ENDPOINT_URL" if s3 else "the address"
-        if any("ProxyConnectionError" in name for name in names):
-            endpoint = "the proxy (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
-        named = "" if code in (None, str(status)) else f" {code}"
-        why = (
-            "what it answers is not HTTP"
-            if garbage
-            else f"it answers {status}{named}"
-            if status
-            else type(exc).__name__
-        )
-        return StorageUnavailable, (
-            f"the storage cannot be reached, broke off or is overloaded ({why}); "
-            f"check the network and {endpoint}, then try again"
-        )
-    if limit is not None:
-        return StreamvidError, limit
-    if "ParamValidationError" in names:
+    if not (failure.busy or garbage or names & _BROKEN_CONNECTION or failure.number in BROKEN_ERRNOS):
+        return None if limit is None else (StreamvidError, limit)
+    endpoint = "AWS_ENDPOINT_URL" if failure.s3 else "the address"
+    if any("ProxyConnectionError" in name for name in names):
+        endpoint = "the proxy (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)"
+    why = type(exc).__name__
+    if garbage:
+        why = "what it answers is not HTTP"
+    elif status:
+        why = f"it answers {status}" + ("" if code in (None, str(status)) else f" {code}")
+    return StorageUnavailable, (
+        f"the storage cannot be reached, broke off or is overloaded ({why}); "
+        f"check the network and {endpoint}, then try again"
+    )
+
+
+def _of_other(failure: _Failure) -> _Reason | None:
+    """All other errors of a system or a library, in their own words."""
+    exc, code = failure.exc, failure.code
+    if "ParamValidationError" in failure.names:
         return InputError, "this cannot be the name of a bucket and a file in it; write s3://bucket/path"
     if isinstance(exc, (ValueError, NotImplementedError)):
         return InputError, _detail(exc)
-    if isinstance(exc, OSError) or third_party:
-        detail = _detail(exc)
-        # s3fs has an errno for each code, as EINVAL for InvalidPart; the code says more.
-        told = s3 and code is not None and code not in detail
-        if "RefusedError" in names:
-            return DatasetError, f"{detail}; check the address, and look into its server's log"
-        return DatasetError, f"the storage answers {code} ({detail.lower()})" if told else detail
-    return None
+    if not isinstance(exc, OSError) and type(exc).__module__.split(".")[0] in ("builtins", "streamvid"):
+        return None
+    detail = _detail(exc)
+    if "RefusedError" in failure.names:
+        return DatasetError, f"{detail}; check the address, and look into its server's log"
+    # s3fs has an errno for each code, as EINVAL for InvalidPart; the code says more.
+    told = failure.s3 and code is not None and code not in detail
+    return DatasetError, f"the storage answers {code} ({detail.lower()})" if told else detail
+
+
+_RULES: Final[tuple[Callable[[_Failure], _Reason | None], ...]] = (
+    _of_protocol, _of_object, _of_credentials, _of_path, _of_web, _of_file_system, _of_certificates, _of_connection,
+    _of_other,
+)  # fmt: skip
+"""Tried in this order: what an earlier one explains may look like the cause of a later one."""
 
 
 def _inner(exc: BaseException) -> BaseException:
@@ -311,23 +385,6 @@ def _inner(exc: BaseException) -> BaseException:
     wrapped = getattr(exc, "kwargs", None)
     inner = wrapped.get("error") if isinstance(wrapped, dict) else None
     return inner if isinstance(inner, BaseException) else exc
-
-
-def _of_certificates(exc: BaseException, *, s3: bool) -> tuple[type[StreamvidError], str] | None:
-    """`_reason` for a server whose certificate is not trusted, and for certificate files that cannot be read."""
-    inner = _inner(exc)
-    refused = getattr(inner, "certificate_error", inner.__cause__)  # of aiohttp
-    check = "AWS_ENDPOINT_URL" if s3 else "the address"
-    if type(inner).__name__ == "ClientConnectorSSLError":  # aiohttp: no file was read
-        plain = "WRONG_VERSION_NUMBER" in str(inner)
-        return (InputError, f"it does not speak TLS; check {check}: http:// or https://") if plain else None
-    if not isinstance(refused, ssl.SSLCertVerificationError):
-        if inner is exc or not isinstance(inner, FileNotFoundError | PermissionError | ssl.SSLError):
-            return None
-        return InputError, "the certificates that it is checked with cannot be read; check AWS_CA_BUNDLE"
-    variable = "AWS_CA_BUNDLE" if s3 else "SSL_CERT_FILE"
-    why = str(refused.verify_message).rstrip(".")
-    return AccessRefused, f"its certificate is not trusted ({why}); check {check}, and {variable} for a CA of your own"
 
 
 def _detail(exc: BaseException) -> str:
