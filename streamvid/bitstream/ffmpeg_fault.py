@@ -13,7 +13,7 @@ from typing import Final
 from streamvid.bitstream import hevc_sps
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.hevc_pps import read_pictures
-from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.packets import nal_units
 
 _SPS: Final = 33
 _MOST_QP: Final = 51
@@ -30,7 +30,7 @@ def ffmpeg_is_exact(codec: str, sets: bytes) -> bool:
     """
     if codec != "hevc":
         return True
-    units = [unit for unit in sets.split(START_CODE) if unit]
+    units = nal_units(sets)
     try:
         sequences = [hevc_sps.read_coding_tools(BitReader.of_nal(unit[2:])) for unit in units if unit[0] >> 1 == _SPS]
         pictures = read_pictures(sets)

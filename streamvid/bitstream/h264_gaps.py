@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.h264 import IDR, PPS, SPS, WITH_SLICE_HEADER, Sps, parameter_sets, read_slice, read_sps
 from streamvid.bitstream.nal import split_packet
-from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.packets import nal_units
 from streamvid.bitstream.sei import SEI, recovery_frames
 
 _BEGIN_BYTES: Final = 32
@@ -88,7 +88,7 @@ class FrameNumbers:
         with self._unknown_after_errors():
             sets = parameter_sets(stsd)
             self._length_size = sets.length_size
-            for unit in filter(None, sets.annex_b.split(START_CODE)):
+            for unit in nal_units(sets.annex_b):
                 self._read_set(unit)
 
     def gap_before(self, packet: memoryview, *, starts: bool = False, rank: int = 0, wanted: bool = True) -> Gap | None:

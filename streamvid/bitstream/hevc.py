@@ -31,7 +31,7 @@ from streamvid.bitstream.nal import (
     stated_colors,
 )
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
-from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.packets import START_CODE, nal_units
 from streamvid.bitstream.sei import PREFIX_SEI, adds_grain
 from streamvid.mp4.sample_entry import codec_configuration
 
@@ -71,13 +71,14 @@ def parameter_sets(stsd: bytes) -> ParameterSets:
 
 def has_vps(sets: bytes) -> bool:
     """Whether parameter sets in Annex B have a video parameter set, to which the others refer."""
-    return any(SYNTAX.unit_type(unit[0]) == _VPS for unit in sets.split(START_CODE) if unit)
+    return any(SYNTAX.unit_type(unit[0]) == _VPS for unit in nal_units(sets))
 
 
 def pictures(packet: bytes) -> bytes:
     """The slices and parameter sets of a packet in Annex B, which are all that a decoder needs for its picture."""
-    units = (unit for unit in packet.split(START_CODE) if unit)
-    return b"".join(START_CODE + unit for unit in units if SYNTAX.unit_type(unit[0]) in (*_VCL, *_PARAMETER_SETS))
+    return b"".join(
+        START_CODE + unit for unit in nal_units(packet) if SYNTAX.unit_type(unit[0]) in (*_VCL, *_PARAMETER_SETS)
+    )
 
 
 def with_complete_arrays(hvcc: bytes) -> bytes:

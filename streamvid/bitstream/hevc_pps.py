@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.packets import nal_units
 
 _PPS: Final = 34
 """nal_unit_type of picture parameter sets."""
@@ -48,7 +48,7 @@ def read_pictures(sets: bytes) -> list[Pps]:
     Raises:
         ValueError: one ends early, or exceeds a limit.
     """
-    units = (unit for unit in sets.split(START_CODE) if len(unit) > 2)
+    units = (unit for unit in nal_units(sets) if len(unit) > 2)
     return [_read(BitReader.of_nal(unit[2:])) for unit in units if unit[0] == _PPS << 1 and not unit[1] >> 3]
 
 

@@ -183,13 +183,9 @@ def user_data_of_tag(tag: str, headers: bytes) -> bytes:
 def _is_divx_4(headers: bytes) -> bool:
     for kind, at in _start_codes(headers):
         if kind in _VOL:
-            bits = BitReader(headers[at : at + _HEADER_BYTES].ljust(_HEADER_BYTES, b"\0"))
-            object_type = bits.u(9)  # random_accessible_vol, video_object_type_indication
-            if bits.u(1):  # is_object_layer_identifier
-                bits.u(7)  # video_object_layer_verid, video_object_layer_priority
-            if bits.u(4) == _EXTENDED_PAR:  # aspect_ratio_info
-                bits.u(16)  # par_width, par_height
-            return not (object_type & 255 or bits.u(1))  # vol_control_parameters
+            padded = headers[at : at + _HEADER_BYTES].ljust(_HEADER_BYTES, b"\0")
+            object_type, controlled, *_ = _read_vol_begin(BitReader(padded))
+            return not (object_type or controlled)
     return False
 
 
@@ -239,7 +235,7 @@ class VopClock:
         for kind, at in _start_codes(packet):
             bits = BitReader(packet[at : at + _HEADER_BYTES])
             if kind in _VOL:
-                self.resolution = _read_clock(bits)[1]
+                *_, self.resolution = _read_vol_begin(bits)
             elif kind == _GOV:
                 hours, minutes = bits.u(5), bits.u(6)
                 bits.u(1)  # marker_bit
@@ -333,7 +329,7 @@ def _start_codes(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _read_vol(bits: BitReader) -> Vol:
-    version, resolution, shape, low_delay, delay_unstated = _read_clock(bits)
+    object_type, controlled, version, low_delay, shape, resolution = _read_vol_begin(bits)
     bits.u(1)  # marker_bit
     if bits.u(1):  # fixed_vop_rate
         bits.u(max(1, (resolution - 1).bit_length()))  # fixed_vop_time_increment
@@ -359,7 +355,8 @@ def _read_vol(bits: BitReader) -> Vol:
     if plain:
         plain = version == 1 or not bits.u(2)  # newpred_enable, reduced_resolution_vop_enable
         plain = plain and not bits.u(1)  # scalability
-    return Vol(width, height, bool(interlaced), plain, delay_unstated=delay_unstated, splits_b_vops=split)
+    unstated = not controlled and object_type in (_SIMPLE, _ADVANCED_SIMPLE)
+    return Vol(width, height, bool(interlaced), plain, delay_unstated=unstated, splits_b_vops=split)
 
 
 def _skip_matrix(bits: BitReader) -> None:
@@ -369,12 +366,11 @@ def _skip_matrix(bits: BitReader) -> None:
                 break
 
 
-def _read_clock(bits: BitReader) -> tuple[int, int, int, bool, bool]:
-    """The layer's version (video_object_layer_verid), vop_time_increment_resolution, video_object_layer_shape, whether
-    it has no B-VOPs, and `Vol.delay_unstated`."""
+def _read_vol_begin(bits: BitReader) -> tuple[int, int, int, bool, int, int]:
+    """video_object_type_indication, vol_control_parameters, video_object_layer_verid, whether there are no B-VOPs by
+    low_delay or the type, video_object_layer_shape, and vop_time_increment_resolution."""
     bits.u(1)  # random_accessible_vol
-    version = 1
-    object_type = bits.u(8)  # video_object_type_indication
+    object_type, version = bits.u(8), 1  # video_object_type_indication
     if bits.u(1):  # is_object_layer_identifier
         version = bits.u(4)  # video_object_layer_verid
         bits.u(3)  # video_object_layer_priority
@@ -389,7 +385,7 @@ def _read_clock(bits: BitReader) -> tuple[int, int, int, bool, bool]:
     if shape == _GRAYSCALE and version != 1:
         bits.u(4)  # video_object_layer_shape_extension
     bits.u(1)  # marker_bit
-    return version, bits.u(16), shape, low_delay, not controlled and object_type in (_SIMPLE, _ADVANCED_SIMPLE)
+    return object_type, controlled, version, low_delay, shape, bits.u(16)  # vop_time_increment_resolution
 
 
 _SIMPLE, _ADVANCED_SIMPLE = 1, 17

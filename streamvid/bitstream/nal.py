@@ -14,7 +14,7 @@ from typing import Final
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.packet_kind import Samples, StatedColors
-from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.packets import START_CODE, nal_units
 from streamvid.mp4.sample_entry import codec_configuration
 
 _LEAST_UNIT: Final = 4
@@ -95,8 +95,7 @@ class NalSyntax:
 
     def sequence_parameter_sets(self, sets: bytes) -> list[bytes]:
         """The sequence parameter sets among parameter sets in Annex B, without start codes."""
-        units = [unit for unit in sets.split(START_CODE) if unit]
-        return [unit for unit in units if self.unit_type(unit[0]) == self.sps]
+        return [unit for unit in nal_units(sets) if self.unit_type(unit[0]) == self.sps]
 
 
 @dataclass(frozen=True)
@@ -283,7 +282,7 @@ def known_sets(
     stated, length_size = b"", syntax.length_size(codec_configuration(stsd, syntax.configuration))
     with suppress(ValueError):  # parameter sets may be in band alone
         stated = parameter_sets(stsd).annex_b
-    return KnownSets(syntax, stated.split(START_CODE), number), stated, length_size
+    return KnownSets(syntax, nal_units(stated), number), stated, length_size
 
 
 class OutputOrder(ABC):
@@ -302,7 +301,7 @@ class OutputOrder(ABC):
         self._previous = 0
         self._periods = 0
         with suppress(ValueError):
-            for unit in filter(None, sets.split(START_CODE)):
+            for unit in nal_units(sets):
                 self._read_parameter_set(unit)
 
     def next_rank(self, units: list[memoryview]) -> int | None:

@@ -91,6 +91,11 @@ class Packets:
         return Packets(data, self.sizes[first:end], header, self.length_size)
 
 
+def nal_units(annex_b: bytes) -> list[bytes]:
+    """The NAL units of data in Annex B with start codes of four bytes, without these."""
+    return [unit for unit in annex_b.split(START_CODE) if unit]
+
+
 def to_annex_b(packet: bytes, length_size: int) -> bytes:
     """A packet with start codes instead of the lengths of its NAL units.
 

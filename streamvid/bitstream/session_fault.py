@@ -17,7 +17,7 @@ from streamvid.bitstream import h264, h264_gaps, hevc_pps, hevc_sps, mpeg4, vpx
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import ShownArea, split_packet
-from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.packets import nal_units
 
 _LEAST_TILE: Final = 256, 64
 """The least width and height of HEVC's tiles, in luma samples (annex A of ITU-T H.265). kvazaar makes smaller ones:
@@ -132,13 +132,14 @@ def _may_have_empty_video_packet(packet: memoryview) -> bool:
 
 def _h264_fault(headers: bytes) -> str:
     """Why NVDEC garbles H.264 with these parameter sets; "" if it does not."""
-    units = [unit for unit in headers.split(START_CODE) if unit]
     sequences = [
         h264.read_sps(BitReader.of_nal(sps[1:])) for sps in NAL_SYNTAX["h264"].sequence_parameter_sets(headers)
     ]
     if any(sps.transform_bypass for sps in sequences):
         return "NVDEC garbles lossless H.264"
-    pictures = [h264_gaps.read_pps(BitReader.of_nal(unit[1:]))[1] for unit in units if unit[0] & 31 == h264.PPS]
+    pictures = [
+        h264_gaps.read_pps(BitReader.of_nal(unit[1:]))[1] for unit in nal_units(headers) if unit[0] & 31 == h264.PPS
+    ]
     if any(pps.constrained_intra for pps in pictures) and not all(sps.frame_mbs_only for sps in sequences):
         return "NVDEC garbles some H.264 with constrained intra prediction that may be in fields"
     return ""

@@ -114,7 +114,7 @@ class ShardFiles:
         path = self.path("parquet")
         local = local_path(path) if is_local(path) else ""
         if not local and self.cache is not None:
-            return pa.py_buffer(self.cache.read_through(path, size=None, sha256=self.entry.parquet_sha256, stop=stop))
+            return pa.py_buffer(self.cache.read_through(path, sha256=self.entry.parquet_sha256, stop=stop))
         try:
             data = filesystem.read_bytes(path, retry=retry.until(stop))
         except DatasetError as error:
@@ -172,7 +172,7 @@ def fetch_table(dataset: str, sha256: str, *, cache: ShardCache | None, retry: R
     """
     path = join(dataset, file_of(sha256))
     if cache is not None:
-        return cache.read_through(path, size=None, sha256=sha256, stop=stop)
+        return cache.read_through(path, sha256=sha256, stop=stop)
     data = filesystem.read_bytes(path, retry=retry.until(stop))
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DatasetError(f"{redact(path)} is not the one in dataset.json, by its SHA-256: {REMEDY}")

@@ -179,15 +179,13 @@ class RangeReader:
             if neighbours:
                 fetched = self._fetch_neighbours(self.cache, wanted, versions) if missing else []
             else:
-                fetched = self._fetch(wanted, versions, self.remote.link.gap, WASTE) if missing else []
+                fetched = self._fetch(wanted, versions) if missing else []
             kept.update(zip(missing, fetched, strict=True))
             return [kept[n] for n in range(len(ranges))]
-        return self._fetch(ranges, versions, self.remote.link.gap, WASTE)
+        return self._fetch(ranges, versions)
 
-    def _fetch(
-        self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion], gap: int, waste: float
-    ) -> list[UInt8]:
-        joined, places = self.joined(ranges, gap, waste)
+    def _fetch(self, ranges: Sequence[ByteRange], versions: Mapping[str, FileVersion]) -> list[UInt8]:
+        joined, places = self.joined(ranges, self.remote.link.gap)
         blocks = self.fetch_joined(joined, versions)
         return [cut_out(wanted, joined[n], blocks[n]) for wanted, n in zip(ranges, places, strict=True)]
 

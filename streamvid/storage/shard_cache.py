@@ -154,15 +154,15 @@ class ShardCache:
             self._prefetches[sha256] = future
         future.add_done_callback(lambda done: self._forget(sha256, done))
 
-    def read_through(self, url: str, *, size: int | None, sha256: str, stop: threading.Event | None = None) -> bytes:
+    def read_through(self, url: str, *, sha256: str, stop: threading.Event) -> bytes:
         """The content of a small file, cached like any other if the cache can be used; arguments and errors as in
         `lease`."""
         try:
-            with self.lease(url, size=size, sha256=sha256, stop=stop) as lease, self.usable():
+            with self.lease(url, size=None, sha256=sha256, stop=stop) as lease, self.usable():
                 return Path(lease.opened).read_bytes()
         except CacheUnusable as error:
             self.warn("without", "%s Files are fetched again for every process.", error)
-        content = filesystem.read_bytes(url, retry=self._retry.until(stop or self._closed))
+        content = filesystem.read_bytes(url, retry=self._retry.until(stop))
         if (found := hashlib.sha256(content).hexdigest()) != sha256:
             what = f"is damaged: its SHA-256 is {found}, but the dataset says {sha256}"
             raise self._is_damaged(url, sha256, what)

@@ -68,7 +68,7 @@ class FrameRenderer:
             for renderer, out in zip(self._of(picture.form), lying, strict=True):
                 renderer(picture.planes, out)
             return
-        rgb: UInt8 = self._scratch.take("rgb", (3, self._height, self._width))
+        rgb: UInt8 = self._scratch.take((3, self._height, self._width))
         self._convert(picture, rgb)
         views = zip(self._of(self._rgb), self._views, self._cuts, lying, strict=True)
         for renderer, (transform, _), cut, out in views:

@@ -84,19 +84,17 @@ def _pair(values: npt.NDArray[Any] | None, n: int) -> tuple[float, float] | None
 
 
 class Scratch(threading.local):
-    """Buffers that each thread reuses: fresh memory would cost as much time in page faults as the work in it."""
+    """A buffer that each thread reuses: fresh memory would cost as much time in page faults as the work in it."""
 
     def __init__(self) -> None:
-        self._memory: dict[str, UInt8] = {}
+        self._memory: UInt8 = np.empty(0, dtype=np.uint8)
 
-    def take(self, name: str, shape: tuple[int, ...]) -> UInt8:
-        """A uint8 array of the shape, with arbitrary contents, valid until the thread takes another of the same
-        name."""
+    def take(self, shape: tuple[int, ...]) -> UInt8:
+        """A uint8 array of the shape, with arbitrary contents, valid until the thread takes another."""
         size = math.prod(shape)
-        memory = self._memory.get(name)
-        if memory is None or len(memory) < size:
-            memory = self._memory[name] = np.zeros(size, dtype=np.uint8)
-        return memory[:size].reshape(shape)
+        if len(self._memory) < size:
+            self._memory = np.zeros(size, dtype=np.uint8)
+        return self._memory[:size].reshape(shape)
 
 
 def as_decoded(box: CropBox, height: int, width: int) -> CropBox:

@@ -22,7 +22,7 @@ import numpy as np
 from streamvid.arrays import Bool
 from streamvid.bitstream import hevc, jpeg, mpeg4
 from streamvid.bitstream.h264_gaps import FrameNumbers
-from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.packets import nal_units
 from streamvid.bitstream.vpx import vp8_sample_description
 from streamvid.errors import VideoError
 from streamvid.mp4.boxes import box
@@ -244,8 +244,8 @@ def _states_sets(hvcc: bytes) -> bool:
     """Whether an `hvcC` payload has parameter sets of all types. If they are in band alone, as fragments of `hev1` have
     them, FFmpeg's muxer writes `hvc1` without any payload, which no player opens."""
     stsd = visual_sample_description(b"hvc1", box(b"hvcC", hvcc), width=0, height=0)
-    units = filter(None, hevc.parameter_sets(stsd).annex_b.split(START_CODE))
-    return {hevc.SYNTAX.unit_type(unit[0]) for unit in units} >= set(hevc.SYNTAX.parameter_sets)
+    sets = hevc.parameter_sets(stsd).annex_b
+    return {hevc.SYNTAX.unit_type(unit[0]) for unit in nal_units(sets)} >= set(hevc.SYNTAX.parameter_sets)
 
 
 def _write_vp8(source: VideoFile, target: Path, times: PacketTimes, first: FrameFormat) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -125,6 +126,17 @@ def data(letter: str, size: int = 40) -> bytes:
     return letter.encode() * size
 
 
+def read(cache: ShardCache, **file: Any) -> bytes:
+    """A file's content through the cache."""
+    with cache.lease(**file) as lease:
+        return Path(lease.opened).read_bytes()
+
+
+def read_small(cache: ShardCache, *, url: str, size: int, sha256: str) -> bytes:
+    """The same if its size is not known. Reads it from its storage if the cache cannot be used."""
+    return cache.read_through(url, sha256=sha256, stop=threading.Event())
+
+
 # --- other processes
 
 
@@ -213,31 +225,31 @@ def test_fetched_once_and_kept(cache: ShardCache, site: Site, tmp_path: Path) ->
         with cache.lease(**file) as lease:
             assert lease.path.read_bytes() == data("a")
             assert lease.path == tmp_path / "cache" / file["sha256"]
-    assert cache.read_through(**file) == data("a")
+    assert read(cache, **file) == data("a")
     assert site.gets == {"a": 1}
     with ShardCache(tmp_path / "cache", limit_bytes=100) as later:
-        assert later.read_through(**file) == data("a")
+        assert read(later, **file) == data("a")
     assert site.gets == {"a": 1}
     assert published(tmp_path / "cache") == [file["sha256"]]
 
 
 def test_empty_file(cache: ShardCache, site: Site) -> None:
-    assert cache.read_through(**site.add("a", b"")) == b""
+    assert read(cache, **site.add("a", b"")) == b""
 
 
 def test_same_content_under_another_url_is_the_same_file(cache: ShardCache, site: Site) -> None:
-    cache.read_through(**site.add("a", data("a")))
-    assert cache.read_through(**site.add("b", data("a"))) == data("a")
+    read(cache, **site.add("a", data("a")))
+    assert read(cache, **site.add("b", data("a"))) == data("a")
     assert site.gets == {"a": 1}
 
 
 def test_least_recently_used_goes_first_and_the_limit_holds(cache: ShardCache, site: Site, tmp_path: Path) -> None:
     a, b, c = (site.add(name, data(name)) for name in "abc")
     for file in (a, b, a, c):  # 40 bytes each of 100: c needs room, and b was used longest ago
-        cache.read_through(**file)
+        read(cache, **file)
         assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*") if path.is_file()) <= 100
     assert published(tmp_path / "cache") == sorted([a["sha256"], c["sha256"]])
-    cache.read_through(**b)
+    read(cache, **b)
     assert published(tmp_path / "cache") == sorted([b["sha256"], c["sha256"]])
     assert site.gets == {"a": 1, "b": 2, "c": 1}
 
@@ -257,7 +269,7 @@ def test_leased_files_stay_and_the_limit_is_passed_with_one_warning(
     for lease in leases:
         lease.release()
         lease.release()
-    cache.read_through(**site.add("e", data("e")))
+    read(cache, **site.add("e", data("e")))
     assert len(published(tmp_path / "cache")) == 2  # back under the limit
 
 
@@ -265,10 +277,10 @@ def test_file_leased_twice_stays_until_both_are_released(cache: ShardCache, site
     a = site.add("a", data("a", 90))
     first, second = cache.lease(**a), cache.lease(**a)
     first.release()
-    cache.read_through(**site.add("b", data("b")))
+    read(cache, **site.add("b", data("b")))
     assert second.path.read_bytes() == data("a", 90)
     second.release()
-    cache.read_through(**site.add("c", data("c")))
+    read(cache, **site.add("c", data("c")))
     assert not second.path.exists()
 
 
@@ -293,7 +305,7 @@ def test_root_that_cannot_be_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sha256", ["", "../../etc/passwd", "A" * 64, "a" * 63, "a" * 64 + "\n", "٠" * 64, None])
 def test_untrusted_hashes(cache: ShardCache, site: Site, tmp_path: Path, sha256: Any) -> None:
     file = site.add("a", data("a")) | {"sha256": sha256}
-    for call in (cache.lease, cache.prefetch, cache.read_through):
+    for call in (cache.lease, cache.prefetch, partial(read_small, cache)):
         with pytest.raises(DatasetError, match="64 lower-case hexadecimal digits"):
             call(**file)
     assert published(tmp_path / "cache") == []
@@ -320,7 +332,7 @@ def test_wrong_contents_are_fetched_once_more_then_refused(cache: ShardCache, si
 def test_damage_on_the_way_is_repaired(cache: ShardCache, site: Site) -> None:
     file = site.add("a", data("a"))
     site.damage["a"] = 1
-    assert cache.read_through(**file) == data("a")
+    assert read(cache, **file) == data("a")
     assert site.gets == {"a": 2}
 
 
@@ -344,7 +356,7 @@ def test_missing_file_is_not_tried_again(cache: ShardCache, site: Site, tmp_path
 def test_passing_trouble_is_waited_out(cache: ShardCache, site: Site, trouble: str) -> None:
     file = site.add("a", data("a"))
     getattr(site, trouble)["a"] = 2
-    assert cache.read_through(**file) == data("a")
+    assert read(cache, **file) == data("a")
     assert site.gets == {"a": 3}
 
 
@@ -359,7 +371,7 @@ def test_lasting_trouble_is_told(cache: ShardCache, site: Site, tmp_path: Path, 
     assert site.gets["a"] > 10
     assert published(tmp_path / "cache") == []
     getattr(site, trouble)["a"] = 0
-    assert cache.read_through(**file) == data("a")
+    assert read(cache, **file) == data("a")
 
 
 @pytest.mark.parametrize("size", [0, 39, 41])
@@ -377,7 +389,7 @@ def test_evicted_between_open_and_lock(
     cache: ShardCache, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = site.add("a", data("a"))
-    cache.read_through(**file)
+    read(cache, **file)
     flock = fcntl.flock
     evictions = [tmp_path / "cache" / file["sha256"]]
 
@@ -399,8 +411,8 @@ def test_part_of_a_dead_process_is_removed(site: Site, tmp_path: Path) -> None:
         (root / f"{'0' * 64}.90.part").write_bytes(bytes(60))
         (root / f"{file['sha256']}.40.part").write_bytes(b"half")
         (root / "unknown.part").touch()
-        cache.read_through(**site.add("b", data("b")))
-        assert cache.read_through(**file) == data("a")
+        read(cache, **site.add("b", data("b")))
+        assert read(cache, **file) == data("a")
         assert len(published(root)) == 3  # a, b and what is not the cache's own
     (root / f"{'1' * 64}.90.part").touch()
     ShardCache(root, limit_bytes=100)
@@ -414,7 +426,7 @@ def test_prefetched_file_is_there(cache: ShardCache, site: Site) -> None:
     file = site.add("a", data("a"))
     for _ in range(3):
         cache.prefetch(**file)
-    assert cache.read_through(**file) == data("a")
+    assert read(cache, **file) == data("a")
     assert site.gets == {"a": 1}
     cache.prefetch(**file)
     cache.close()
@@ -429,7 +441,7 @@ def test_prefetch_errors_surface_at_lease_once(cache: ShardCache, site: Site) ->
     site.files["a"] = good
     with pytest.raises(DatasetError, match="does not exist"):
         cache.lease(**file)
-    assert cache.read_through(**file) == good
+    assert read(cache, **file) == good
 
 
 @pytest.mark.parametrize("prefetched", [False, True])
@@ -451,7 +463,7 @@ def test_lease_does_not_wait_for_other_prefetches(cache: ShardCache, site: Site)
         cache.prefetch(**file)
     wanted = site.add("a", data("a"))
     cache.prefetch(**wanted)  # all threads are busy
-    assert cache.read_through(**wanted) == data("a")
+    assert read(cache, **wanted) == data("a")
     site.go.set()
 
 
@@ -488,7 +500,7 @@ def test_many_threads_on_few_bytes(cache: ShardCache, site: Site, tmp_path: Path
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(work, (1, 5, 7, 11)))
     # Four leases at once may pass the limit; the next download brings it back.
-    cache.read_through(**site.add("z", data("z", 30)))
+    read(cache, **site.add("z", data("z", 30)))
     assert len(published(tmp_path / "cache")) <= 3
 
 
@@ -537,13 +549,13 @@ def test_killed_downloader_blocks_nobody(site: Site, tmp_path: Path, holders: Ho
 
 def test_what_another_process_fetches_counts(site: Site, tmp_path: Path, holders: Holders) -> None:
     with ShardCache(tmp_path, limit_bytes=100) as cache:
-        cache.read_through(**site.add("a", data("a", 30)))
+        read(cache, **site.add("a", data("a", 30)))
         slow = site.add("slow", data("s", 60))
         site.stall.add("slow")
         holders.start(tmp_path, 100, slow)
         assert site.stalled.wait(60)
         b = site.add("b", data("b", 30))  # 30 + 30 would fit, were it not for the 60 being fetched
-        cache.read_through(**b)
+        read(cache, **b)
         assert published(tmp_path) == sorted([b["sha256"], f"{slow['sha256']}.60.part"])
 
 
@@ -552,11 +564,11 @@ def test_files_leased_by_another_process_stay_until_it_dies(site: Site, tmp_path
     other = holders.start(tmp_path, 100, a)
     assert other.read() == data("a", 60)
     with ShardCache(tmp_path, limit_bytes=100) as cache:
-        cache.read_through(**b)
-        cache.read_through(**c)
+        read(cache, **b)
+        read(cache, **c)
         assert published(tmp_path) == sorted([a["sha256"], c["sha256"]])
         other.kill()
-        cache.read_through(**b)
+        read(cache, **b)
         assert published(tmp_path) == [b["sha256"]]
 
 
@@ -574,7 +586,7 @@ def test_lease_that_a_forked_child_inherits_ends_with_its_release(
     try:
         lease.release()
         b = site.add("b", data("b", 90))
-        cache.read_through(**b)
+        read(cache, **b)
         assert published(tmp_path / "cache") == [b["sha256"]]
     finally:
         os.close(stop)
@@ -599,7 +611,7 @@ def test_a_stopped_downloader_holds_nobody_up_and_harms_nothing_when_it_wakes(
     assert (tmp_path / file["sha256"]).stat().st_ino == inode  # that the neighbour leases
     first.finish()
     with ShardCache(tmp_path, limit_bytes=100_000) as cache:
-        cache.read_through(**site.add("b", data("b")))
+        read(cache, **site.add("b", data("b")))
     assert (tmp_path / file["sha256"]).exists()
     second.finish()
     assert published(tmp_path) == sorted([file["sha256"], hashlib.sha256(data("b")).hexdigest()])
@@ -614,7 +626,7 @@ def test_neighbours_wait_with_a_process_whose_storage_does_not_answer(
     retry = Retry(600, time.monotonic, lambda _: time.sleep(0.1))
     caches = [ShardCache(tmp_path, limit_bytes=100, retry=retry, stalled_after=0.7) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda cache: cache.read_through(**file), caches)) == [data("a")] * 2
+        assert list(pool.map(lambda cache: read(cache, **file), caches)) == [data("a")] * 2
     assert site.gets == {"a": 21}
     assert "fetching it here, too" not in caplog.text
 
@@ -622,12 +634,12 @@ def test_neighbours_wait_with_a_process_whose_storage_does_not_answer(
 def test_a_process_that_is_stopped_while_it_evicts_holds_nobody_up(site: Site, tmp_path: Path) -> None:
     file = site.add("a", data("a"))
     with ShardCache(tmp_path, limit_bytes=100, stalled_after=0.2) as cache:
-        cache.read_through(**file)
+        read_small(cache, **file)
         with (tmp_path / file["sha256"]).open("rb") as held:
             fcntl.flock(held, fcntl.LOCK_EX)  # by another process that does not go on
             with pytest.raises(CacheUnusable, match=f"{file['sha256']} is locked by a process that is stopped"):
                 cache.lease(**file)
-            assert cache.read_through(**file) == data("a")  # without the cache
+            assert read_small(cache, **file) == data("a")  # without the cache
         assert cache.lease(**file).path.exists()
 
 
@@ -636,10 +648,10 @@ def test_a_process_that_is_stopped_while_it_evicts_holds_nobody_up(site: Site, t
 
 def test_a_cached_file_that_is_altered_is_fetched_again(cache: ShardCache, site: Site, tmp_path: Path) -> None:
     file = site.add("a", data("a"))
-    cache.read_through(**file)
+    read(cache, **file)
     with (tmp_path / "cache" / file["sha256"]).open("r+b") as altered:
         altered.write(b"x")
-    assert cache.read_through(**file) == data("a")
+    assert read(cache, **file) == data("a")
     assert site.gets == {"a": 2}
 
 
@@ -648,9 +660,9 @@ def test_a_file_that_was_copied_there_is_checked_and_kept(
 ) -> None:
     file = site.add("a", data("a"))
     (tmp_path / "cache" / file["sha256"]).write_bytes(data("a"))
-    assert cache.read_through(**file) == data("a")
+    assert read(cache, **file) == data("a")
     monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("its content was read a second time"))
-    assert cache.read_through(**file) == data("a")
+    assert read(cache, **file) == data("a")
     assert site.gets == {}
 
 
@@ -705,7 +717,7 @@ def test_a_run_begins_without_a_cache_where_its_disk_is_full_or_read_only(
         with ShardCache(tmp_path / "none" / "cache", limit_bytes=1000) as cache:
             with pytest.raises(CacheUnusable, match="cache cannot be used"):
                 cache.lease(**a)
-            assert cache.read_through(**a) == data("a")
+            assert read_small(cache, **a) == data("a")
     assert f"cache cannot be used: {os.strerror(number)}" in caplog.text
     assert "Until then shards are read where they are" in caplog.text
     (tmp_path / "other").write_text("a file")
@@ -732,7 +744,7 @@ def test_runs_go_without_a_cache_on_a_file_system_without_locks(
         with ShardCache(folder, limit_bytes=1000) as cache:
             with pytest.raises(CacheUnusable, match=f"cache cannot be used: {os.strerror(number)}"):
                 cache.lease(**a)
-            assert cache.read_through(**a) == data("a")
+            assert read_small(cache, **a) == data("a")
         assert [*folder.iterdir()] == names
 
 
@@ -762,7 +774,7 @@ def test_on_a_disk_full_of_files_in_use_the_error_names_the_folder_and_the_remed
     with cache.lease(**a):
         with pytest.raises(CacheUnusable, match=f"{tmp_path}/cache cannot be used: No space left .*free some space"):
             cache.lease(**b)
-        assert cache.read_through(**b) == data("b")  # from its storage
+        assert read_small(cache, **b) == data("b")  # from its storage
         assert published(tmp_path / "cache") == [a["sha256"]]
 
 
@@ -783,7 +795,7 @@ def test_whatever_is_in_the_place_of_a_cached_file(cache: ShardCache, site: Site
         path.symlink_to(tmp_path / "pipe")
     elif kind != "nothing":
         path.symlink_to(tmp_path / ("other" if kind == "a link" else "none"))
-    assert cache.read_through(**file) == data("a")
+    assert read_small(cache, **file) == data("a")
     assert (tmp_path / "other").read_bytes() == data("b")
 
 
@@ -798,17 +810,17 @@ def test_whatever_is_in_the_place_of_the_folder(
         root.write_text("a file")
     else:
         root.symlink_to(tmp_path / ("moved" if kind == "a link" else "none"))
-    assert cache.read_through(**file) == data("a")
+    assert read_small(cache, **file) == data("a")
     assert ("cannot be used" in caplog.text) == (kind != "a link")
     assert site.gets == {"a": 1 if kind == "a link" else 2}
 
 
 def test_a_folder_that_is_removed_meanwhile_is_made_again(cache: ShardCache, site: Site, tmp_path: Path) -> None:
     a, b = (site.add(name, data(name)) for name in "ab")
-    cache.read_through(**a)
+    read(cache, **a)
     shutil.rmtree(tmp_path / "cache")
-    assert cache.read_through(**b) == data("b")
-    assert cache.read_through(**a) == data("a")
+    assert read(cache, **b) == data("b")
+    assert read(cache, **a) == data("a")
 
 
 @pytest.mark.parametrize("function", ["mkdir", "listdir", "open", "unlink"])
@@ -828,8 +840,8 @@ def test_a_folder_that_is_removed_at_the_worst_moment(
     (tmp_path / "cache" / f"{'0' * 64}.1.part").touch()  # to be removed
     with monkeypatch.context() as patch:
         patch.setattr(os, function, late)
-        assert cache.read_through(**a) == data("a")
-    assert cache.read_through(**a) == data("a")
+        assert read(cache, **a) == data("a")
+    assert read(cache, **a) == data("a")
     assert next(removals, None) != 0
     assert "cannot be used" not in caplog.text
 
@@ -848,6 +860,6 @@ def test_s3(s3_bucket: str, tmp_path: Path, holders: Holders) -> None:
         holder.finish()
     filesystem.write_bytes(url, bytes(len(contents)))
     with ShardCache(tmp_path, limit_bytes=10**8) as cache:
-        assert cache.read_through(**file) == contents  # by its hash, still in the cache
+        assert read(cache, **file) == contents  # by its hash, still in the cache
         with pytest.raises(DatasetError, match=f"{url} is damaged"):
             cache.lease(url, size=len(contents), sha256="0" * 64)
