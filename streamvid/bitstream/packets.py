@@ -91,6 +91,12 @@ class Packets:
         return Packets(data, self.sizes[first:end], header, self.length_size)
 
 
+def packets_in(data: UInt8, sizes: Int64) -> list[memoryview]:
+    """The packets that follow one another in uint8 [bytes], by their sizes in bytes, int64 [packets]."""
+    view, each = data.data, sizes.tolist()
+    return [view[end - size : end] for size, end in zip(each, accumulate(each), strict=True)]
+
+
 def nal_units(annex_b: bytes) -> list[bytes]:
     """The NAL units of data in Annex B with start codes of four bytes, without these."""
     return [unit for unit in annex_b.split(START_CODE) if unit]

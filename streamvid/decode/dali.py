@@ -14,7 +14,7 @@ import numpy as np
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.packet_info import classifier
-from streamvid.bitstream.packets import Packets
+from streamvid.bitstream.packets import Packets, packets_in
 from streamvid.decode.dali_cache_guard import misses_cache
 from streamvid.errors import VideoError
 from streamvid.forks import abandon_pipeline, in_children
@@ -117,12 +117,9 @@ def check_packets(slices: Sequence[EncodedSlice]) -> None:
                 list(Packets.checked(encoded.data, encoded.sizes, length_size=length_size))
                 continue
             kind_of = classifier(encoded.codec, encoded.stsd)
-            begins = np.cumsum(encoded.sizes) - encoded.sizes
-            for n in encoded.starts.tolist():
-                if not kind_of(
-                    memoryview(encoded.data[begins[n] : begins[n] + encoded.sizes[n]].tobytes())
-                ).random_access:
-                    raise ValueError("a key frame is none")
+            packets = packets_in(encoded.data, encoded.sizes)
+            if not all(kind_of(packets[n]).random_access for n in encoded.starts.tolist()):
+                raise ValueError("a key frame is none")
         except ValueError as error:
             raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
 

@@ -15,7 +15,7 @@ from streamvid.arrays import Int64
 from streamvid.bitstream import hevc
 from streamvid.bitstream.h264_gaps import FrameNumbers
 from streamvid.bitstream.packet_info import tells_sets
-from streamvid.bitstream.packets import Packets
+from streamvid.bitstream.packets import Packets, packets_in
 from streamvid.checksum import crc32c
 from streamvid.decode.slice_frames import DamagedClipError, decode_frames
 from streamvid.video.codec_context import MAX_REORDER, ReusableCodecContext, in_band_description, reorder_depth
@@ -71,7 +71,7 @@ def find_damage(index: FrameIndex, frames: Int64, encode: Callable[[Int64], Enco
     A frame is damaged if a slice of only this frame does not decode; a window is damaged if one of its frames is. A
     frame of HEVC or VP8 is also damaged if it shows uninitialised memory, which a loader does not notice.
     Undamaged parts are decoded once, of these codecs several times. In a damaged part the frames are found by
-    bisection, or are those that came out differently.
+    bisection, or by comparing what came out each time.
 
     Args:
         index: the clip's packets.
@@ -187,11 +187,10 @@ def _numbered(frames: Iterator[tuple[int, VideoFrame]], kept: int) -> list[tuple
 
 def _missing_references(encoded: EncodedSlice) -> _Cause | None:
     """A cause if frame_num shows that reference pictures of a slice of H.264 are missing."""
-    numbers, starts, end = FrameNumbers(encoded.stsd), set(encoded.starts.tolist()), 0
+    numbers, starts = FrameNumbers(encoded.stsd), set(encoded.starts.tolist())
     wanted = set(encoded.frames.tolist())
-    packets = zip(encoded.sizes.tolist(), encoded.display_order.tolist(), strict=True)
-    for n, (size, rank) in enumerate(packets):
-        packet, end = encoded.data.data[end : end + size], end + size
+    packets = zip(packets_in(encoded.data, encoded.sizes), encoded.display_order.tolist(), strict=True)
+    for n, (packet, rank) in enumerate(packets):
         if gap := numbers.gap_before(packet, starts=n in starts, rank=rank, wanted=rank in wanted):
             where = "" if gap.spreads else ", before a recovery point"
             text = f"reference pictures are missing between frame_num {gap.before} and {gap.after}{where}"
@@ -215,12 +214,11 @@ def _error_of_hevc(encoded: EncodedSlice) -> str | None:
         return None
     stsd = in_band_description("hevc", width=encoded.width, height=encoded.height)
     reorder = reorder_depth(encoded.display_order) if encoded.in_order else MAX_REORDER
-    kind_of = hevc.classifier(encoded.stsd)
-    split = np.split(encoded.data, np.cumsum(encoded.sizes)[:-1])
-    kinds = [kind_of(memoryview(part.tobytes())) for part in split]
-    units = [hevc.SYNTAX.leading_units(part.data, sets.length_size) for part in split]
+    stored = packets_in(encoded.data, encoded.sizes)
+    kinds = [*map(hevc.classifier(encoded.stsd), stored)]
+    units = [hevc.SYNTAX.leading_units(packet, sets.length_size) for packet in stored]
     # Then no decoder was kept for a second pass of `_cause`.
-    changes_sets = any(map(tells_sets("hevc", encoded.stsd), (part.data for part in split)))
+    changes_sets = any(map(tells_sets("hevc", encoded.stsd), stored))
     kept = _kept_frames(encoded) if changes_sets else 0
     # Not where the sets differ from those of the sample description, and are not repeated.
     idr = [n for n, leading in enumerate(units) if kinds[n].random_access and hevc.SYNTAX.is_idr(leading)]

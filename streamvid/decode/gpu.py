@@ -9,9 +9,8 @@ from functools import lru_cache, partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-import numpy as np
-
 from streamvid.arrays import UInt8
+from streamvid.bitstream.packets import packets_in
 from streamvid.bitstream.session_fault import has_headers, needs_packets, packets_fault, session_fault
 from streamvid.color.dali_rgb import recoloured
 from streamvid.color.render import PlaneFormat
@@ -377,8 +376,7 @@ def _packets_fault(encoded: EncodedSlice, *, native: bool) -> str:
     they would not."""
     if not needs_packets(encoded.codec, encoded.stsd, native=native):
         return ""
-    data, ends = memoryview(encoded.data), np.cumsum(encoded.sizes).tolist()  # type: ignore[arg-type]
-    packets = [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    packets = packets_in(encoded.data, encoded.sizes)
     return packets_fault(encoded.codec, encoded.stsd, packets, encoded.width, encoded.height)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from streamvid.bitstream.image import ImageHeader, to_decode
 from streamvid.bitstream.jpeg import fits_nvjpeg
+from streamvid.bitstream.packets import packets_in
 from streamvid.decode.base import GpuFrames
 from streamvid.errors import VideoError
 from streamvid.video.image_decoder import abandon_failed, image_pipeline, reason_of, run_images
@@ -133,12 +134,8 @@ class _Image:
 def _wanted(encoded: EncodedSlice) -> list[tuple[ImageHeader, bytes]]:
     """Header and file of each of a slice's frames, in order. Raises VideoError if one is damaged, or contradicts its
     row."""
-    ends = np.cumsum(encoded.sizes)
-    found = {
-        rank: encoded.data[end - size : end].tobytes()
-        for rank, end, size in zip(encoded.display_order.tolist(), ends.tolist(), encoded.sizes.tolist(), strict=True)
-    }
+    found = dict(zip(encoded.display_order.tolist(), packets_in(encoded.data, encoded.sizes), strict=True))
     try:
-        return [to_decode(found[rank], encoded.stsd) for rank in encoded.frames.tolist()]
+        return [to_decode(found[rank].tobytes(), encoded.stsd) for rank in encoded.frames.tolist()]
     except (ValueError, KeyError) as error:
         raise VideoError(f"the image {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error

@@ -8,9 +8,8 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-import numpy as np
-
 from streamvid.bitstream.packet_info import classifier
+from streamvid.bitstream.packets import packets_in
 from streamvid.color.picture import Picture, picture_of
 from streamvid.errors import VideoError
 from streamvid.host import limit_met, memory_is_short
@@ -233,8 +232,6 @@ def undecodable(
 
 
 def _packets(encoded: EncodedSlice, first: int, last: int) -> Iterator[tuple[bytes, int]]:
-    ends = np.cumsum(encoded.sizes)
-    start = int(ends[first - 1]) if first else 0
-    for rank, end in zip(encoded.display_order[first:last].tolist(), ends[first:last].tolist(), strict=True):
-        yield encoded.data[start:end].tobytes(), rank
-        start = end
+    start = int(encoded.sizes[:first].sum())
+    packets = packets_in(encoded.data[start:], encoded.sizes[first:last])
+    return zip(map(bytes, packets), encoded.display_order[first:last].tolist(), strict=True)

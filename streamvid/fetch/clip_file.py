@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.bitstream.packets import packets_in
 from streamvid.checksum import crc32c
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.errors import ClipError, DatasetError
@@ -122,11 +123,11 @@ class ClipFile:
             frames = np.zeros(0, dtype=np.int64)
             nothing = Selection(frames, frames.astype(bool), frames.astype(np.float64))
             sample = SamplePlan(row, 0, True, nothing, np.empty(0), packets, byte_ranges(packets))
-            data = read_slices(source, [sample], source.reader, source.shard_path)[0].data.data
-            ends = np.cumsum(packets.sizes)
+            data = read_slices(source, [sample], source.reader, source.shard_path)[0].data
+            stored = packets_in(data, packets.sizes)
             for n in np.flatnonzero(packets.crc32c < 0).tolist():
-                crcs[first + n] = crc32c(data[ends[n] - packets.sizes[n] : ends[n]])
-            yield data
+                crcs[first + n] = crc32c(stored[n])
+            yield data.data
         self._crc32c = crcs
 
     def _error(self, what: str) -> ClipError:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from streamvid.arrays import Int64
+from streamvid.bitstream.packets import packets_in
 from streamvid.checksum import crc32c, file_sha256
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.clip_table import ClipTable
@@ -353,9 +354,7 @@ def check_place(source: ClipSource, row: int, index: FrameIndex, *, decode: bool
         sample = SamplePlan(row, 0, True, chosen, np.empty(0), packets, byte_ranges(packets))
         read = read_slices(source, [sample], source.reader, source.shard_path)[0]
         if (packets.crc32c < 0).any():
-            ends = np.cumsum(packets.sizes)
-            parts = (read.data[a:b] for a, b in zip((ends - packets.sizes).tolist(), ends.tolist(), strict=True))
-            crcs[packets.numbers] = [*map(crc32c, parts)]
+            crcs[packets.numbers] = [*map(crc32c, packets_in(read.data, packets.sizes))]
         return read
 
     try:

@@ -13,13 +13,13 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from streamvid.arrays import Int64, UInt8
+from streamvid.bitstream.packets import packets_in
 from streamvid.color.picture import GRAY, Picture, picture_at
 from streamvid.color.render import PlaneFormat, Targets
 
@@ -93,11 +93,9 @@ class NativeRun(ctypes.Structure):
             ctypes.addressof(taken), len(sizes), first, len(marks), made=-1,
         )  # fmt: skip
 
-    def each_packet(self) -> Iterator[memoryview]:
-        """The run's packets, one after another."""
-        data, ends = self._stream[0].data, np.cumsum(self._stream[1]).tolist()
-        for begin, end in pairwise([0, *ends]):
-            yield data[begin:end]
+    def each_packet(self) -> list[memoryview]:
+        """The run's packets, in decode order."""
+        return packets_in(*self._stream)
 
     def has_shown(self, rank: int) -> bool:
         """Whether FFmpeg has output the picture of this rank so far."""

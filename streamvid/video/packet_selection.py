@@ -16,6 +16,7 @@ import numpy as np
 
 from streamvid.arrays import Bool, Int64, UInt8
 from streamvid.bitstream import packet_info
+from streamvid.bitstream.packets import packets_in
 from streamvid.checksum import crc32c
 from streamvid.color.tags import Color
 from streamvid.mp4.writer import composition_offsets, slice_header
@@ -324,13 +325,8 @@ def damaged_packet(packets: PacketSelection, data: UInt8) -> int | None:
     Args:
         data: uint8 [bytes], as `extract_packets` returns it.
     """
-    view, sizes, wanted = data.data, packets.sizes.tolist(), packets.crc32c.tolist()
-    ends = itertools.accumulate(sizes)
-    found = (
-        [crc32c(view[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-        if max(wanted, default=-1) >= 0
-        else []
-    )
+    wanted = packets.crc32c.tolist()
+    found = [*map(crc32c, packets_in(data, packets.sizes))] if max(wanted, default=-1) >= 0 else []
     if found == wanted:
         return None
     return next((n for n, checksum in enumerate(found) if wanted[n] >= 0 and checksum != wanted[n]), None)
@@ -342,9 +338,7 @@ def contradiction(codec: str, stsd: bytes, packets: PacketSelection, data: UInt8
     Args:
         data: uint8 [bytes], the packets one after another.
     """
-    of = packet_info.classifier(codec, stsd)
-    ends = np.cumsum(packets.sizes)
-    kinds = [of(data.data[end - size : end]) for end, size in zip(ends.tolist(), packets.sizes.tolist(), strict=True)]
+    kinds = [*map(packet_info.classifier(codec, stsd), packets_in(data, packets.sizes))]
     for number, kind in enumerate(kinds):
         if kind.broken:
             return number, "its NAL units do not fit"
