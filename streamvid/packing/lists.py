@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -105,34 +106,43 @@ def read_list(path: str) -> ParsedList:
             _check_texts(table, shown)
             # Without columns that have no name: the index of pandas' to_csv, and empty ones of spreadsheets.
             table = table.select([number for number, name in enumerate(table.schema.names) if name])
-        names = table.schema.names
-        if len(names) == 1 and kind == ".csv" and (mark := re.search("[;\t|]", names[0])):
-            raise InputError(f"{shown} has {mark[0]!r} between its columns: write commas there")
-        padded = next((name for name in names if kind == ".csv" and name != name.strip()), None)
-        if padded is not None:
-            raise InputError(f"{shown} has a column {padded!r}, with spaces around its name: remove them")
-        twice = sorted(name for name, times in Counter(names).items() if times > 1)
-        if twice:
-            raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
-        # "2024-01-01" is inferred as a date, for which JSON has no type, so such columns are read again as text.
-        text = [field.name for field in table.schema if pa.types.is_temporal(field.type)]
-        inferred = table
-        table = typed = whole_as_text(_usable(_exact(table, kind, data)))
-        if text and kind != ".parquet":
-            written = _parse(kind, data, text)
-            for name in text:
-                table = table.set_column(names.index(name), name, written[name])
-                if pa.types.is_timestamp(typed[name].type):  # nanoseconds are cut off as in the text, also before 1970
-                    floored = pc.floor_temporal(inferred[name], unit="microsecond").cast(typed[name].type)
-                    typed = typed.set_column(names.index(name), name, floored)
-        if kind == ".jsonl":  # names and dates come first in the JSON of a clip
-            table = table.select(sorted(names, key=lambda name: name not in (*TEXT_COLUMNS, *text)))
+        _check_names(table.schema.names, kind, shown)
+        return _with_types(table, kind, data)
     except InputError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         row = re.sub(r"(?<=in row )\d+$", lambda number: str(int(number[0]) + 1), first_line(error))
         remedy = next((told for sign, told in _REMEDIES.items() if sign in row), "")
         raise InputError(f"cannot read the list {shown}: {row}{remedy}") from error
+
+
+def _check_names(names: Sequence[str], kind: str, shown: str) -> None:
+    """Raise InputError if the names of columns are not separate, or not different."""
+    if len(names) == 1 and kind == ".csv" and (mark := re.search("[;\t|]", names[0])):
+        raise InputError(f"{shown} has {mark[0]!r} between its columns: write commas there")
+    padded = next((name for name in names if kind == ".csv" and name != name.strip()), None)
+    if padded is not None:
+        raise InputError(f"{shown} has a column {padded!r}, with spaces around its name: remove them")
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    if twice:
+        raise InputError(f"{shown} has the column {twice[0]!r} more than once: rename one")
+
+
+def _with_types(inferred: pa.Table, kind: str, data: bytes) -> ParsedList:
+    """A list whose columns have the types of `ParsedList`, from those that pyarrow inferred."""
+    table = typed = whole_as_text(_usable(_exact(inferred, kind, data)))
+    names = inferred.schema.names
+    # "2024-01-01" is inferred as a date, for which JSON has no type, so such columns are read again as text.
+    text = [field.name for field in inferred.schema if pa.types.is_temporal(field.type)]
+    if text and kind != ".parquet":
+        written = _parse(kind, data, text)
+        for name in text:
+            table = table.set_column(names.index(name), name, written[name])
+            if pa.types.is_timestamp(typed[name].type):  # nanoseconds are cut off as in the text, also before 1970
+                floored = pc.floor_temporal(inferred[name], unit="microsecond").cast(typed[name].type)
+                typed = typed.set_column(names.index(name), name, floored)
+    if kind == ".jsonl":  # names and dates come first in the JSON of a clip
+        table = table.select(sorted(names, key=lambda name: name not in (*TEXT_COLUMNS, *text)))
     return ParsedList(table, typed)
 
 
