@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 _MOST_BYTES: Final = 1 << 14
-"""Of a NAL unit that are read: no parameter set is as long. Each code takes time by the length of what is read, so that
-one of a megabyte, as a damaged packet may hold, would take minutes."""
+"""Bytes of a NAL unit that are read at most; parameter sets are shorter. The time for each code grows with the bytes
+of the reader: a unit of a megabyte, as in a damaged packet, would take minutes."""
 _MOST_ZEROS: Final = 32
-"""Before the first 1 of an Exponential-Golomb code (9.1 of ITU-T H.264)."""
+"""Most zeros before the first 1 of an Exponential-Golomb code (9.1 of ITU-T H.264)."""
 
 
 class BitReader:

@@ -1,8 +1,8 @@
 """Detects, by their parameter sets, HEVC streams of which FFmpeg's decoder makes other samples than NVDEC.
 
-x265 writes a hash of each picture (`hash=1`), by which FFmpeg 5.1 and 8 are wrong, with and without assembler code, and
-libde265 and NVDEC are right: but for high chroma offsets, for which it is the other way round. The test of this module
-has an example of each.
+x265 writes a hash of each picture (`hash=1`). By these hashes, FFmpeg 5.1 and 8 are wrong, with and without assembler
+code, and libde265 and NVDEC are right. With high chroma offsets it is the other way round. The test of this module has
+an example of each.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     by_server = isinstance(multiprocessing.current_process(), ForkServerProcess)
-    # While later workers live, which forks give what it is known by, a dead parent counts as alive.
+    # `is_alive` looks at a pipe, whose other end forks give to later workers, too: it is True while one of them lives.
     while parent.is_alive() and (by_server or os.getppid() == parent.pid):
         time.sleep(1)
     time.sleep(_PYTORCH_S)

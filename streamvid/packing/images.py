@@ -288,8 +288,9 @@ def _rotation(data: bytes) -> int:
 
 
 def _checked(data: bytes, decoder: str, name: str) -> VideoFrame:
-    """A frame of FFmpeg, which keeps 16 bits and tags. For tiles and JPEG in a TIFF, and for what a PNG lacks, it gives
-    black without an error: of these formats it is DALI's, as of a single image, if the two differ."""
+    """FFmpeg's frame of an image, which keeps 16 bits and tags. But FFmpeg gives black, without an error, for tiles and
+    JPEG in a TIFF, and for missing parts of a PNG: of these formats DALI's frame, as of a single image, if it differs.
+    """
     frame = _decode(data, decoder, name)
     if decoder not in ("png", "tiff"):
         return frame

@@ -40,7 +40,7 @@ _FIELDS: Final = {
     "file_bytes": int,
     "problem": str,
 }
-"""What is kept of a source, besides its path, and the types."""
+"""The fields of a source that are kept, besides its path, and their types."""
 _ROWS: Final = 1 << 16
 """Sources per row group, to bound the memory that writing takes."""
 _MOST_BYTES: Final = 8 << 30
@@ -117,7 +117,7 @@ def _path(destination: str, inputs: str) -> str:
 
 
 def _text(source: SourceVideo, classes: Sequence[str] | None) -> str:
-    """What is kept of a source as JSON, which also takes names that are not UTF-8; without the secrets of URLs."""
+    """The kept fields of a source as JSON, which also takes names that are not UTF-8; without the secrets of URLs."""
     label = source.label if classes is None or not isinstance(source.label, int) else classes[source.label]
     path = source.path if is_local(source.path) or redact(source.path) == source.path else ""
     return json.dumps({**_kept(source), "label": label, "path": path})

@@ -100,7 +100,7 @@ def read_mp4(clip: StoredClip, retry: Retry) -> Iterator[memoryview | bytes]:
 
 
 def broken(error: BaseException) -> str | None:
-    """What a storage that does not answer says, if that is the error's cause."""
+    """The system's message if an error is due to a storage that does not answer; else None."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno in BROKEN_ERRNOS else None
 

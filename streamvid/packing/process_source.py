@@ -272,18 +272,18 @@ def index_source(
             return found
     whole = _by_tables(source, retry) if options.in_place == "tables" and not options.track else None
     if whole is not None:
-        return _clips(source, whole, options, readable=False)
+        return _clips_in_place(source, whole, options, readable=False)
     with _full_look():
         file = VideoFile(local_video(source, folder, retry), options.track, options.fps)
-        clips = _clips(source, index_where_it_lies(file, folder / "copy"), options, readable=True)
+        clips = _clips_in_place(source, index_where_it_lies(file, folder / "copy"), options, readable=True)
         shutil.rmtree(folder, ignore_errors=True)
     return clips
 
 
-def _clips(
+def _clips_in_place(
     source: SourceVideo, whole: StoredClip, options: PackOptions, *, readable: bool
 ) -> list[PreparedClip | RejectedCut]:
-    """The clips of a source. `readable`: the file with its packets is local, so that frames can be decoded."""
+    """The clips of a source that stays where it is. `readable`: its file is local, so that frames can be decoded."""
     if source.cuts is None and options.cutting is None:
         clips: list[PreparedClip | RejectedCut] = [PreparedClip(whole, "", source.rows, {}, source.label)]
         damage = _find_damage(whole, options.decode) if readable else None

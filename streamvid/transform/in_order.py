@@ -20,7 +20,7 @@ from streamvid.fetch.epoch_reader import Rescue
 T = TypeVar("T")
 _POLL_S: Final = 0.001
 AHEAD_PIXELS: Final = 1024 * 1280 * 720
-"""Pixels of wanted frames in the batches that are begun behind the one that is waited for: enough to keep a GPU's
+"""Pixels of wanted frames in the batches that are begun behind the one that the loop waits for: enough to keep a GPU's
 engines busy while Python hands that batch over and begins another."""
 MOST_BEGUN: Final = 8
 """Most batches that are begun at a time."""

@@ -85,7 +85,7 @@ _OTHERS: Final[Mapping[bytes, str]] = {
         )
     },
 }  # fmt: skip
-"""First bytes of files whose content is not what the name says, and what to do; text in lower case."""
+"""By first bytes (text in lower case): what a file holds contrary to its name, and what to do."""
 _XML: Final = re.compile(rb"<\?xml[^>]*>\s*")
 _TEXT: Final = bytes({*b"\t\n\f\r", *range(0x20, 0x7F), *range(0x80, 0x100)})
 """Bytes of text in ASCII's supersets."""
@@ -125,7 +125,7 @@ def raw_format(source: Path) -> str | None:
 
 
 def kind_of_refused(source: Path) -> str:
-    """What a file is that no demuxer in `FORMATS` reads, with what to do; "" if unknown."""
+    """For a message: what a file holds that no demuxer in `FORMATS` reads, and what to do; "" if unknown."""
     with source.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if other := other_content(head):
@@ -143,12 +143,12 @@ def kind_of_refused(source: Path) -> str:
 
 
 def refused(kind: str) -> str:
-    """What is said of a file of a kind that is not read."""
+    """The message for a file of a kind that is not read."""
     return f"it is {kind}: convert it to one video file, such as an MP4, first"
 
 
 def other_content(head: bytes) -> str:
-    """What a file is that holds something else than its name says, with what to do; "" if unknown.
+    """For a message: what a file holds contrary to its name, and what to do; "" if unknown.
 
     Args:
         head: its first bytes.

@@ -41,8 +41,8 @@ def without_cut_off_packet(source: VideoFile) -> VideoFile:
             marked = packet.is_corrupt
             if packet.is_keyframe:
                 keys = [keys[1], number]
-    # From the last key frame but one on, as the last frames may refer to those before the last. There may still be
-    # frames that it lacks, so that what is found damaged is decoded from the start.
+    # From the last key frame but one on, as the last frames may refer to frames before the last key frame. Others may
+    # be missing even then, so that an end that seems damaged is decoded again from the start.
     marked = marked and name not in ("mpeg", "mpegts")
     return replace(source, cut_off=marked or (_ends_damaged(source, keys[0]) and _ends_damaged(source, 0)))
 

@@ -82,12 +82,8 @@ def _ingest(source: Path, file: io.BufferedReader, *, cut_only: bool) -> StoredC
     of = packet_info.classifier(track.codec, found.stsd)
     kinds: list[PacketKind] = []
     crcs: list[int] = []
-    offset, sha256, unwritten = track.offset, "", None
-    if cut_only:
-        for block in read_blocks(file, track.offset, track.size):
-            kinds.extend(map(of, block.ranges))
-            crcs.extend(map(crc32c, block.ranges))
-    else:
+    head = b""
+    if not cut_only:
         head = clip_header(
             found.stsd,
             pts=times.pts,
@@ -99,12 +95,14 @@ def _ingest(source: Path, file: io.BufferedReader, *, cut_only: bool) -> StoredC
             rotation=found.frame_format.rotation,
             timescale=times.time_base[1],
         )
-        checksum = hashlib.sha256(head)
-        for block in read_blocks(file, track.offset, track.size):
-            kinds.extend(map(of, block.ranges))
-            crcs.extend(map(crc32c, block.ranges))
-            for run in block.runs:
-                checksum.update(run)
+    checksum = hashlib.sha256(head)
+    for block in read_blocks(file, track.offset, track.size):
+        kinds.extend(map(of, block.ranges))
+        crcs.extend(map(crc32c, block.ranges))
+        for run in () if cut_only else block.runs:
+            checksum.update(run)
+    offset, sha256, unwritten = track.offset, "", None
+    if not cut_only:
         offset, sha256 = len(head) + np.cumsum(track.size) - track.size, checksum.hexdigest()
         unwritten = UnwrittenMp4(head, *coalesce(track.offset, track.size), signature)
     clip = found.clip(source, packet_info.finalize_disposable(track.codec, kinds), offset, crcs, cut_only=cut_only)
@@ -217,7 +215,7 @@ def _look_at_packets(track: VideoTrack, read: ReadSpans, *, every_key: bool) -> 
     rising = bool((np.diff(track.pts) > 0).all())
     if rising and len(track.pts) > _FIRST_PACKETS and _may_reorder(track):
         raise NeedsDemuxerError("times that may be in another order than that of its pictures")
-    # B-frames behind the first key frame, of what was recorded before, are dropped, whatever their times: the second
+    # B-frames behind the first key frame that refer to frames before it are dropped, whatever their times: the second
     # packet tells. Behind an IDR picture of H.264 there are none. VP9 and AV1 have no B-frames that come out later.
     few = 0 if track.codec == "h264" else 2
     count = 0 if track.codec in ("vp9", "av1") else _FIRST_PACKETS if rising else few

@@ -117,7 +117,7 @@ def output_order(
         order.extend(_number(frame) for frame in context.decode(None))
         newest.extend([number + 1] * (len(order) - len(newest)))
     mpeg4.check_delay(kinds)
-    # Of the packets that give a frame, how many the decoder has beside those that it has output.
+    # How many packets that give a frame the decoder has, less the frames that it has output.
     taken = np.searchsorted(np.sort(order), newest, side="right")
     taken += np.array(newest) > number
     delay = int((taken - np.arange(1, len(order) + 1)).max(initial=0))

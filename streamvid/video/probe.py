@@ -358,18 +358,19 @@ def _classifier(stream: VideoStream, codec: str) -> Classifier:
 
 
 _CONFIGURATIONS: Final = {"h264": (b"avcC", (b"\x01",)), "hevc": (b"hvcC", (b"\x01",)), "av1": (b"av1C", (b"\x81",))}
-"""Configuration boxes, and what those begin with that hold their stream's framing."""
+"""By codec: its configuration box, and the first bytes of extradata that are the payload of one."""
 
 
 def demux(source: VideoFile, container: InputContainer, stream: VideoStream, codec: str) -> Iterator[Packet[Any]]:
     """The track's packets from the first key frame on, without empty ones, and without a last one that is cut off.
 
-    A key frame is what the container calls one, or the bitstream: some muxers leave the flag out where an edit begins.
-    Of MPEG-4 the bitstream alone decides, as decoders show any other picture, too.
+    The container or the bitstream says which packets are key frames: some muxers leave the flag out where an edit
+    begins. Of MPEG-4 the bitstream alone decides, as decoders show any other picture, too.
     Pictures behind a recovery point of H.264 may show what came before it, so that then earlier packets count, too.
 
     Args:
-        source, container, stream: the file, and as its `open` gives them.
+        source: the file.
+        container, stream: as its `open` gives them.
         codec: of that track, one of CODECS.
 
     Raises:

@@ -34,7 +34,7 @@ def frame_rate(source: VideoFile) -> Fraction:
 
 
 def _stated_rate(source: VideoFile) -> Fraction | None:
-    """What a decoder that sees the stream alone reads in its header; FFmpeg's demuxers make up a rate of 25."""
+    """The rate that a decoder reads in the stream's own header; FFmpeg's demuxers make up a rate of 25."""
     with source.open() as (container, stream):
         codec = stream.codec_context.codec
         if codec.canonical_name not in _STATES_RATE:

@@ -117,12 +117,12 @@ DAMAGED: Final = "a packet in it is damaged or cut off: copy or record it again,
 
 
 def is_whole(source: Path, pid: int) -> bool:
-    """Whether nothing is missing of a track where the numbers of its pieces (continuity_counter) do not go on, as where
-    files were joined: `cat a.ts b.ts`, or what FFmpeg's segment muxer wrote. FFmpeg marks packets there as corrupt.
+    """Whether a track is complete where the numbers of its pieces (continuity_counter) do not go on, as where files
+    were joined, by `cat a.ts b.ts` or from segments of FFmpeg. FFmpeg marks packets there as corrupt.
 
     The piece behind such a place must begin a PES packet from which decoding can start (random_access_indicator), and
-    the piece before it end one. What was cut off within a PES packet fails, and so does one in 184 that `_PesPackets`
-    does not know to end.
+    the piece before it must end one. False if a PES packet was cut off there; also in one of 184 places where it was
+    not, because `_PesPackets` does not know that the packet ends.
 
     Args:
         pid: the track's packet identifier.

@@ -376,8 +376,8 @@ def _fill_times(times: Int64, durations: Int64) -> Int64:
 
 
 def _smoothed(ahead: Float64, times: Int64, usual: float) -> Float64:
-    """What the stored times of a recording are ahead of the frames' durations, without the ones that are too early, a
-    frame late, or later than the next one. What else is later comes behind a pause.
+    """How far the stored times of a recording are ahead of the frames' durations, corrected where a time is too early,
+    a frame late, or later than the next. Times that are later by more come behind a pause.
 
     Args:
         ahead, times: [stored], in ticks, in display order.

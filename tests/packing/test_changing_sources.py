@@ -170,7 +170,7 @@ def test_a_file_that_changes_or_vanishes_once_it_was_indexed(
     change: Callable[[Path], None], fast: bool, videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that vanished then ended the whole command."""
-    look = process_source._clips
+    look = process_source._clips_in_place
 
     def clips(source: Any, *arguments: Any, **named: Any) -> Any:
         made = look(source, *arguments, **named)
@@ -178,7 +178,7 @@ def test_a_file_that_changes_or_vanishes_once_it_was_indexed(
             change(Path(source.path))
         return made
 
-    monkeypatch.setattr(process_source, "_clips", clips)
+    monkeypatch.setattr(process_source, "_clips_in_place", clips)
     report = index(videos, tmp_path / "ds", fast=fast)
     assert [(one.source, one.reason) for one in report.rejected] == [("2.mp4", stored_clip.CHANGED)]
     assert report.clips == 3
