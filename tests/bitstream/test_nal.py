@@ -25,7 +25,7 @@ from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 from streamvid.video.timestamps import in_output_order, scan_packet_times
 from tests.support.clips import write
-from tests.support.reference import sequential, slice_of, whole
+from tests.support.reference import packets_of, sequential, slice_of, whole
 from tools.clips import Recipe
 from tools.damage import lie_about_order
 
@@ -46,11 +46,6 @@ RECIPES = [
     Recipe(codec="hevc", frames=40, gop=10, b_frames=3, open_gop=True, from_key=1),
     Recipe(frames=40, gop=10, b_frames=3, drop=2),
 ]
-
-
-def packets_of(clip: StoredClip) -> list[memoryview]:
-    data = memoryview(clip.mp4.read_bytes())
-    return [data[at : at + size] for at, size in zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)]
 
 
 def orders(clip: StoredClip, packets: list[memoryview]) -> list[int | None]:

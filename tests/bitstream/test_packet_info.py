@@ -23,7 +23,7 @@ from streamvid.video.packet_selection import EncodedSlice
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import write
-from tests.support.reference import sequential, slice_of
+from tests.support.reference import packets_of, sequential, slice_of
 from tests.support.remux import remuxing
 from tools.clips import Recipe
 
@@ -69,11 +69,6 @@ NEVER = ("vp8", "vp9", "vp9_hidden")
 def stored(name: str, folder: Path) -> StoredClip:
     recipe = RECIPES[name]
     return store_clip(write(recipe, folder / f"a.{recipe.container}"), folder)
-
-
-def packets_of(clip: StoredClip) -> list[memoryview]:
-    data = memoryview(clip.mp4.read_bytes())
-    return [data[o : o + s] for o, s in zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)]
 
 
 def decoded_alone(clip: StoredClip, keep: np.ndarray) -> dict[int, np.ndarray]:

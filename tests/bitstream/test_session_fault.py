@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from streamvid.bitstream.annexb import parameter_sets
-from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.packets import START_CODE, packets_in
 from streamvid.bitstream.session_fault import needs_packets, packets_fault, session_fault
 from streamvid.bitstream.vpx import coded_sizes
 from streamvid.decode.cpu import decode_with_pyav
@@ -125,7 +125,8 @@ def test_h264_that_may_be_in_fields_is_looked_at(pictures: list[Picture], proble
     assert decode_support(clip.codec, clip.stsd, clip.width, clip.height, native=False).route is Route.NVDEC
     assert needs_packets(clip.codec, clip.stsd, native=False)
     assert not needs_packets(clip.codec, clip.stsd, native=True)
-    found = packets_fault(clip.codec, clip.stsd, packets_of(whole(clip)), clip.width, clip.height)
+    packets = packets_in(whole(clip).data, whole(clip).sizes)
+    found = packets_fault(clip.codec, clip.stsd, packets, clip.width, clip.height)
     assert problem in found
     assert bool(problem) == bool(found)
 
@@ -150,7 +151,7 @@ def test_progressive_h264_is_not_looked_at(tmp_path: Path) -> None:
 )
 def test_packets_of_vp8_and_vp9_state_their_size(recipe: Recipe, tmp_path: Path) -> None:
     encoded = whole(store_clip(write(recipe, tmp_path / "a.webm"), tmp_path))
-    packets = packets_of(encoded)
+    packets = packets_in(encoded.data, encoded.sizes)
     size = (recipe.width, recipe.height)
     assert coded_sizes(recipe.codec, bytes(packets[0])) == {size}
     assert needs_packets(recipe.codec, encoded.stsd, native=True)
@@ -206,7 +207,9 @@ def test_mpeg4_that_is_interlaced_from_the_middle_on_is_decoded_by_cores(tmp_pat
     both = joined(plain, interlaced)
     for encoded, problem in ((plain, ""), (both, "deinterlace")):
         assert needs_packets("mpeg4", encoded.stsd, native=True)
-        fault = packets_fault("mpeg4", encoded.stsd, packets_of(encoded), encoded.width, encoded.height)
+        fault = packets_fault(
+            "mpeg4", encoded.stsd, packets_in(encoded.data, encoded.sizes), encoded.width, encoded.height
+        )
         assert problem in fault
         assert bool(fault) is bool(problem)
 
@@ -215,12 +218,8 @@ def test_mpeg4_that_is_interlaced_from_the_middle_on_is_decoded_by_cores(tmp_pat
 def test_mpeg4_with_empty_video_packets_is_decoded_by_cores(still: int, b_frames: int, tmp_path: Path) -> None:
     """With two threads FFmpeg's encoder codes each half as video packets of its own."""
     encoded = whole(store_clip(mpeg4.write_still_above(tmp_path / "a.mp4", still, b_frames=b_frames), tmp_path))
-    fault = packets_fault("mpeg4", encoded.stsd, packets_of(encoded), encoded.width, encoded.height)
+    fault = packets_fault("mpeg4", encoded.stsd, packets_in(encoded.data, encoded.sizes), encoded.width, encoded.height)
     assert ("empty video packet" in fault) is bool(fault) is (still > 0 < b_frames)
-
-
-def packets_of(encoded: EncodedSlice) -> list[memoryview]:
-    return [memoryview(part) for part in np.split(encoded.data, np.cumsum(encoded.sizes)[:-1])]  # type: ignore[arg-type]
 
 
 def _sets(encoded: EncodedSlice) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 
 from streamvid.arrays import Int64
 from streamvid.bitstream import hevc
-from streamvid.bitstream.packets import START_CODE
+from streamvid.bitstream.packets import START_CODE, packets_in
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.damage import Damage, find_damage
 from streamvid.errors import VideoError
@@ -181,8 +181,7 @@ def test_sei_messages_that_are_not_as_they_should_be_are_no_damage(tmp_path: Pat
 
     def with_sei(frames: Int64) -> EncodedSlice:
         part = clip.slice(frames)
-        packets = np.split(part.data, np.cumsum(part.sizes)[:-1])
-        data = b"".join(sei + packet.tobytes() for packet in packets)
+        data = b"".join(sei + packet.tobytes() for packet in packets_in(part.data, part.sizes))
         return replace(part, data=np.frombuffer(data, dtype=np.uint8), sizes=part.sizes + len(sei))
 
     assert find_damage(clip.index, np.arange(len(clip.index.visible)), with_sei) is None

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
-from streamvid.bitstream.packets import START_CODE, Packets
+from streamvid.bitstream.packets import Packets, nal_units
 from streamvid.decode.decode_job import NOT_WANTED, GopJob, JobGroup, SessionKey, session_key, split_at_idr
 from streamvid.decode.job_queue import _AGAIN, CPU_BACKLOG, CPU_MIN_PIXELS, ENOUGH, SESSION_OPEN_PACKETS, DecodeQueue
 from streamvid.errors import GpuLostError, VideoError
@@ -366,7 +366,7 @@ def test_parameter_sets_in_band_count(tmp_path: Any) -> None:
     folder.mkdir()
     many = store_clip(write(Recipe(frames=20, gop=10, params=(("ref", "9"),)), folder / "many.mp4"), folder)
     sets = parameter_sets(many.codec, many.stsd).annex_b
-    units = [unit for unit in sets.split(START_CODE) if unit]
+    units = nal_units(sets)
     part = slice_of(few, [3, 14])
     ends = np.cumsum(part.sizes)
     first = b"".join(len(unit).to_bytes(4, "big") + unit for unit in units) + part.data[: ends[0]].tobytes()

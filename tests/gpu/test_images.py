@@ -19,7 +19,7 @@ from streamvid.errors import InputError, VideoError
 from streamvid.video.image import image_clip
 from streamvid.video.packet_selection import EncodedSlice
 from tests.support.clips import write
-from tests.support.images import encode, exif, listed, picture, png_of, taken
+from tests.support.images import by_orientation, encode, exif, listed, picture, png_of, taken
 from tests.support.packed import packing_inline
 from tests.transform.test_apply import TRANSFORMS
 from tools.clips import Recipe
@@ -95,15 +95,9 @@ def test_a_damaged_image_is_an_error_and_the_next_batch_is_right(decoder: GpuDec
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 def test_exif_orientation_stands_upright(form: str, tmp_path: Path) -> None:
     upright = picture(48, 80)
-    stored = {
-        1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.transpose(1, 0, 2),
-        6: np.rot90(upright), 7: upright[::-1, ::-1].transpose(1, 0, 2), 8: np.rot90(upright, -1),
-    }  # fmt: skip
     options = {"quality": 98, "subsampling": 0} if form == "JPEG" else {}
-    for number, pixels in stored.items():
-        (tmp_path / f"o{number}x.img.{form.lower()}").write_bytes(
-            encode(np.ascontiguousarray(pixels), form, exif=exif(number), **options)
-        )
+    for number, pixels in by_orientation(upright).items():
+        (tmp_path / f"o{number}x.img.{form.lower()}").write_bytes(encode(pixels, form, exif=exif(number), **options))
     with packing_inline():
         sv.pack(tmp_path, tmp_path / "made", images=True, progress=False)
     whole = sv.Transform(layout="THWC", dtype="uint8")

@@ -20,7 +20,7 @@ from streamvid.inspection.extract import extract
 from streamvid.inspection.verify import verify
 from tests.support.clips import write
 from tests.support.foreign import write_tar
-from tests.support.images import Picture, encode, exif, listed, picture, taken
+from tests.support.images import Picture, by_orientation, encode, exif, listed, picture, taken
 from tools.clips import Recipe
 
 WHOLE = sv.Transform(layout="THWC", dtype="uint8")
@@ -109,13 +109,9 @@ def test_indexed_where_they_lie_they_are_the_same(folder: Path, tmp_path: Path, 
 def test_exif_orientation_stands_upright(form: str, tmp_path: Path) -> None:
     extension = {"JPEG": "jpg", "TIFF": "tif"}.get(form, form.lower())
     upright = picture(24, 40)
-    stored = {
-        1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.transpose(1, 0, 2),
-        6: np.rot90(upright), 7: upright[::-1, ::-1].transpose(1, 0, 2), 8: np.rot90(upright, -1),
-    }  # fmt: skip
-    for orientation, pixels in stored.items():
+    for orientation, pixels in by_orientation(upright).items():
         options = {"lossless": True} if form == "WEBP" else {"quality": 98, "subsampling": 0} if form == "JPEG" else {}
-        data = encode(np.ascontiguousarray(pixels), form, exif=exif(orientation), **options)
+        data = encode(pixels, form, exif=exif(orientation), **options)
         (tmp_path / f"o{orientation}x.{extension}").write_bytes(data)
     sv.pack(tmp_path, tmp_path / "made", images=True, progress=False)
     for name, frame in frames(tmp_path / "made").items():

@@ -27,7 +27,7 @@ from streamvid.storage.retry import Retry
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
 from tests.support import images
-from tests.support.reference import to_rgb, whole
+from tests.support.reference import packets_of, to_rgb, whole
 from tools.clips import Recipe, paint, read_frame_number
 
 RECIPE = Recipe(width=96, height=64, frames=12)
@@ -90,9 +90,7 @@ def test_every_frame_is_its_jpeg(tmp_path: Path) -> None:
     assert times == [n * Fraction(1001, 30000) for n in range(12)]
     assert clip.duration * Fraction(*clip.time_base) == 12 * Fraction(1001, 30000)
     assert clip.index.keyframes.tolist() == list(range(12))
-    stored = clip.mp4.read_bytes()
-    spans = zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)
-    assert [stored[at : at + size] for at, size in spans] == files, "the files' own bytes"
+    assert packets_of(clip) == files, "the files' own bytes"
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,15 @@ def exif(orientation: int) -> Image.Exif:
     return made
 
 
+def by_orientation(upright: Picture) -> dict[int, Picture]:
+    """The pixels of files that EXIF orientations stand upright, by orientation."""
+    turned = {
+        1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.transpose(1, 0, 2),
+        6: np.rot90(upright), 7: upright[::-1, ::-1].transpose(1, 0, 2), 8: np.rot90(upright, -1),
+    }  # fmt: skip
+    return {number: np.ascontiguousarray(pixels) for number, pixels in turned.items()}
+
+
 @dataclass(frozen=True)
 class ImageFile:
     """An image file: its extension, codec, bytes, and its pixels, exact or within a level or so."""

@@ -57,6 +57,12 @@ def slice_of(clip: StoredClip, frames: npt.ArrayLike, *, index: FrameIndex | Non
     return replace(clip, index=index or clip.index).slice(np.asarray(frames, dtype=np.int64))
 
 
+def packets_of(clip: StoredClip) -> list[memoryview]:
+    """The packets in a stored clip's file, in decode order."""
+    data = memoryview(clip.mp4.read_bytes())
+    return [data[at : at + size] for at, size in zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)]
+
+
 def to_arrays(decoded: Any) -> list[npt.NDArray[np.uint8]]:
     """Decoded frames on a GPU as NumPy arrays: of a list of PyTorch tensors, or of DALI's list of tensors."""
     if isinstance(decoded, list):

@@ -18,6 +18,7 @@ from streamvid.video.read_buffer import read_range
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import StoredClip
 from tests.support.clips import without_packets, write
+from tests.support.reference import packets_of
 from tests.support.remux import remuxing
 from tools.clips import Recipe
 from tools.damage import lie_about_order
@@ -50,11 +51,6 @@ def packed(path: Path, folder: Path) -> StoredClip:
     return store_clip(path, folder)
 
 
-def packets(clip: StoredClip) -> list[bytes]:
-    data = clip.mp4.read_bytes()
-    return [data[at : at + size] for at, size in zip(clip.index.offset, clip.index.size, strict=True)]
-
-
 @pytest.mark.parametrize("name", LYING)
 def test_the_index_is_that_of_packing(tmp_path: Path, name: str) -> None:
     path = write(LYING[name], tmp_path / name)
@@ -63,14 +59,14 @@ def test_the_index_is_that_of_packing(tmp_path: Path, name: str) -> None:
     assert [getattr(ours, column) for column in COLUMNS] == [getattr(there, column) for column in COLUMNS]
     assert np.array_equal(ours.index.pts, there.index.pts)
     assert np.array_equal(ours.index.flags, there.index.flags)
-    assert packets(ours) == packets(there)
+    assert packets_of(ours) == packets_of(there)
 
 
 def test_av1_with_temporal_delimiters(tmp_path: Path) -> None:
     """As browsers record it, and as IVF has it; a clip's packets are without."""
     copied = write(replace(SMALL, codec="av1"), tmp_path / "a.mp4")
     source = without_packets(copied, tmp_path / "a.ivf")
-    assert packets(index_where_it_lies(VideoFile(source), tmp_path / "copy")) == packets(
+    assert packets_of(index_where_it_lies(VideoFile(source), tmp_path / "copy")) == packets_of(
         packed(copied, tmp_path / "packed")
     )
 

@@ -31,18 +31,13 @@ from streamvid.video.transcode import TranscodeOptions
 from streamvid.video.trim import trim_clip
 from tests.mp4.test_reader import made
 from tests.support.clips import hard_clips, write
-from tests.support.reference import sequential, slice_of
+from tests.support.reference import packets_of, sequential, slice_of
 from tests.support.tables import metadata_of
 from tools.clips import Recipe
 
 HARD = {name: recipe for name, recipe in hard_clips().items() if recipe.container in ("mp4", "mov")}
 ODD = {name for name, recipe in HARD.items() if recipe.trim or recipe.trim_end or recipe.codec in ("mpeg4", "mjpeg")}
 ODD |= {"h264_avc3", "h264_fragmented", "vp9_mp4"}
-
-
-def packets(clip: StoredClip) -> list[bytes]:
-    data = clip.mp4.read_bytes()
-    return [data[o : o + s] for o, s in zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize("name", HARD)
@@ -65,18 +60,18 @@ def test_both_ways_give_the_same(name: str, tmp_path: Path) -> None:
     assert codec_configuration(ours.stsd, box) == codec_configuration(other.stsd, box)
     assert coded_size(ours.stsd) == coded_size(other.stsd)
     assert ours.stsd[20:24] == other.stsd[20:24]
-    assert packets(ours) == packets(other)
+    assert packets_of(ours) == packets_of(other)
     assert ours.stsd == sample_description(ours.mp4.read_bytes())
     assert ours.sha256 == hashlib.sha256(ours.mp4.read_bytes()).hexdigest()
     # In its own place, the same again; and a clip cut from there is the one cut from an MP4 of its own.
     whole = ingest_by_tables(source, cut_only=True)
     assert whole.mp4 == source
-    assert packets(whole) == packets(other)
+    assert packets_of(whole) == packets_of(other)
     count = len(whole.index.visible)
     first, end = count // 3, count - count // 4
     here = trim_clip(whole, first, end, tmp_path / "here.mp4")
     there = trim_clip(other, first, end, tmp_path / "there.mp4")
-    assert packets(here) == packets(there)
+    assert packets_of(here) == packets_of(there)
     np.testing.assert_array_equal(here.index.flags, there.index.flags)
     np.testing.assert_array_equal(here.index.pts, there.index.pts)
 
