@@ -275,20 +275,14 @@ def _of_credentials(failure: _Failure) -> _Reason | None:
 
 
 def _of_path(failure: _Failure) -> _Reason | None:
-    """Paths that are no file."""
-    exc = failure.exc
+    """Paths and addresses that lead to no file, proxies, and disks that cannot be written."""
+    exc, names, number = failure.exc, failure.names, failure.number
     if isinstance(exc, NotAFileError):
         return DatasetError, f"it is {exc.strerror}; check the path"
     if isinstance(exc, IsADirectoryError):
         return DatasetError, "it is a folder; name a file"
     if isinstance(exc, (NotADirectoryError, FileExistsError)):
         return DatasetError, "a part of the path is a file where a folder is needed; check the path"
-    return None
-
-
-def _of_web(failure: _Failure) -> _Reason | None:
-    """Proxies and redirects."""
-    exc, names = failure.exc, failure.names
     if failure.status == 407:
         named = "check HTTP_PROXY and HTTPS_PROXY: http://NAME:PASSWORD@…"
         return DatasetError, f"the proxy wants a name and password; {named}"
@@ -298,14 +292,8 @@ def _of_web(failure: _Failure) -> _Reason | None:
         return DatasetError, NO_ADDRESS
     if "InvalidURL" in names and str(exc) not in failure.path:  # aiohttp's, of a proxy; it may contain a password
         return InputError, "HTTP_PROXY or HTTPS_PROXY is no URL; write http://host:port"
-    return None
-
-
-def _of_file_system(failure: _Failure) -> _Reason | None:
-    """File systems that are full, read-only, or refuse a path."""
-    number = failure.number
     if number in (errno.ELOOP, errno.ENAMETOOLONG):
-        return DatasetError, f"{_detail(failure.exc).lower()}; check the path"
+        return DatasetError, f"{_detail(exc).lower()}; check the path"
     if number in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull, "the disk is full or the quota used up; free some space"
     if number == errno.EROFS:
@@ -374,10 +362,9 @@ def _of_other(failure: _Failure) -> _Reason | None:
 
 
 _RULES: Final[tuple[Callable[[_Failure], _Reason | None], ...]] = (
-    _of_protocol, _of_object, _of_credentials, _of_path, _of_web, _of_file_system, _of_certificates, _of_connection,
-    _of_other,
+    _of_protocol, _of_object, _of_credentials, _of_path, _of_certificates, _of_connection, _of_other,
 )  # fmt: skip
-"""Tried in this order: what an earlier one explains may look like the cause of a later one."""
+"""Tried in this order: an exception that one explains may fit a later one, too."""
 
 
 def _inner(exc: BaseException) -> BaseException:
