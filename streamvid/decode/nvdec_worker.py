@@ -39,12 +39,7 @@ class DecodeSession(Protocol):
 
     After any error it can only be asked for its state, salvaged and closed. Not thread-safe, except for `stop` and
     `packets`.
-
-    Attributes:
-        key: the largest configuration that it decodes.
     """
-
-    key: SessionKey
 
     @property
     def confirmed(self) -> int:
