@@ -65,8 +65,8 @@ def add_parser(commands: Commands) -> None:
         **shared,
         "--exact-cuts hidden|reencode=hidden": "if a clip does not begin at a key frame: store the packets that it "
         "depends on, not displayed (hidden, the default), or re-encode",
-        "--for gpu|gpu-no-av1|any=gpu": "gpu (default): transcode what NVDEC behind DALI does not decode, and nothing "
-        "else; gpu-no-av1: also AV1, which A100, H100 and H200 do not decode; any: transcode nothing",
+        "--for gpu|gpu-no-av1|any=gpu": "gpu (default): transcode what NVDEC cannot decode, and nothing else; "
+        "gpu-no-av1: also AV1, which A100, H100 and H200 do not decode; any: transcode nothing",
         "--codec h264|hevc|vp9|av1|mjpeg": "transcode all videos; h264 if one of the next four options is given",
         "--short-side PIXELS": "downscale larger frames",
         "--max-fps RATE": "drop frames above this rate",
