@@ -9,13 +9,13 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from streamvid.text import missing_module
+from streamvid.text import module_at_fault
 
 
 def run() -> int:
     """Run the command line of `streamvid.cli.main.main`. Ctrl-C while modules are imported, and while the interpreter
-    ends, ends the process without a traceback; so do a package that is missing, and a working directory that was
-    removed, in which libraries cannot be imported: PyTorch's MKL ends the process."""
+    ends, ends the process without a traceback; so do a package that is missing or hidden, and a working directory that
+    was removed, in which libraries cannot be imported: PyTorch's MKL ends the process."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if a shell makes a background job ignore it
         signal.signal(signal.SIGINT, _end)
     try:
@@ -24,8 +24,10 @@ def run() -> int:
         return _say("the working directory was removed: change to another one", 2)
     try:
         from streamvid.cli.main import main
-    except ModuleNotFoundError as error:
-        return _say(missing_module(error), 2)
+    except Exception as error:
+        if (said := module_at_fault(error)) is None:
+            raise
+        return _say(said, 2)
     return main()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+from importlib.machinery import PathFinder
 from typing import Final
 
 _UNSHOWABLE: Final = re.compile(
@@ -34,9 +37,20 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def missing_module(error: ModuleNotFoundError) -> str:
-    """The sentence for a package that streamvid requires, and that is not installed."""
-    return f"the Python module {error.name} is missing: install streamvid again, with all that it requires"
+def module_at_fault(error: Exception) -> str | None:
+    """The sentence for an error of a module that is missing, or that a file of the user's hides, such as a numpy.py in
+    a folder of PYTHONPATH; None for other errors."""
+    used = re.search(r"module '([\w.]+)' has no attribute", str(error))
+    name = error.name if isinstance(error, ImportError) else used and used[1]
+    root = str(name).partition(".")[0]
+    file = getattr(sys.modules.get(root), "__file__", None) or ""
+    folder = os.path.dirname(file.removesuffix(f"{os.sep}__init__.py"))
+    others = [entry for entry in sys.path if os.path.realpath(entry) != os.path.realpath(folder)]
+    if file and PathFinder.find_spec(root, others) is not None:
+        return f"{file} hides the Python module {root}: rename it, or take its folder out of PYTHONPATH"
+    if isinstance(error, ModuleNotFoundError):
+        return f"the Python module {name} is missing: install streamvid again, with all that it requires"
+    return None
 
 
 def format_count(count: int, thing: str, things: str = "") -> str:
@@ -46,7 +60,7 @@ def format_count(count: int, thing: str, things: str = "") -> str:
 
 def format_bytes(count: int) -> str:
     """A number of bytes: ``1.5 GB``, in powers of 1000."""
-    from rich import filesize  # here, as `missing_module` tells that it is missing
+    from rich import filesize  # here, as `module_at_fault` tells that it is missing
 
     return filesize.decimal(count)
 

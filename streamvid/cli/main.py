@@ -23,7 +23,7 @@ from streamvid.cli import clips, export, info, pack, reshape, revising, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, check_needs, fail
 from streamvid.errors import InputError, StreamvidError
 from streamvid.host import limit_met
-from streamvid.text import missing_module
+from streamvid.text import module_at_fault
 
 _AGAIN_SECONDS: Final = 0.05
 """Delay before a lost signal is sent again."""
@@ -108,11 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return fail(f"{where}{error.strerror or error}{remedy}", UNUSABLE)
     except MemoryError:
         return fail("out of memory: use fewer workers or smaller videos", UNUSABLE)
-    except ModuleNotFoundError as error:
-        return fail(missing_module(error), UNUSABLE)
     except Exception as error:
-        if (limit := limit_met(error)) is not None:
-            return fail(limit, UNUSABLE)
+        if (cause := limit_met(error) or module_at_fault(error)) is not None:
+            return fail(cause, UNUSABLE)
         logging.getLogger(__name__).debug("unexpected error", exc_info=True)
         hint = "this is a defect of streamvid; --verbose shows where"
         return fail(f"unexpected {type(error).__name__}: {error} ({hint})", UNUSABLE)

@@ -302,6 +302,15 @@ def test_files_named_as_modules(folder: Path, tmp_path: Path) -> None:
     assert "not that one" not in ended.stdout
 
 
+@pytest.mark.parametrize("name", ["numpy", "pyarrow", "av", "random"])
+def test_a_file_on_the_path_that_hides_a_module(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / f"{name}.py").write_text("")
+    path = os.pathsep.join((str(tmp_path), os.getcwd()))
+    ended = run("verify", folder / "ds", "--decode", cwd=tmp_path, env=os.environ | {"PYTHONPATH": path})
+    said = f"streamvid: {tmp_path}/{name}.py hides the Python module {name}: rename it, or take its folder out of "
+    assert (ended.returncode, ended.stderr) == (2, f"{said}PYTHONPATH\n")
+
+
 def test_from_a_zip(folder: Path, tmp_path: Path) -> None:
     shutil.make_archive(str(tmp_path / "app"), "zip", Path(streamvid.__file__).parents[1], "streamvid")
     ended = run("info", folder / "ds", cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "app.zip")})
