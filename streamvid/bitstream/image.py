@@ -40,6 +40,10 @@ _TIFF_COMPRESSIONS: Final = (1, 2, 3, 4, 5, 7, 8, 32773, 32946)
 _TIFF_COLOURS: Final = {5: "CMYK", 8: "Lab", 9: "Lab", 10: "Lab"}
 _MAX_AREA: Final = (1 << 28) - 1
 """FFmpeg's limit (`av_image_check_size`) of width and height, 128 added to each."""
+_MAX_CLAIMED: Final = 1 << 25
+_MAX_DENSITY: Final = 1 << 10
+"""More pixels than the first need a byte of the file for each so many: decoders allocate what a header claims, OpenJPEG
+16 bytes for each pixel."""
 _MAX_PARTS: Final = 1 << 16
 """Chunks or boxes of a file that are looked at."""
 _MAX_TILES: Final = 1 << 20
@@ -96,6 +100,8 @@ def read_header(data: bytes) -> ImageHeader:
         raise ValueError(f"it is {header.width}x{header.height}; the limit is {MAX_SIDE} on a side")
     if (header.width + 128) * (header.height + 128) >= _MAX_AREA:
         raise ValueError(f"it is {header.width}x{header.height}, more pixels than a frame of FFmpeg can have")
+    if header.width * header.height > max(_MAX_CLAIMED, _MAX_DENSITY * len(data)):
+        raise ValueError(f"it claims {header.width}x{header.height} pixels, and has only {len(data):,} bytes")
     return header
 
 

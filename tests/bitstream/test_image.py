@@ -130,6 +130,20 @@ def test_what_a_header_claims_costs_no_memory() -> None:
             read_header(jpeg[:2] + many + jpeg[2:])
 
 
+@pytest.mark.parametrize(("form", "at"), [("JPEG2000", 8), ("PNG", 16)])
+def test_a_small_file_that_claims_a_large_picture_is_refused(form: str, at: int) -> None:
+    """OpenJPEG took 4 GB for 171 bytes of 16384x16000."""
+    small = Image.new("RGB", (16, 16))
+    data = bytearray(encode(small, form, no_jp2=True) if form == "JPEG2000" else encode(small, form))
+    struct.pack_into(">II", data, at, 16384, 16000)
+    with pytest.raises(ValueError, match=rf"it claims 16384x16000 pixels, and has only {len(data)} bytes"):
+        read_header(bytes(data))
+    trailing = bytes(data) + bytes(16384 * 16000 // 1024)
+    assert read_header(trailing[: len(trailing) if form == "PNG" else -2] + b"\xff\xd9").width == 16384
+    struct.pack_into(">II", data, at, 8192, 4096)
+    assert read_header(bytes(data)).width == 8192
+
+
 def test_an_orientation_of_32_bits_is_one() -> None:
     data = encode(picture(), "JPEG")
     for order, name in (("<", b"II"), (">", b"MM")):
