@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from streamvid.host import usable_memory
 from streamvid.text import format_count
 from streamvid.transform.sharing import largest, pair
 from streamvid.transform.spec import Transform, Views, by_view
+
+_MAX_PIXELS: Final = 1 << 26
+"""Most pixels of a frame that is enlarged: that takes so long that its decoder would be counted as stuck."""
 
 
 def resized(transform: Transform, heights: Int64, widths: Int64, short: Int64 | None = None) -> Int64:
@@ -94,7 +98,12 @@ def output_sizes(
     sizes = {}
     for view, spec in by_view(transform).items():
         try:
-            sizes[view] = output_size(spec, heights, widths, key)
+            sizes[view] = height, width = output_size(spec, heights, widths, key)
+            if height * width > max(_MAX_PIXELS, int((heights * widths).max(initial=0))):
+                raise InputError(
+                    f"frames of {height}x{width} (height x width) are larger than 8192x8192 and than those of all "
+                    f"clips, such as {key(0)}: give Transform a smaller resize or crop"
+                )
         except InputError as error:
             raise InputError(f"in the view {view!r}, {error}" if isinstance(transform, Views) else str(error)) from None
     if isinstance(transform, Views) and "crop" in transform.share:

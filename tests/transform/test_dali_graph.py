@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streamvid.errors import InputError
 from streamvid.mp4.boxes import ROTATIONS
 from streamvid.transform.draw import DRAWS
-from streamvid.transform.output_size import output_size, resized
+from streamvid.transform.output_size import output_size, output_sizes, resized
 from streamvid.transform.spec import DTYPES, LAYOUTS, Transform
 from tests.support.views import Array, Clip, clip, torch_batches, upright
 
@@ -175,6 +175,16 @@ def test_a_crop_larger_than_the_frame_names_clip_and_remedy() -> None:
     assert output_size(Transform(crop=(60, 50)), heights, widths, ["one", "two", "three"].__getitem__) == (60, 50)
     with pytest.raises(InputError, match=r"one.*32x32"):
         output_size(Transform(resize=32, crop=33), np.array([100]), np.array([100]), ["one"].__getitem__)
+
+
+def test_frames_are_enlarged_to_8192x8192_at_most() -> None:
+    """Enlarging them to 16384x21845 took so long that FFmpeg was said to be stuck."""
+    heights, widths = np.array([96, 9000]), np.array([128, 9000])
+    for transform in (Transform(resize=16384), Transform(random_resized_crop=(0.5, 1), crop=(8192, 8193))):
+        with pytest.raises(InputError, match=r"^frames of \d+x\d+ \(height x width\) are larger .* such as one: give "):
+            output_sizes(transform, heights[:1], widths[:1], ["one"].__getitem__)
+    assert output_sizes(Transform(resize=8192, crop=8192), heights, widths, ["one", "two"].__getitem__)
+    assert output_sizes(Transform(), heights[1:], widths[1:], ["two"].__getitem__) == {"video": (9000, 9000)}
 
 
 def test_mixed_sizes_without_a_crop() -> None:
