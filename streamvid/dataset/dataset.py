@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -327,16 +328,19 @@ def _groups(shards: Sequence[ShardFiles], *, most: int) -> Iterator[Sequence[Sha
 
 
 def check_sizes(folder: str, entries: Sequence[ShardEntry]) -> None:
-    """Check that the files of a local dataset exist and have the sizes in dataset.json, if it has them.
+    """Check that the files of a local dataset may be read, and have the sizes in dataset.json, if it has them.
 
     Raises:
-        DatasetError: a file is missing or has another size; the message names the first.
+        DatasetError: a file is missing, may not be read, or has another size; the message names the first.
         OSError: a mounted storage does not answer.
     """
     for entry in entries:
         for extension, wanted in entry.sizes.items():
+            file = os.path.join(folder, entry.file(extension))
             try:
-                size = os.stat(os.path.join(folder, entry.file(extension))).st_size
+                size = os.stat(file).st_size
+                if not os.access(file, os.R_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             except OSError as error:
                 if error.errno in BROKEN_ERRNOS:
                     raise

@@ -281,7 +281,8 @@ def _failed(path: str, done: str, error: OSError) -> DatasetError:
     if (limit := limit_met(error)) is not None:
         raise StreamvidError(limit) from error
     gone = error.errno == errno.ENOENT and not os.path.isdir(os.path.dirname(local_path(path)))
-    return _unreadable(path, f"cannot be {done} ({error.strerror})", MissingFile if gone else DatasetError)
+    remedy = "; check who owns it and its mode" if isinstance(error, PermissionError) else ""
+    return _unreadable(path, f"cannot be {done} ({error.strerror}{remedy})", MissingFile if gone else DatasetError)
 
 
 def _unreadable(path: str, what: str, kind: type[DatasetError] = DatasetError) -> DatasetError:

@@ -316,15 +316,17 @@ def no_rows(path: Path) -> None:
     pq.write_table(pq.read_table(path).slice(0, 0), path)
 
 
-@pytest.mark.parametrize("called", ["os.stat", "streamvid.dataset.shard_rows.read_parquet"])
+@pytest.mark.parametrize("called", ["os.stat", "os.access", "streamvid.dataset.shard_rows.read_parquet"])
 def test_a_shard_that_this_user_may_not_read(copy: Path, called: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It need not be copied again."""
-    real = os.stat
+    real = {"os.stat": os.stat, "os.access": os.access}.get(called)
 
     def denied(path: Any, *rest: Any, **options: Any) -> Any:
-        if "stat" not in called or str(path).endswith("00000100.tar"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return real(path, *rest, **options)
+        if real is not None and not str(path).endswith("00000100.tar"):
+            return real(path, *rest, **options)
+        if called == "os.access":
+            return False
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(called, denied)
     with pytest.raises(DatasetError, match=r"cannot be opened .Permission denied.: check who owns it and its folder"):

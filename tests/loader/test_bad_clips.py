@@ -901,6 +901,8 @@ def test_a_file_in_place_that_was_gone_is_read_when_it_is_back(
         with contextlib.suppress(DatasetError), loader(indexed, tmp_path) as one:
             epochs(one)
     assert {entry["row"] for entry in entries(tmp_path)} == ({0, 1, 2} if lost == "its folder" else {1})
+    denied = {"(Permission denied; check who owns it and its mode)" in entry["reason"] for entry in entries(tmp_path)}
+    assert denied == {lost == "the right to read it"}
     if aside.exists():
         aside.rename(moved)
     with loader(indexed, tmp_path) as one:
