@@ -166,13 +166,17 @@ def sweep(path: str, newest: Manifest, caches: Caches) -> None:
 
     Raises:
         DatasetError: the storage has lost the newest dataset.json, and so still needs these files.
+        InputError: another process has replaced it, whose files these may be.
     """
-    if (there := read_manifest(path).revision) < newest.revision:
+    there = read_manifest(path)
+    if there.revision < newest.revision:
         file = redact(join(path, FILE_NAME))
         raise DatasetError(
-            f"the storage does not hold {file} of revision {newest.revision}, though it took it, but that of {there}: "
-            "run this again"
+            f"the storage does not hold {file} of revision {newest.revision}, though it took it, but that of "
+            f"{there.revision}: run this again"
         )
+    if there.to_json() != newest.to_json():
+        raise InputError(f"another process has changed the dataset at {redact(path)} meanwhile: run this again")
     older = kept_manifests(path)
     kept = [newest, *(manifest for manifest in older if manifest.revision >= newest.oldest)]
     named = named_files(kept)

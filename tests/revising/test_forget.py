@@ -19,6 +19,7 @@ import streamvid as sv
 from streamvid.checksum import file_sha256
 from streamvid.cli.main import main
 from streamvid.dataset import table_cache
+from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.revisions import Base, read_manifest
 from streamvid.errors import DatasetError, InputError
 from streamvid.packing.pack import pack
@@ -225,6 +226,36 @@ def test_a_change_whose_files_a_purge_has_swept(folder: Path, changed: bool, mon
     error, said = (InputError, "has changed .* meanwhile: run this again") if changed else (DatasetError, "missing")
     with pytest.raises(error, match=said):
         sv.forget(folder, list(GONE), purge=True)
+
+
+@pytest.mark.parametrize("other", ["annotate", "purge"])
+def test_a_purge_removes_no_files_of_a_change_after_it(
+    folder: Path, tmp_path: Path, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on storages, where no lock keeps two apart; and where a server ignores If-Match, two purges at once publish
+    the same revision: each removed the other's shards, and the clips were lost."""
+    there, swept = Path(shutil.copytree(folder, tmp_path / "there")), purge.sweep
+
+    def late(path: str, newest: Manifest, caches: purge.Caches) -> None:
+        monkeypatch.undo()
+        if other == "annotate":
+            shutil.copytree(folder, there, dirs_exist_ok=True)
+            sv.annotate(there, pa.table({"key": ["clip0"], "note": ["a"]}))
+        else:
+            sv.forget(there, ["clip2"], purge=True)
+            for file in (there / "shards").iterdir():  # under other names, as numbers are reserved
+                shutil.copy(file, folder / "shards" / file.name)
+        shutil.copytree(there, folder, dirs_exist_ok=True)
+        swept(path, newest, caches)
+
+    monkeypatch.setattr(purge, "sweep", late)
+    with pytest.raises(InputError, match=r"another process has changed .* meanwhile: run this again"):
+        sv.forget(folder, list(GONE), purge=True)
+    assert sv.verify(folder).ok
+    assert [key for key, valid in order(loader(folder)) if valid]
+    if other == "annotate":
+        sv.forget(folder, purge=True)
+        assert sv.verify(folder).ok
 
 
 def test_purged_videos_do_not_come_back(folder: Path, packed: Path) -> None:
