@@ -132,12 +132,6 @@ class ClipDataset(Reopened, torch.utils.data.Dataset[dict[str, Any]]):
         self._clip_transform = samples.clip_transform()
         self._renderer = SampleRenderer(self._clip_transform, isolate=isolate)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        epoch: Any = self._epoch  # PyTorch has no types for this
-        if not epoch.is_shared():  # it was copied, not sent to a worker
-            self._epoch = seen_by_forks(self._epoch.tolist())
-
     def __copy__(self) -> ClipDataset:
         """A copy that shares the open dataset and the epoch."""
         other = object.__new__(type(self))

@@ -4,22 +4,15 @@ first epoch or take any text for True; and the start of its workers."""
 from __future__ import annotations
 
 import gc
-import multiprocessing
-import os
 import pickle
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
-from multiprocessing.context import ForkServerProcess
-from typing import Any, Final
+from typing import Any
 
 from streamvid.checks import boolean, integer, is_real, shown
 from streamvid.errors import InputError, StreamvidError
 from streamvid.forks import in_children
 from streamvid.host import limit_met
-
-_PYTORCH_S: Final = 10.0
-"""Seconds in which PyTorch's workers notice the end of the main process; they look every 5."""
+from streamvid.loader.reopened import end_with_parent
 
 
 def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: bool) -> None:
@@ -103,19 +96,6 @@ def begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
     """Initialise a worker. A forked one must not free garbage of the main process: it may contain DALI pipelines, and
     freeing one whose threads do not exist in this process crashes the worker."""
     gc.freeze()
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     if then is not None:
         then(worker)
-
-
-def _end_with_parent() -> None:
-    """In a worker, end it if the main process is gone. PyTorch's own watch begins only later (behind `worker_init_fn`)
-    and notices no end before that; where it works, the worker ends in order."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    by_server = isinstance(multiprocessing.current_process(), ForkServerProcess)
-    # `is_alive` looks at a pipe, whose other end forks give to later workers, too: it is True while one of them lives.
-    while parent.is_alive() and (by_server or os.getppid() == parent.pid):
-        time.sleep(1)
-    time.sleep(_PYTORCH_S)
-    os._exit(1)

@@ -475,6 +475,7 @@ def test_ctrl_c_and_the_end_of_the_program(dataset: Path, how: str, forked_pytho
 
 ORPHANS = """
 import multiprocessing, os, sys, time
+import torch.utils.data
 import streamvid as sv
 from streamvid.sampling.windows import Window
 def begin(worker):
@@ -485,19 +486,20 @@ def begin(worker):
 if __name__ == "__main__":
     ds = sv.ClipDataset(sys.argv[1], sampling=Window(4), transform=sv.Transform(resize=(32, 32)))
     context = multiprocessing.get_context(sys.argv[2])
-    options = {"num_workers": 2, "worker_init_fn": begin, "multiprocessing_context": context}
-    list(sv.GpuDataLoader(ds, batch_size=2, device="cpu", **options))
+    options = {"batch_size": 2, "num_workers": 2, "worker_init_fn": begin, "multiprocessing_context": context}
+    ours = not sys.argv[3:]
+    list(sv.GpuDataLoader(ds, device="cpu", **options) if ours else torch.utils.data.DataLoader(ds, **options))
 """
 
 
-@pytest.mark.parametrize("start", ["fork", "forkserver"])
+@pytest.mark.parametrize(("start", "loader"), [("fork", ""), ("forkserver", ""), ("forkserver", "PyTorch's")])
 def test_workers_end_if_the_program_is_killed_while_they_begin(
-    dataset: Path, tmp_path: Path, start: str, forked_python: Path
+    dataset: Path, tmp_path: Path, start: str, loader: str, forked_python: Path
 ) -> None:
     """PyTorch's workers look whether they still have the parent that they had behind `worker_init_fn`: by then the
     program may be gone."""
     (tmp_path / "train.py").write_text(ORPHANS)
-    command = [str(forked_python), str(tmp_path / "train.py"), str(dataset), start]
+    command = [str(forked_python), str(tmp_path / "train.py"), str(dataset), start, *loader.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(process.stdout.readline()) for _ in range(2)]
