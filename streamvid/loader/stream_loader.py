@@ -303,7 +303,7 @@ class StreamLoader(BatchLoader[Cursor]):
 
     @property
     def routes(self) -> tuple[ClipRoute, ...]:
-        """How many clips each decoder decodes, and why."""
+        """How many clips each decoder is to decode, and why, as decided before the first batch."""
         return self._routes()
 
     def close(self) -> None:
