@@ -41,9 +41,9 @@ _TIFF_COLOURS: Final = {5: "CMYK", 8: "Lab", 9: "Lab", 10: "Lab"}
 _MAX_AREA: Final = (1 << 28) - 1
 """FFmpeg's limit (`av_image_check_size`) of width and height, 128 added to each."""
 _MAX_CLAIMED: Final = 1 << 25
-_MAX_DENSITY: Final = 1 << 10
-"""More pixels than the first need a byte of the file for each so many: decoders allocate what a header claims, OpenJPEG
-16 bytes for each pixel."""
+_MAX_DENSITY: Final = 1 << 16
+"""An image of more pixels than the first has a byte for each so many at least, as the blankest page of a fax has
+(ITU-T T.6: a bit a line). Decoders allocate what a header claims, OpenJPEG 16 bytes for each pixel."""
 _MAX_PARTS: Final = 1 << 16
 """Chunks or boxes of a file that are looked at."""
 _MAX_TILES: Final = 1 << 20
