@@ -38,7 +38,7 @@ from streamvid.mp4.sample_entry import codec_configuration
 _VCL: Final = range(32)
 _IRAP: Final = range(16, 24)
 """Intra random access point pictures: BLA_W_LP to CRA_NUT, and two types that are reserved for more of them."""
-_RANDOM_ACCESS: Final = range(16, 22)
+RANDOM_ACCESS: Final = range(16, 22)
 """The same without the reserved types."""
 _IDR: Final = (19, 20)
 _CRA: Final = 21
@@ -116,7 +116,7 @@ def _arrays(hvcc: bytes) -> Iterator[tuple[int, bytes, int]]:
 
 def set_number(unit: bytes) -> int:
     """vps_video_parameter_set_id, sps_seq_parameter_set_id or pps_pic_parameter_set_id, of the base layer."""
-    if len(unit) < 2 or (unit[0] & 1) << 5 | unit[1] >> 3:  # nuh_layer_id
+    if not is_base_layer(unit):
         raise ValueError("a parameter set of another layer")
     kind, bits = unit[0] >> 1 & 63, BitReader.of_nal(unit[2:])
     if kind == _PPS:
@@ -155,7 +155,7 @@ class HevcOrder(OutputOrder):
     def _picture_order_count(self, units: list[memoryview]) -> int | None:
         count = None
         for unit in units:
-            if len(unit) < 2 or (unit[0] & 1) << 5 | unit[1] >> 3:  # nuh_layer_id
+            if not is_base_layer(unit):
                 continue
             self._read_parameter_set(unit)
             kind = unit[0] >> 1 & 63
@@ -202,7 +202,13 @@ def _picture_set(part: bytes) -> int:
 
 def _is_base_set(unit: bytes | memoryview) -> bool:
     """Whether a NAL unit is a sequence parameter set of the base layer (nuh_layer_id 0)."""
-    return len(unit) > 2 and unit[0] == _SPS << 1 and not unit[1] >> 3
+    return len(unit) > 2 and SYNTAX.unit_type(unit[0]) == _SPS and is_base_layer(unit)
+
+
+def is_base_layer(unit: bytes | memoryview) -> bool:
+    """Whether a NAL unit has nuh_layer_id 0. Its header, 7.3.1.2: a zero bit, nal_unit_type (6 bits), nuh_layer_id (6),
+    nuh_temporal_id_plus1 (3)."""
+    return len(unit) > 1 and not ((unit[0] & 1) << 5 | unit[1] >> 3)
 
 
 def classifier(stsd: bytes) -> Classifier:
@@ -228,10 +234,9 @@ def classifier(stsd: bytes) -> Classifier:
         for unit in units:
             if len(unit) < 2:
                 break
-            # 7.3.1.2: a zero bit, nal_unit_type (6 bits), nuh_layer_id (6), nuh_temporal_id_plus1 (3)
             kind = (unit[0] >> 1) & 63
             ended = ended or kind in _ENDS
-            if found is not None or kind not in _VCL or (unit[0] & 1) << 5 | unit[1] >> 3:
+            if found is not None or kind not in _VCL or not is_base_layer(unit):
                 continue
             sps = known.sequence_set(unit, _picture_set)
             first = first or sps
@@ -246,7 +251,7 @@ def classifier(stsd: bytes) -> Classifier:
                 # NoRaslOutputFlag (8.1.3) of a picture in the middle: its RASL pictures are not output.
                 skips_leading, ended = kind != _CRA or ended, False
             found = PacketKind(
-                random_access=kind in _RANDOM_ACCESS and knows_all,
+                random_access=kind in RANDOM_ACCESS and knows_all,
                 disposable=kind in _SUB_LAYER_NON_REFERENCE and not tells,
                 skipped_leading=kind in _RASL,
                 tells_sets=tells,

@@ -58,6 +58,7 @@ class PacketKind:
             is no output. 0 for all other codecs.
         broken: H.264 and HEVC: decoders refuse it, because its NAL units do not fit its size. Motion JPEG: its picture
             has no scan.
+        misfit: HEVC: `broken`, because a slice does not fit its parameter sets.
         drops_prior: HEVC: begins a sequence, and decoders drop the pictures before it that are not output yet
             (NoOutputOfPriorPicsFlag).
         several: MPEG-4, VP9 and AV1: it holds several pictures that are displayed, and a packet is one frame.
@@ -83,6 +84,7 @@ class PacketKind:
     resets_context: bool = False
     order: int | None = 0
     broken: bool = False
+    misfit: bool = False
     drops_prior: bool = False
     several: bool = False
     in_fields: bool = False

@@ -21,6 +21,7 @@ from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCE
 from streamvid.video.mapped import mapped
 from streamvid.video.packet_times import PacketTimes
 from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
+from streamvid.video.slice_headers import checking_classifier
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 
 LEAD_IN: Final = "lead-in"
@@ -80,7 +81,7 @@ def index_clip(
     ):
         raise CannotCopyError("its timestamps cannot be kept in an MP4")
 
-    of, kinds, crcs = packet_info.classifier(codec, stsd), list[PacketKind](), list[int]()
+    of, kinds, crcs = checking_classifier(codec, stsd), list[PacketKind](), list[int]()
     for at, length in zip(offset.tolist(), size.tolist(), strict=True):  # of hours there are a million
         packet = data[at : at + length]
         kinds.append(of(packet))
@@ -167,12 +168,22 @@ def _check_packets(kinds: list[PacketKind], codec: str, *, cut_only: bool) -> No
     whole clip loses none. Raises as `build_clip`."""
     several = next((number for number, kind in enumerate(kinds) if kind.several), None)
     if several is not None:
+        if codec == "vp9":
+            raise ValueError(
+                f"its packet {several} holds several pictures that are displayed, as of VP9 with spatial layers (SVC): "
+                "FFmpeg shows each, browsers the last. Decode it as they do: ffmpeg -c:v libvpx-vp9 -i …"
+            )
         packed = " (a packed bitstream)" if codec == "mpeg4" else ""
         raise CannotCopyError(f"its packet {several} holds several pictures{packed}, where each must be a frame")
     broken = [number for number, kind in enumerate(kinds) if kind.broken]
     if broken and codec == "mjpeg":
         raise ValueError(f"its packet {broken[0]} cannot be decoded: it has no scan; re-encode it")
     if broken and not (cut_only and 2 * len(broken) < len(kinds)):  # of so many, their writer is the cause
+        if kinds[broken[0]].misfit:
+            raise ValueError(
+                f"slices of its packet {broken[0]} do not fit its parameter sets, as where files of other settings "
+                "were joined without decoding: join them by ffmpeg -f concat without -c copy"
+            )
         raise CannotCopyError(f"NAL unit lengths of its packet {broken[0]} do not add up: start codes in an MP4?")
     if any(kind.drops_prior for kind in kinds):
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")

@@ -35,6 +35,7 @@ from streamvid.video.frame_index import HIDDEN
 from streamvid.video.packet_times import PacketTimes
 from streamvid.video.probe import FrameFormat, probe_packet
 from streamvid.video.read_buffer import coalesce, read_blocks, read_range
+from streamvid.video.slice_headers import checking_classifier
 from streamvid.video.stored_clip import AUDIO, UNORDERED, StoredClip, UnwrittenMp4, file_signature
 
 _MIN_TIMESCALE: Final = 10_000
@@ -79,7 +80,7 @@ def _ingest(source: Path, file: io.BufferedReader, *, cut_only: bool) -> StoredC
     start = int(track.offset[0])
     found = _probe(track, bytes(read_range(file, start, start + int(track.size[0]))))
     times = found.times
-    of = packet_info.classifier(track.codec, found.stsd)
+    of = checking_classifier(track.codec, found.stsd)
     kinds: list[PacketKind] = []
     crcs: list[int] = []
     head = b""

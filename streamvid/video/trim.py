@@ -19,6 +19,7 @@ from streamvid.video.clip_index import LEAD_IN, traits
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS, FrameIndex
 from streamvid.video.mapped import mapped
 from streamvid.video.packet_selection import select_packets
+from streamvid.video.slice_headers import checking_classifier
 from streamvid.video.stored_clip import StoredClip
 
 
@@ -116,5 +117,6 @@ def _copy(source: BinaryIO, target: BinaryIO, index: FrameIndex) -> None:
 def _traits(clip: StoredClip) -> str:
     data = mapped(clip.mp4).data
     places = zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)
-    kinds = packet_info.classify(clip.codec, clip.stsd, [data[at : at + size] for at, size in places])
+    of = checking_classifier(clip.codec, clip.stsd)
+    kinds = packet_info.finalize_disposable(clip.codec, [of(data[at : at + size]) for at, size in places])
     return traits(clip.codec, kinds, clip.index.pts)
