@@ -37,7 +37,7 @@ from streamvid.video.in_place import index_where_it_lies
 from streamvid.video.ingest import index_by_tables
 from streamvid.video.probe import VideoFile
 from streamvid.video.remux import as_video_error
-from streamvid.video.stored_clip import CHANGED, StoredClip
+from streamvid.video.stored_clip import CHANGED, UNNUMBERED, StoredClip
 from streamvid.video.trim import cut_clip, non_displayed_bytes, trim_clip
 
 log = logging.getLogger(__name__)
@@ -365,7 +365,7 @@ def _find_damage(clip: StoredClip, level: DecodeLevel) -> Damage | None:
     Returns:
         All damage of the clip if one of these frames is damaged, or if it has broken packets; else None.
     """
-    count = len(clip.index.visible)
+    count, level = len(clip.index.visible), "all" if UNNUMBERED in clip.left_out else level
     if clip.has_trait(BROKEN):
         every = np.arange(count)
         cause = "the NAL units of a packet of it do not fit"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from streamvid.mp4.boxes import children, iter_file_boxes, read_moov
+from streamvid.mp4.sample_entry import read_entries
 from streamvid.video.mapped import mapped
 from streamvid.video.probe import VideoFile, video_streams
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, JOINED, OTHER_TRACKS
@@ -25,14 +26,25 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: as in `streamvid.video.probe.video_stream`.
+        ValueError: as in `streamvid.video.probe.video_stream`; or there are frames of several codecs in its track.
     """
-    with source.open() as (container, _):
+    with source.open() as (container, stream):
+        codes = read_entries(read_moov(source.path), stream.id) if container.format.name.startswith("mov") else {}
+        if len(codes) > 1 and _count_packets(source) < stream.frames:
+            names = " and ".join(name.decode("latin-1") for name in codes)
+            raise ValueError(
+                f"its track has frames of {names}, of which FFmpeg reads those of one alone: split it there"
+            )
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
         cut_off = source.cut_off or _is_cut_off(source.path, name)
         joined = _is_joined(source.path, name)
     return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off + (JOINED,) * joined
+
+
+def _count_packets(source: VideoFile) -> int:
+    with source.open(apply_edits=False) as (container, stream):
+        return sum(packet.size > 0 for packet in container.demux(stream))
 
 
 def _is_joined(path: Path, container: str) -> bool:

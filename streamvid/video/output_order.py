@@ -13,7 +13,7 @@ from streamvid.arrays import Int64
 from streamvid.bitstream import h264, mpeg4
 from streamvid.bitstream.packet_kind import PacketKind
 from streamvid.errors import VideoError
-from streamvid.video.codec_context import MAX_REORDER, padded_packet
+from streamvid.video.codec_context import padded_packet
 from streamvid.video.probe import CannotCopyError, VideoFile, demux
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class OutputOrder:
         Raises:
             ValueError: two packets have the same time.
         """
-        times = distinct(clock[self.packets])
+        times = distinct(clock[self.packets], self.packets)
         usual = round(float(np.median(np.diff(times)))) if len(times) > 1 else 1
         return np.concatenate([times, times[-1:] + usual * np.arange(1, self.delay + 1)])[self.delay :]
 
@@ -144,26 +144,37 @@ def decode(context: VideoCodecContext, packet: Packet[Any]) -> list[VideoFrame]:
         raise
 
 
-def distinct(clock: Int64) -> Int64:
+def distinct(clock: Int64, packets: Int64) -> Int64:
     """The times in order. Of frames with one time, each is a tick behind the one before, if there is room.
 
+    Times may be in another order than pictures within a group that a decoder reorders. Between two groups, where it has
+    output all packets so far before all later ones, times that fall back by more than a frame are of a clock that was
+    set.
+
     Args:
-        clock: int64 [frames], presentation or decode times, in the order of packets or of pictures.
+        clock: int64 [frames], presentation or decode times, in the order of pictures.
+        packets: int64 [frames], the numbers of their packets.
 
     Raises:
         ValueError: there is none, or most frames have the time of another, so that they have no times.
-        VideoError: a time is more places away from its own than decoders hold pictures back: the clock was set.
+        VideoError: the clock falls back.
     """
-    places = np.argsort(clock, kind="stable")
-    if np.abs(places - np.arange(len(clock))).max(initial=0) > MAX_REORDER:
-        raise VideoError(f"its clock leaps and falls back: {_COUNT_ANEW}")
-    ordered = clock[places]
+    before, behind = _around_places(packets)
+    last, first = _around_places(clock)
+    ordered, fall = np.sort(clock), int((last - first)[before < behind].max(initial=0))
+    if fall and fall > np.median(np.diff(ordered)):
+        raise VideoError(f"its clock falls back: {_COUNT_ANEW}")
     numbers = np.arange(len(ordered))
-    first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=ordered[:1] - 1) > 0, numbers, 0))
-    apart: Int64 = ordered + numbers - first
-    if 2 * len(np.unique(first)) <= len(first) > 1 or (np.diff(apart) <= 0).any():
+    begins = np.maximum.accumulate(np.where(np.diff(ordered, prepend=ordered[:1] - 1) > 0, numbers, 0))
+    apart: Int64 = ordered + numbers - begins
+    if 2 * len(np.unique(begins)) <= len(begins) > 1 or (np.diff(apart) <= 0).any():
         raise ValueError(f"frames of it are shown at the same time: {_COUNT_ANEW}")
     return apart
+
+
+def _around_places(values: Int64) -> tuple[Int64, Int64]:
+    """Of each place between two values: the highest before it, and the lowest behind it."""
+    return np.maximum.accumulate(values)[:-1], np.minimum.accumulate(values[::-1])[::-1][1:]
 
 
 def ticks_needed(times: Int64) -> int:

@@ -249,8 +249,7 @@ class _NoFrameError(ValueError):
 def _first_frame(source: VideoFile, *, apply_edits: bool) -> FrameFormat:
     with source.open(apply_edits=apply_edits) as (container, stream):
         context = stream.codec_context
-        width, height, most = context.width, context.height, limit_pixels(context)
-        codec = context.codec.canonical_name
+        width, height, most, codec = context.width, context.height, limit_pixels(context), context.codec.canonical_name
         try:
             for number, packet in enumerate(chain(demux(source, container, stream, codec), [None])):
                 if packet is None and not number and codec == "h264":
@@ -294,6 +293,7 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
 
 
 _DECODERS: Final = {"av1": "libdav1d"}  # FFmpeg's native decoder needs hardware
+_COLOR_RANGES: Final = {1: "tv", 2: "pc"}  # FFmpeg's AVColorRange
 
 
 def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> FrameFormat:
@@ -311,9 +311,6 @@ def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> Frame
         color_range="pc" if frame.format.name.startswith("yuvj") else stated_range,
         rotation=frame_rotation(frame, source),
     )
-
-
-_COLOR_RANGES: Final = {1: "tv", 2: "pc"}  # FFmpeg's AVColorRange
 
 
 def frame_rotation(frame: VideoFrame, source: Path | None = None) -> int:
@@ -374,7 +371,7 @@ def demux(source: VideoFile, container: InputContainer, stream: VideoStream, cod
         codec: of that track, one of CODECS.
 
     Raises:
-        ValueError: as of `whole_packets`, or they are encrypted.
+        ValueError: as of `whole_packets`, or they are encrypted, or there are none.
     """
     unpack: Callable[[Packet[VideoStream] | None], list[Packet[VideoStream]]] | None = None
     if codec == "mpeg4" and container.format.name == "avi":
@@ -382,12 +379,13 @@ def demux(source: VideoFile, container: InputContainer, stream: VideoStream, cod
     elif codec == "vp9":
         # Some WebMs have non-displayed pictures in packets of their own. In an MP4 they are in the next, a superframe.
         unpack = av.BitStreamFilterContext("vp9_superframe", stream).filter
-    started, classify = False, _classifier(stream, codec)
+    started, is_empty, classify = False, True, _classifier(stream, codec)
     framed = codec == "h264" and (stream.codec_context.extradata or b"")[:1] == b"\1"  # its parameter sets are known
     held: deque[Packet[VideoStream]] = deque(maxlen=1000 if framed else 0)
     for packet in whole_packets(container, stream, cut_off=source.cut_off):
         if packet.has_sidedata("encryption_info"):
             raise ValueError(_ENCRYPTED)
+        is_empty = is_empty and not packet.size
         for unpacked in [packet] if unpack is None else unpack(packet if packet.size else None):
             if not started or codec == "mpeg4":
                 begins = classify(memoryview(bytes(unpacked))).random_access
@@ -398,3 +396,5 @@ def demux(source: VideoFile, container: InputContainer, stream: VideoStream, cod
                 held.append(unpacked)
             if unpacked.size and started:
                 yield unpacked
+    if is_empty:
+        raise _NoFrameError("its video track is empty: it holds no packet")

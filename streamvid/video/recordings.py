@@ -32,6 +32,8 @@ _TAIL_BYTES: Final = 4 << 20
 """Bytes at the end of a transport stream in which its last PES packet begins."""
 _FLASH_CLOCK: Final = 1 << 31
 _MINUTE: Final = 60_000
+_TELLS_LOSS: Final = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
+"""Codecs of which a decoder notices most missing pieces: of HEVC FFmpeg's misses half."""
 RESTART_FRAMES: Final = 10
 """A clock that falls back by more frames than this is one that begins anew."""
 
@@ -116,18 +118,29 @@ def whole_packets(
 DAMAGED: Final = "a packet in it is damaged or cut off: copy or record it again, or re-encode it"
 
 
-def is_whole(source: Path, pid: int) -> bool:
-    """Whether a track is complete where the numbers of its pieces (continuity_counter) do not go on, as where files
-    were joined, by `cat a.ts b.ts` or from segments of FFmpeg. FFmpeg marks packets there as corrupt.
+def gapless(source: Path, pid: int, codec: str) -> tuple[bool, bool]:
+    """Whether a track that FFmpeg marks as corrupt is complete, and whether its pieces are numbered.
 
-    The piece behind such a place must begin a PES packet from which decoding can start (random_access_indicator), and
-    the piece before it must end one. False if a PES packet was cut off there; also in one of 184 places where it was
-    not, because `_PesPackets` does not know that the packet ends.
+    FFmpeg marks packets where the numbers (continuity_counter) do not go on, as where files were joined, by
+    `cat a.ts b.ts` or from segments of FFmpeg. The piece behind such a place must begin a PES packet from which decoding
+    can start (random_access_indicator), and the piece before it must end one. A track counts as incomplete if a PES
+    packet was cut off there; also in one of 184 places where it was not, because `_PesPackets` does not know that the
+    packet ends.
+
+    Some recorders give all pieces one number. Then only the sizes of PES packets are checked, if they are stated, and
+    FFmpeg's decoder must notice what is missing.
 
     Args:
         pid: the track's packet identifier.
+        codec: as FFmpeg names it.
     """
     stream = _pieces(mapped(source))
+    blocks = (_of_track(stream[first : first + _BLOCK], pid) for first in range(0, len(stream), _BLOCK))
+    numbered = codec not in _TELLS_LOSS or len({n for part in blocks for n in np.unique(part[:, 3] & 15).tolist()}) > 1
+    return _is_whole(stream, pid, numbered=numbered), numbered
+
+
+def _is_whole(stream: UInt8, pid: int, *, numbered: bool) -> bool:
     held = stream[:0]  # the last PES packet of the blocks before
     for first in range(0, len(stream), _BLOCK):
         pieces = np.concatenate([held, _of_track(stream[first : first + _BLOCK], pid)])
@@ -139,7 +152,8 @@ def is_whole(source: Path, pid: int) -> bool:
         if found is None:
             return False
         counter = pieces[:, 3] & 15
-        goes_on = (found.flags & 0x80 != 0) | (counter == np.roll(counter, 1) + found.has_payload & 15)  # or stated gap
+        follows = counter == np.roll(counter, 1) + found.has_payload & 15
+        goes_on = (found.flags & 0x80 != 0) | follows | (not numbered)  # or stated gap
         breaks = np.flatnonzero(~goes_on[1:]) + 1
         begins = np.isin(breaks, found.starts) & (found.flags[breaks] & 0x40 != 0)
         before = np.searchsorted(found.starts, breaks) - 1

@@ -31,6 +31,10 @@ JOINED: Final = (
     "a file is several (MP4 or FLV) that were joined byte by byte: the first is packed, as players show no other; "
     "join them by ffmpeg -f concat"
 )
+UNNUMBERED: Final = (
+    "the packets of a transport stream are not numbered (their continuity_counter is always the same): all frames are "
+    "decoded, which shows most places where some were lost, but not all"
+)
 CHANGED: Final = (
     "it was changed or removed while it was read: add it when it is whole (pack --append, or index --update)"
 )
@@ -84,7 +88,8 @@ class StoredClip:
         duration: ticks from the first visible frame to the end of the last.
         stsd: the sample description box, whole.
         sha256: of the clip's MP4, lower-case hex; "" if it was not computed yet.
-        left_out: what of the source is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`, `OVERLAPS`, `JOINED`.
+        left_out: what of the source is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`, `OVERLAPS`, `JOINED`,
+            `UNNUMBERED`.
         unwritten: the clip's MP4, if no file holds it yet; the index has positions in it. None: `mp4` holds it.
     """
 

@@ -20,7 +20,7 @@ from streamvid.video.output_order import OutputOrder, distinct, output_order, ti
 from streamvid.video.packet_times import PacketTimes, fit_pauses
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, clock_offsets, follow_on, incomplete_packets, is_whole
+from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, clock_offsets, follow_on, gapless, incomplete_packets
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
@@ -128,10 +128,10 @@ def decoded_times(
 
 
 def _times_in_order(pts: Int64, order: OutputOrder) -> Int64:
-    """Times for pictures in the order of a decoder, which contradict that: decode times if they rise from packet to
-    packet, otherwise in any order. Errors as of `distinct`."""
-    rises = (np.diff(pts[order.packets]) > 0).all()  # where the order in the bitstream is not read
-    return order.shown_at(pts) if not rises and (np.diff(pts) > 0).all() else distinct(pts[order.packets])
+    """Times in the order of a decoder that those of packets contradict: decode times if they rise, or as `distinct`."""
+    times = pts[order.packets]
+    by_decoding = (np.diff(times) < 0).any() and (np.diff(pts) > 0).all()
+    return order.shown_at(pts) if by_decoding else distinct(times, order.packets)
 
 
 def _date_by_order(
@@ -169,7 +169,7 @@ def _date_by_order(
         return order.packets, order.shown_at(clock)
     times, lasts = pts[order.packets], demuxed.duration[order.packets]
     if complete:
-        return order.packets, distinct(times)
+        return order.packets, distinct(times, order.packets)
     return order.packets, (_fill_times if container in _DATES_PACKS else _fill_gaps)(times, lasts)
 
 
@@ -241,7 +241,9 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
         name, track, incomplete = container.format.name.split(",")[0], stream.id, None
-        if name == "mpegts" and rows["corrupt"].any() and not is_whole(source.path, track):
+        marked = name == "mpegts" and rows["corrupt"].any()
+        whole, numbered = gapless(source.path, track, codec) if marked else (True, True)
+        if not whole:
             if codec not in ("h264", "hevc"):
                 raise ValueError(DAMAGED)
             incomplete = incomplete_packets(rows["corrupt"], rows["keyframe"])
@@ -268,6 +270,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         time_base=(base / finer).as_integer_ratio(),
         edits_applied=apply_edits,
         incomplete=incomplete,
+        unnumbered=not numbered,
     )
     return _Demuxed(packets, clock, rows["duration"] * finer, expected, track, parts)
 
@@ -307,7 +310,7 @@ def in_output_order(found: PacketTimes, output: OutputOrder) -> PacketTimes:
     order = (matched := output.matched(len(found.pts))).packets
     if not found.hidden.any():
         return _shown(found, order, _times_in_order(found.pts, matched))
-    shown, times = ~found.hidden[order], distinct(found.pts[~found.hidden])
+    times = distinct(found.pts[order][shown := ~found.hidden[order]], order[shown])
     if not len(times):
         raise ValueError("none of its frames is shown")
     last = np.maximum(np.cumsum(shown) - 1, 0)

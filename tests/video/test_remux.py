@@ -20,10 +20,12 @@ from streamvid.bitstream.sei import SEI
 from streamvid.checksum import crc32c
 from streamvid.decode.cpu import CpuDecoder, InThreadDecoder, decode_with_pyav
 from streamvid.errors import VideoError
+from streamvid.mp4.boxes import be32, box, iter_boxes
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
 from streamvid.storage.retry import Retry
+from streamvid.video.clip_index import BROKEN
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
 from streamvid.video.ingest import index_by_tables
@@ -31,8 +33,10 @@ from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import OVERLAPS, StoredClip
 from streamvid.video.transcode import TranscodeOptions, transcode
+from streamvid.video.trim import cut_clip
 from tests.support.bits import to_bits
 from tests.support.clips import frames_of, hard_clips, one_after_the_other, without_packets, write
+from tests.support.in_band import mux_packets, sets_and_packets
 from tests.support.ogm import write_ogm
 from tests.support.reference import seconds, sequential, slice_of, whole
 from tests.support.remux import remuxing
@@ -200,6 +204,51 @@ def test_a_sample_entry_of_an_encrypted_video_is_enough(tmp_path: Path) -> None:
     source.write_bytes(data)
     with pytest.raises(VideoError, match="it is encrypted"):
         store_clip(source, tmp_path)
+
+
+@pytest.mark.parametrize("other", [b"hvc1", b"mp4v", b"avc3"])
+def test_a_track_of_several_codecs_is_refused(other: bytes, tmp_path: Path) -> None:
+    """FFmpeg reads the frames of the first one, as if there were no others."""
+    source = write(Recipe(frames=24, gop=12, b_frames=0), tmp_path / "a.mp4")
+    with av.open(str(source)) as container:
+        sizes = [packet.size for packet in container.demux(video=0)][:12]
+
+    def changed(boxes: bytes) -> bytes:
+        return b"".join(box(kind, change(kind, boxes[at:end])) for kind, at, end in iter_boxes(boxes, 0, len(boxes)))
+
+    def change(kind: bytes, payload: bytes) -> bytes:
+        if kind in (b"moov", b"trak", b"mdia", b"minf", b"stbl"):
+            return changed(payload)
+        first = int.from_bytes(payload[8:12], "big")
+        return {
+            b"stsd": payload[:4] + be32([2]) + payload[8:] + payload[8:].replace(b"avc1", other),
+            b"stsc": bytes(4) + be32([2, 1, 12, 1, 2, 12, 2]),
+            b"stco": bytes(4) + be32([2, first, first + sum(sizes)]),
+        }.get(kind, payload)
+
+    source.write_bytes(changed(source.read_bytes()))  # `moov` comes last: packets stay where they are
+    assert len(sequential(source)) == 12
+    with pytest.raises(
+        VideoError, match=f"frames of avc1 and {other.decode()}, of which FFmpeg reads those of one alone"
+    ):
+        store_clip(source, tmp_path)
+
+
+def test_hevc_that_lost_parameter_sets_when_files_were_joined(tmp_path: Path) -> None:
+    """Decoders make garbage of the second file, without an error."""
+    first, second = (
+        write(Recipe(codec="hevc", width=256, height=160, frames=12, gop=4, b_frames=0, params=params), tmp_path / name)
+        for name, params in (("a.mp4", (("ctu", "64"), ("wpp", "1"))), ("b.mp4", (("ctu", "16"), ("wpp", "1"))))
+    )
+    packets = [packet for path in (first, second) for packet in sets_and_packets(path)[1]]
+    joined = mux_packets(first, packets, 4, tmp_path / "joined.mp4")
+    assert len(sequential(joined)) == 24
+    for path in (joined, mux_packets(first, packets, 4, tmp_path / "joined.mkv")):
+        with pytest.raises(VideoError, match="slices of its packet 12 do not fit its parameter sets"):
+            store_clip(path, tmp_path)
+    whole = store_clip(joined, tmp_path, cut_only=True)
+    assert not cut_clip(whole, 0, 8).has_trait(BROKEN)
+    assert cut_clip(whole, 10, 16).has_trait(BROKEN)
 
 
 @pytest.mark.parametrize(("entry", "said"), [(b"dav1", "'dav1' .AV1 for Dolby Vision"), (b"zzz\xff", "'zzz.xff'")])
@@ -446,8 +495,10 @@ def test_packets_of_several_pictures_are_not_copied(codec: Codec, tmp_path: Path
             packet.time_base = copy.stream.time_base
             copy.mux(packet)
     assert len(sequential(joined)) == 8, "FFmpeg shows both"
-    with pytest.raises(CannotCopyError, match="its packet 6 holds several pictures"):
+    with pytest.raises(VideoError, match="its packet 6 holds several pictures") as caught:
         store_clip(joined, tmp_path)
+    assert isinstance(caught.value, CannotCopyError) == (codec == "av1")
+    assert ("VP9 with spatial layers" in str(caught.value)) == (codec == "vp9")
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"])
