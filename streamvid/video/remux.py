@@ -45,7 +45,7 @@ from streamvid.video.probe import (
     probe_first_frame,
     read_stream_info,
 )
-from streamvid.video.stored_clip import OVERLAPS, UNNUMBERED, UNORDERED, StoredClip
+from streamvid.video.stored_clip import OVERLAPS, TIMES_SORTED, UNNUMBERED, UNORDERED, StoredClip
 from streamvid.video.timestamps import in_output_order, scan_packet_times
 
 log = logging.getLogger(__name__)
@@ -142,8 +142,9 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
         if np.array_equal(ordered.pts, times.pts):
             return clip
         # Players show pictures in the decoder's output order, whatever the container's times are.
-        log.info("%s: its times contradict the order of its pictures, which is kept", source.path)
-        return store(ordered.up_to_last_visible())
+        shown = ~times.hidden
+        falls = bool((np.diff(times.pts[shown][np.argsort(ordered.pts[shown])]) < 0).any())
+        return replace(store(ordered.up_to_last_visible()), left_out=(*missing, *(TIMES_SORTED,) * falls))
 
 
 def _check_all_output(output: OutputOrder, clip: StoredClip) -> None:

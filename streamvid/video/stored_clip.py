@@ -35,6 +35,10 @@ UNNUMBERED: Final = (
     "the packets of a transport stream are not numbered (their continuity_counter is always the same): all frames are "
     "decoded, which shows most places where some were lost, but not all"
 )
+TIMES_SORTED: Final = (
+    "times of frames contradict the order in which decoders output them: the order is kept, and the times are sorted, "
+    "or are those of decoding"
+)
 CHANGED: Final = (
     "it was changed or removed while it was read: add it when it is whole (pack --append, or index --update)"
 )
@@ -89,7 +93,7 @@ class StoredClip:
         stsd: the sample description box, whole.
         sha256: of the clip's MP4, lower-case hex; "" if it was not computed yet.
         left_out: what of the source is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`, `OVERLAPS`, `JOINED`,
-            `UNNUMBERED`.
+            `UNNUMBERED`, `TIMES_SORTED`.
         unwritten: the clip's MP4, if no file holds it yet; the index has positions in it. None: `mp4` holds it.
     """
 

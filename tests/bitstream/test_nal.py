@@ -22,7 +22,7 @@ from streamvid.decode.damage import Damage, find_damage
 from streamvid.video.output_order import output_order
 from streamvid.video.probe import VideoFile, read_stream_info
 from streamvid.video.remux import store_clip
-from streamvid.video.stored_clip import UNORDERED, StoredClip
+from streamvid.video.stored_clip import TIMES_SORTED, UNORDERED, StoredClip
 from streamvid.video.timestamps import in_output_order, scan_packet_times
 from tests.support.clips import write
 from tests.support.reference import packets_of, sequential, slice_of, whole
@@ -83,6 +83,7 @@ def test_times_that_contradict_it_are_not_believed(codec: str, container: str, t
     reference = sequential(good, full_range=False)
     clip = store_clip(lie_about_order(good, tmp_path / f"lying.{container}"), tmp_path)
     assert UNORDERED not in clip.traits
+    assert clip.left_out == (TIMES_SORTED,)
     assert len(clip.index.visible) == len(reference)
     np.testing.assert_array_equal(decode_with_pyav(whole(clip)), reference)
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [1, 2, 17])), [reference[n] for n in (1, 2, 17)])

@@ -706,6 +706,7 @@ def test_reordered_frames_at_the_same_time_are_a_tick_apart(codec: Codec, tmp_pa
             copy.mux(packet)
     assert [read_frame_number(frame) for frame in sequential(tied)] == [*range(24)]
     clip = store_clip(tied, tmp_path)
+    assert clip.left_out == ()
     frames = decode_with_pyav(slice_of(clip, range(24)))
     assert [read_frame_number(frame) for frame in frames] == [*range(24)]
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
