@@ -28,7 +28,8 @@ def checking_classifier(codec: str, stsd: bytes) -> Classifier:
 
     def classify(packet: memoryview) -> PacketKind:
         kind = of(packet)
-        return kind if fits(packet) else replace(kind, broken=True, misfit=True)
+        looks = kind.random_access or kind.tells_sets
+        return replace(kind, broken=True, misfit=True) if looks and not fits(packet) else kind
 
     return classify
 
