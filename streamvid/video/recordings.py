@@ -122,10 +122,10 @@ def gapless(source: Path, pid: int, codec: str) -> tuple[bool, bool]:
     """Whether a track that FFmpeg marks as corrupt is complete, and whether its pieces are numbered.
 
     FFmpeg marks packets where the numbers (continuity_counter) do not go on, as where files were joined, by
-    `cat a.ts b.ts` or from segments of FFmpeg. The piece behind such a place must begin a PES packet from which decoding
-    can start (random_access_indicator), and the piece before it must end one. A track counts as incomplete if a PES
-    packet was cut off there; also in one of 184 places where it was not, because `_PesPackets` does not know that the
-    packet ends.
+    `cat a.ts b.ts` or from segments of FFmpeg. The piece behind such a place must begin a PES packet from which
+    decoding can start (random_access_indicator), and the piece before it must end one. A track counts as incomplete if
+    a PES packet was cut off there; also in one of 184 places where it was not, because `_PesPackets` does not know that
+    the packet ends.
 
     Some recorders give all pieces one number. Then only the sizes of PES packets are checked, if they are stated, and
     FFmpeg's decoder must notice what is missing.
