@@ -40,7 +40,8 @@ RESTART_FRAMES: Final = 10
 
 def follow_on(pts: Int64, keyframe: Bool, duration: Int64, *, least: float = RESTART_FRAMES) -> tuple[Int64, Int64]:
     """Presentation times in which each part of a joined recording follows the one before, at the usual distance of its
-    frames. A part begins with a key frame whose time is far before that of an earlier frame.
+    frames. A part begins with a key frame whose time is far before that of an earlier frame, unless the next frames go
+    on behind that: then the time of the key frame alone is wrong.
 
     Args:
         pts, keyframe, duration: [packets], in decode order: times in ticks, the container's flags, and durations in
@@ -55,12 +56,16 @@ def follow_on(pts: Int64, keyframe: Bool, duration: Int64, *, least: float = RES
         return made, keys
     lows, highs = np.minimum.reduceat(pts, keys).tolist(), np.maximum.reduceat(pts, keys).tolist()
     highest = highs[0]
-    for key, low, high in zip(keys.tolist()[1:], lows[1:], highs[1:], strict=True):
+    ends = [*keys.tolist(), len(pts), len(pts)]
+    for key, low, high, end in zip(ends[1:-2], lows[1:], highs[1:], ends[3:], strict=True):
         if pts[key] < highest:
             part = slice(parts[-1], key)
             steps = np.diff(np.unique(pts[part]))
             usual = int(np.median(steps)) if len(steps) else max(1, int(duration[key - 1]))
-            if pts[key] < highest - least * usual:
+            later = pts[key:end][pts[key:end] > highest]
+            goes_on = len(later) and later.min() <= highest + RESTART_FRAMES * usual
+            falls = highest - int(pts[key])
+            if falls > least * usual and not (goes_on and 2 * (end - key - len(later)) * usual < falls):
                 made[key:] = pts[key:] + (made[part].max() + usual - low)
                 parts.append(key)
                 highest = high

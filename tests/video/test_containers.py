@@ -502,6 +502,25 @@ def test_a_clock_that_is_set_between_key_frames(codec: Any, name: str, b_frames:
             assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == list(range(60))
 
 
+@pytest.mark.parametrize(("codec", "name"), [("h264", "V_MPEG4/ISO/AVC"), ("vp8", "V_VP8")])
+def test_a_key_frame_whose_time_alone_falls_back(codec: Any, name: str, tmp_path: Path) -> None:
+    """No recording begins there: those that follow it would have come a second late."""
+    recipe = Recipe(codec=codec, container="mkv", frames=90, gop=30, b_frames=0, width=160, height=144)
+    with av.open(str(write(recipe, tmp_path / "a.mkv"))) as container:
+        stream: Any = container.streams.video[0]
+        packets: list[Any] = [packet for packet in container.demux(stream) if packet.size]
+        times = [2000 + round(1000 * packet.pts * stream.time_base) for packet in packets]
+        private = stream.codec_context.extradata or b""
+    times[60] -= 1000
+    source = _write_matroska(tmp_path / "b.mkv", name.encode(), private, (160, 144), zip(times, packets, strict=True))
+    with pytest.raises(VideoError, match="its clock falls back"):
+        prepare(source, tmp_path / "clip")
+    times[60:] = [time - 1000 * (number > 0) for number, time in enumerate(times[60:])]  # of all that follow
+    source = _write_matroska(tmp_path / "c.mkv", name.encode(), private, (160, 144), zip(times, packets, strict=True))
+    clip, _ = prepare(source, tmp_path / "joined")
+    assert np.diff(clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]).max() < 2 / float(recipe.fps)
+
+
 def test_a_frame_that_is_decoded_before_sixteen_others(tmp_path: Path) -> None:
     """Its clock does not fall back."""
     options = {"x264-params": "bframes=16:b-adapt=0:b-pyramid=none:scenecut=0:threads=1:keyint=60"}
