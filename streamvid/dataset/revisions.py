@@ -56,6 +56,8 @@ def dataset_path(path: object) -> str:
         hint, several = "", "; for several datasets write Mix([(first, 1), (second, 1)])"
         if isinstance(path, list | tuple):
             hint = several
+        elif hasattr(path, "parts"):
+            hint = "; a Mix has all its parts in one list, and is for StreamLoader: for others, merge them"
         elif hasattr(path, "__getitem__"):  # as PyTorch's Subset and ConcatDataset, which are of samples
             hint = f"; for some of its clips write Subset(path, keys=…){several}"
         raise InputError(f"dataset must be a path, a URL or a Dataset, it is {path!r}"[:300] + hint)

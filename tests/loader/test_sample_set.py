@@ -137,6 +137,8 @@ def test_an_option_that_is_given_elsewhere(dataset: Path, make: Any, said: str) 
 def test_what_is_no_dataset(dataset: Path, tmp_path: Path, make: Any) -> None:
     with pytest.raises(sv.InputError, match=r"for several datasets write Mix\("):
         make([dataset, dataset])
+    with pytest.raises(sv.InputError, match="a Mix has all its parts in one list, and is for StreamLoader: for others"):
+        make(sv.Mix([(sv.Mix([(dataset, 1)]), 1)]))
     (tmp_path / "a.mp4").write_bytes(b"")
     with pytest.raises(sv.DatasetError, match="this is a folder of videos; pack it first"):
         make(tmp_path)
