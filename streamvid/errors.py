@@ -16,7 +16,7 @@ Suspect = Literal["source", "shard", "cache", "index"]
 """What is probably wrong: the video that was packed, the shard, its copy in the cache, or the clip's frame index."""
 
 _REMEDIES: Final[dict[str, str]] = {
-    "source": "leave the clip out, or pack its video again",
+    "source": "leave the clip out, or pack its video again (streamvid index --update, if it is in place)",
     "shard": "restore the shard (streamvid verify checks all), and go on from the last checkpoint",
     "cache": "remove the copy in the cache folder, and go on from the last checkpoint",
     "index": "restore the shard's .packets file (streamvid verify checks all), and go on from the last checkpoint",

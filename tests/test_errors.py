@@ -22,6 +22,7 @@ def test_every_suspect_has_a_remedy(suspect: str) -> None:
     error = ClipError("it is torn", key="dog", suspect=suspect)  # type: ignore[arg-type]
     assert "; " in str(error)
     assert "None" not in str(error)
+    assert ("streamvid index --update" in str(error)) == (suspect == "source")
 
 
 def test_it_can_be_made_of_its_text_alone_as_pytorch_does() -> None:
