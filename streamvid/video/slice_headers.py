@@ -28,15 +28,15 @@ def checking_classifier(codec: str, stsd: bytes) -> Classifier:
 
     def classify(packet: memoryview) -> PacketKind:
         kind = of(packet)
-        looks = kind.random_access or kind.tells_sets
-        return replace(kind, broken=True, misfit=True) if looks and not fits(packet) else kind
+        return replace(kind, broken=True, misfit=True) if kind.random_access and not fits(packet) else kind
 
     return classify
 
 
 def _slice_check(stsd: bytes) -> Callable[[memoryview], bool]:
-    """A function of the packets of a track, in decode order, that returns whether slices fit, also if FFmpeg cannot
-    read all parameter sets. Its bitstream filters check the range of every field of a slice's header, and its end.
+    """A function of a track's random access points, in decode order, that returns whether slices fit, also if FFmpeg
+    cannot read all parameter sets. Its bitstream filters check the range of every field of a slice's header, and the
+    header's end.
 
     Args:
         stsd: the track's sample description box.
@@ -45,7 +45,7 @@ def _slice_check(stsd: bytes) -> Callable[[memoryview], bool]:
 
     def reads(units: bytes) -> bool:
         try:
-            bitstream_filter.filter(av.Packet(units.rstrip(b"\0")))
+            bitstream_filter.filter(av.Packet(units))
         except av.error.InvalidDataError:
             return False
         return True

@@ -515,10 +515,19 @@ def test_a_key_frame_whose_time_alone_falls_back(codec: Any, name: str, tmp_path
     source = _write_matroska(tmp_path / "b.mkv", name.encode(), private, (160, 144), zip(times, packets, strict=True))
     with pytest.raises(VideoError, match="its clock falls back"):
         prepare(source, tmp_path / "clip")
-    times[60:] = [time - 1000 * (number > 0) for number, time in enumerate(times[60:])]  # of all that follow
-    source = _write_matroska(tmp_path / "c.mkv", name.encode(), private, (160, 144), zip(times, packets, strict=True))
-    clip, _ = prepare(source, tmp_path / "joined")
-    assert np.diff(clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]).max() < 2 / float(recipe.fps)
+    times[60] += 1000
+
+    def longest(name_of_file: str, *falls: int) -> float:
+        """The longest time of a frame, in frames, if those from the last key frame on are so much earlier each."""
+        later = [time - falls[min(number, len(falls) - 1)] for number, time in enumerate(times[60:])]
+        pairs = zip([*times[:60], *later], packets, strict=True)
+        joined = _write_matroska(tmp_path / f"{name_of_file}.mkv", name.encode(), private, (160, 144), pairs)
+        clip, _ = prepare(joined, tmp_path / name_of_file)
+        return float(np.diff(clip.index.frame_pts).max() * clip.time_base[0] / clip.time_base[1] * recipe.fps)
+
+    assert longest("as-long", 1000) < 2
+    assert longest("longer", 700) < 2  # than what it falls back by
+    assert 30 < longest("pause", 1000, -1000) < 63
 
 
 def test_a_frame_that_is_decoded_before_sixteen_others(tmp_path: Path) -> None:

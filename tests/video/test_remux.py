@@ -25,6 +25,7 @@ from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
 from streamvid.storage.retry import Retry
+from streamvid.video import slice_headers
 from streamvid.video.clip_index import BROKEN
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
@@ -213,25 +214,31 @@ def test_a_track_of_several_codecs_is_refused(other: bytes, tmp_path: Path) -> N
     with av.open(str(source)) as container:
         sizes = [packet.size for packet in container.demux(video=0)][:12]
 
-    def changed(boxes: bytes) -> bytes:
-        return b"".join(box(kind, change(kind, boxes[at:end])) for kind, at, end in iter_boxes(boxes, 0, len(boxes)))
+    def changed(boxes: bytes, *, used: bool) -> bytes:
+        parts = iter_boxes(boxes, 0, len(boxes))
+        return b"".join(box(kind, change(kind, boxes[at:end], used=used)) for kind, at, end in parts)
 
-    def change(kind: bytes, payload: bytes) -> bytes:
+    def change(kind: bytes, payload: bytes, *, used: bool) -> bytes:
         if kind in (b"moov", b"trak", b"mdia", b"minf", b"stbl"):
-            return changed(payload)
+            return changed(payload, used=used)
+        if kind == b"stsd":
+            return payload[:4] + be32([2]) + payload[8:] + payload[8:].replace(b"avc1", other)
         first = int.from_bytes(payload[8:12], "big")
-        return {
-            b"stsd": payload[:4] + be32([2]) + payload[8:] + payload[8:].replace(b"avc1", other),
+        second_half = {
             b"stsc": bytes(4) + be32([2, 1, 12, 1, 2, 12, 2]),
             b"stco": bytes(4) + be32([2, first, first + sum(sizes)]),
-        }.get(kind, payload)
+        }
+        return second_half.get(kind, payload) if used else payload
 
-    source.write_bytes(changed(source.read_bytes()))  # `moov` comes last: packets stay where they are
+    data = source.read_bytes()
+    source.write_bytes(changed(data, used=True))  # `moov` comes last: packets stay where they are
     assert len(sequential(source)) == 12
     with pytest.raises(
         VideoError, match=f"frames of avc1 and {other.decode()}, of which FFmpeg reads those of one alone"
     ):
         store_clip(source, tmp_path)
+    source.write_bytes(changed(data, used=False))
+    assert len(store_clip(source, tmp_path).index) == 24
 
 
 def test_hevc_that_lost_parameter_sets_when_files_were_joined(tmp_path: Path) -> None:
@@ -249,6 +256,32 @@ def test_hevc_that_lost_parameter_sets_when_files_were_joined(tmp_path: Path) ->
     whole = store_clip(joined, tmp_path, cut_only=True)
     assert not cut_clip(whole, 0, 8).has_trait(BROKEN)
     assert cut_clip(whole, 10, 16).has_trait(BROKEN)
+
+
+@pytest.mark.parametrize("how", ["sets before the key frame", "other layer", "zeros at the end", "long header"])
+def test_hevc_whose_slices_fit(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (
+        write(Recipe(codec="hevc", width=256, height=160, frames=8, gop=4, b_frames=0, params=params), tmp_path / name)
+        for name, params in (("a.mp4", (("ctu", "64"), ("wpp", "1"))), ("b.mp4", (("ctu", "16"), ("wpp", "1"))))
+    )
+    packets, wanted = sets_and_packets(first)[1], sequential(first)
+    if how == "sets before the key frame":
+        sets, others = sets_and_packets(second)
+        packets, wanted = [*packets[:-1], packets[-1] + sets, *others], [*wanted, *sequential(second)]
+    elif how == "other layer":  # nuh_layer_id 1, as of depth or alpha
+        packets = [packet + be32([6]) + b"\x26\x09none" for packet in packets]
+    elif how == "zeros at the end":  # of the last NAL unit
+        ends = [split_packet(memoryview(packet), 4)[-1] for packet in packets]
+        packets = [
+            packet[: -len(end) - 4] + be32([len(end) + 2]) + bytes(end) + bytes(2)
+            for packet, end in zip(packets, ends, strict=True)
+        ]
+    else:
+        monkeypatch.setattr(slice_headers, "_HEAD_BYTES", 4)
+    clip = store_clip(mux_packets(first, packets, 4, tmp_path / "joined.mkv"), tmp_path)
+    assert not clip.has_trait(BROKEN)
+    assert len(clip.index) == len(wanted)
+    assert all(map(np.array_equal, sequential(clip.mp4), wanted))
 
 
 @pytest.mark.parametrize(("entry", "said"), [(b"dav1", "'dav1' .AV1 for Dolby Vision"), (b"zzz\xff", "'zzz.xff'")])
