@@ -6,7 +6,7 @@ never coded pictures. A packet whose header is not understood counts neither as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -87,10 +87,11 @@ def tells_sets(codec: str, stsd: bytes) -> Callable[[memoryview], bool]:
     return tells
 
 
-def classify(codec: str, stsd: bytes, packets: Sequence[memoryview]) -> list[PacketKind]:
-    """Classify a whole track, in decode order. Arguments and errors as in `classifier`."""
-    of = classifier(codec, stsd)
-    return finalize_disposable(codec, [of(packet) for packet in packets])
+def classify(
+    codec: str, stsd: bytes, packets: Iterable[memoryview], by: Callable[[str, bytes], Classifier] = classifier
+) -> list[PacketKind]:
+    """Classify a whole track, in decode order. Arguments and errors as in `by`."""
+    return finalize_disposable(codec, [*map(by(codec, stsd), packets)])
 
 
 def finalize_disposable(codec: str, kinds: list[PacketKind]) -> list[PacketKind]:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
-import os
-import threading
-import time
 from collections.abc import Sequence
 from functools import cached_property
-from multiprocessing.context import ForkServerProcess
-from typing import Any, Final
+from typing import Any
 
 import torch
-from torch.utils.data import get_worker_info
 
 from streamvid.dataset import tables
 from streamvid.dataset.dataset import Dataset
 from streamvid.errors import DatasetError
-
-_PYTORCH_S: Final = 10.0
-"""Seconds in which PyTorch's workers notice the end of the main process; they look every 5."""
+from streamvid.loader.torch_options import end_with_parent
 
 
 class Reopened:
@@ -68,21 +61,3 @@ def seen_by_forks(values: Sequence[int]) -> torch.Tensor:
     tensor = torch.frombuffer(mmap.mmap(-1, 8 * len(values)), dtype=torch.int64)
     tensor[:] = torch.tensor(values, device="cpu")
     return tensor
-
-
-def end_with_parent() -> None:
-    """Have this process end with its parent if it becomes, or is, a worker of a DataLoader. PyTorch's own watch begins
-    behind `worker_init_fn`, and notices no end before that; with a fork server, whose end it waits for, none at all."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    while (parent := multiprocessing.parent_process()) is None:  # until this process is spawned
-        time.sleep(1)
-    by_server = isinstance(multiprocessing.current_process(), ForkServerProcess)
-    # `is_alive` looks at a pipe, whose other end forks give to later workers, too: it is True while one of them lives.
-    while parent.is_alive() and (by_server or os.getppid() == parent.pid):
-        time.sleep(1)
-    time.sleep(_PYTORCH_S)  # where PyTorch's watch works, the worker ends in order
-    if get_worker_info() is not None:
-        os._exit(1)

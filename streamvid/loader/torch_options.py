@@ -4,15 +4,24 @@ first epoch or take any text for True; and the start of its workers."""
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import pickle
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from multiprocessing.context import ForkServerProcess
+from typing import Any, Final
+
+from torch.utils.data import get_worker_info
 
 from streamvid.checks import boolean, integer, is_real, shown
 from streamvid.errors import InputError, StreamvidError
 from streamvid.forks import in_children
 from streamvid.host import limit_met
-from streamvid.loader.reopened import end_with_parent
+
+_PYTORCH_S: Final = 10.0
+"""Seconds in which PyTorch's workers notice the end of the main process; they look every 5."""
 
 
 def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: bool) -> None:
@@ -99,3 +108,21 @@ def begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
     end_with_parent()
     if then is not None:
         then(worker)
+
+
+def end_with_parent() -> None:
+    """Have this process end with its parent if it becomes, or is, a worker of a DataLoader. PyTorch's own watch begins
+    behind `worker_init_fn`, and notices no end before that; with a fork server, whose end it waits for, none at all."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    while (parent := multiprocessing.parent_process()) is None:  # until this process is spawned
+        time.sleep(1)
+    by_server = isinstance(multiprocessing.current_process(), ForkServerProcess)
+    # `is_alive` looks at a pipe, whose other end forks give to later workers, too: it is True while one of them lives.
+    while parent.is_alive() and (by_server or os.getppid() == parent.pid):
+        time.sleep(1)
+    time.sleep(_PYTORCH_S)  # where PyTorch's watch works, the worker ends in order
+    if get_worker_info() is not None:
+        os._exit(1)

@@ -84,7 +84,7 @@ def remux_or_build(
     clip = store_clip(made, folder, cut_only=cut_only)
     if clip.mp4 != made:
         made.unlink()
-    return replace(clip, left_out=missing), transcoded
+    return replace(clip, source_remarks=missing), transcoded
 
 
 def transcode_if_needed(
@@ -119,7 +119,7 @@ def transcode_if_needed(
     encoded.unlink()
     # An MP4 with reordered frames does not store the duration of the last frame.
     ticks = Fraction(*clip.time_base) * clip.duration / Fraction(*stored.time_base)
-    return replace(stored, left_out=clip.remarks, duration=max(round(ticks), int(stored.index.frame_pts[-1]) + 1))
+    return replace(stored, source_remarks=clip.remarks, duration=max(round(ticks), int(stored.index.frame_pts[-1]) + 1))
 
 
 def _transcode_options(clip: StoredClip, options: PackOptions, *, reencode: bool) -> TranscodeOptions | None:

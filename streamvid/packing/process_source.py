@@ -365,7 +365,7 @@ def _find_damage(clip: StoredClip, level: DecodeLevel) -> Damage | None:
     Returns:
         All damage of the clip if one of these frames is damaged, or if it has broken packets; else None.
     """
-    count, level = len(clip.index.visible), "all" if UNNUMBERED in clip.left_out else level
+    count, level = len(clip.index.visible), "all" if UNNUMBERED in clip.source_remarks else level
     if clip.has_trait(BROKEN):
         every = np.arange(count)
         cause = "the NAL units of a packet of it do not fit"

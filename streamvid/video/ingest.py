@@ -199,7 +199,7 @@ class _Header:
             crcs=crcs,
             cut_only=cut_only,
         )
-        return replace(made, left_out=(AUDIO,) if self.track.has_audio else ())
+        return replace(made, source_remarks=(AUDIO,) if self.track.has_audio else ())
 
 
 def _look_at_packets(track: VideoTrack, read: ReadSpans, *, every_key: bool) -> tuple[_Header, dict[int, PacketKind]]:

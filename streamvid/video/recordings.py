@@ -124,7 +124,7 @@ DAMAGED: Final = "a packet in it is damaged or cut off: copy or record it again,
 
 
 def gapless(source: Path, pid: int, codec: str) -> tuple[bool, bool]:
-    """Whether a track that FFmpeg marks as corrupt is complete, and whether its pieces are numbered.
+    """Whether a track that FFmpeg marks as corrupt is complete, and whether that is known by the numbers of its pieces.
 
     FFmpeg marks packets where the numbers (continuity_counter) do not go on, as where files were joined, by
     `cat a.ts b.ts` or from segments of FFmpeg. The piece behind such a place must begin a PES packet from which
@@ -132,8 +132,8 @@ def gapless(source: Path, pid: int, codec: str) -> tuple[bool, bool]:
     a PES packet was cut off there; also in one of 184 places where it was not, because `_PesPackets` does not know that
     the packet ends.
 
-    Some recorders give all pieces one number. Then only the sizes of PES packets are checked, if they are stated, and
-    FFmpeg's decoder must notice what is missing.
+    Some recorders give all pieces one number. Then, for a codec in `_TELLS_LOSS`, only the sizes of PES packets are
+    checked, if they are stated, and FFmpeg's decoder must notice what is missing.
 
     Args:
         pid: the track's packet identifier.
@@ -141,7 +141,7 @@ def gapless(source: Path, pid: int, codec: str) -> tuple[bool, bool]:
     """
     stream = _pieces(mapped(source))
     blocks = (_of_track(stream[first : first + _BLOCK], pid) for first in range(0, len(stream), _BLOCK))
-    numbered = codec not in _TELLS_LOSS or len({n for part in blocks for n in np.unique(part[:, 3] & 15).tolist()}) > 1
+    numbered = codec not in _TELLS_LOSS or any(len(np.unique(pieces[:, 3] & 15)) > 1 for pieces in blocks)
     return _is_whole(stream, pid, numbered=numbered), numbered
 
 

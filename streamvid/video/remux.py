@@ -116,7 +116,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
             if times.incomplete is not None:
                 _break_packets(target, times.incomplete)
             clip = index_clip(target, about.codec, about.profile, first, times, cut_only=cut_only)
-            return replace(clip, left_out=missing)
+            return replace(clip, source_remarks=missing)
 
         clip = store(times.up_to_last_visible())
         if not clip.has_trait(UNORDERED) or times.incomplete is not None:  # then each cut is looked at
@@ -144,7 +144,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
         # Players show pictures in the decoder's output order, whatever the container's times are.
         shown = ~times.hidden
         falls = bool((np.diff(times.pts[shown][np.argsort(ordered.pts[shown])]) < 0).any())
-        return replace(store(ordered.up_to_last_visible()), left_out=(*missing, *(TIMES_SORTED,) * falls))
+        return replace(store(ordered.up_to_last_visible()), source_remarks=(*missing, *(TIMES_SORTED,) * falls))
 
 
 def _check_all_output(output: OutputOrder, clip: StoredClip) -> None:

@@ -92,8 +92,8 @@ class StoredClip:
         duration: ticks from the first visible frame to the end of the last.
         stsd: the sample description box, whole.
         sha256: of the clip's MP4, lower-case hex; "" if it was not computed yet.
-        left_out: what of the source is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`, `OVERLAPS`, `JOINED`,
-            `UNNUMBERED`, `TIMES_SORTED`.
+        source_remarks: what packing tells of the source: what of it is not packed (`AUDIO`, `OTHER_TRACKS`, `CUT_OFF`,
+            `OVERLAPS`, `JOINED`), and `UNNUMBERED`, `TIMES_SORTED`.
         unwritten: the clip's MP4, if no file holds it yet; the index has positions in it. None: `mp4` holds it.
     """
 
@@ -112,16 +112,16 @@ class StoredClip:
     duration: int
     stsd: bytes
     sha256: str = ""
-    left_out: tuple[str, ...] = ()
+    source_remarks: tuple[str, ...] = ()
     unwritten: UnwrittenMp4 | None = None
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What packing tells of the clip: `left_out`, `INEXACT`."""
+        """What packing tells of the clip: `source_remarks`, `INEXACT`."""
         exact = True
         with suppress(ValueError):  # all parameter sets are in band
             exact = self.codec != "hevc" or ffmpeg_is_exact("hevc", parameter_sets("hevc", self.stsd).annex_b)
-        return self.left_out if exact else (*self.left_out, INEXACT)
+        return self.source_remarks if exact else (*self.source_remarks, INEXACT)
 
     @property
     def mp4_bytes(self) -> int:

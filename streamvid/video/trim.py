@@ -117,6 +117,6 @@ def _copy(source: BinaryIO, target: BinaryIO, index: FrameIndex) -> None:
 def _traits(clip: StoredClip) -> str:
     data = mapped(clip.mp4).data
     places = zip(clip.index.offset.tolist(), clip.index.size.tolist(), strict=True)
-    of = checking_classifier(clip.codec, clip.stsd)
-    kinds = packet_info.finalize_disposable(clip.codec, [of(data[at : at + size]) for at, size in places])
+    packets = (data[at : at + size] for at, size in places)
+    kinds = packet_info.classify(clip.codec, clip.stsd, packets, checking_classifier)
     return traits(clip.codec, kinds, clip.index.pts)

@@ -83,7 +83,7 @@ def test_times_that_contradict_it_are_not_believed(codec: str, container: str, t
     reference = sequential(good, full_range=False)
     clip = store_clip(lie_about_order(good, tmp_path / f"lying.{container}"), tmp_path)
     assert UNORDERED not in clip.traits
-    assert clip.left_out == (TIMES_SORTED,)
+    assert clip.source_remarks == (TIMES_SORTED,)
     assert len(clip.index.visible) == len(reference)
     np.testing.assert_array_equal(decode_with_pyav(whole(clip)), reference)
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, [1, 2, 17])), [reference[n] for n in (1, 2, 17)])

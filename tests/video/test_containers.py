@@ -372,7 +372,7 @@ def test_what_is_cut_off_within_its_last_frame(muxer: str, codec: str, tmp_path:
     source.write_bytes(data[: end - (500 if muxer == "ivf" else 4000)])
     clip, transcoded = prepare(source, tmp_path / "clip", fps=Fraction(RATE))
     assert transcoded == (codec in ("mpeg2video", "flv", "wmv2"))
-    assert CUT_OFF in clip.left_out
+    assert CUT_OFF in clip.source_remarks
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == [*range(11)]
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
     np.testing.assert_allclose(seconds, np.arange(11) / RATE, atol=0.0011)
@@ -387,7 +387,7 @@ def test_a_whole_transport_stream_whose_last_piece_is_full(codec: str, tmp_path:
     assert data[-185] & 0x20  # adaptation_field_control (ISO/IEC 13818-1, 2.4.3.3): stuffing; zeros come in its place
     source.write_bytes(data[:-185] + bytes([data[-185] & ~0x20]) + payload + bytes(184 - len(payload)))
     clip, _ = prepare(source, tmp_path / "clip")
-    assert CUT_OFF not in clip.left_out
+    assert CUT_OFF not in clip.source_remarks
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == [*range(24)]
 
 
@@ -454,7 +454,7 @@ def test_a_transport_stream_whose_packets_are_not_numbered(codec: str, options: 
             prepare(source, tmp_path / "clip")
         return
     clip, transcoded = prepare(source, tmp_path / "clip")
-    assert transcoded or clip.left_out == (UNNUMBERED,)
+    assert transcoded or clip.source_remarks == (UNNUMBERED,)
     assert [read_frame_number(picture) for picture in decoded(clip.mp4)] == [*range(frames)]
     begins = [at for at in range(0, len(data), 188) if data[at + 1] & 0x41 == 0x41 and data[at + 2] == 0]
     del data[begins[150] + 188 : begins[150] + 2 * 188]  # neither near the start nor the middle

@@ -42,7 +42,7 @@ LYING = {
 }
 COLUMNS = (
     "codec", "profile", "pix_fmt", "color_space", "color_range", "traits", "width", "height", "rotation", "time_base",
-    "duration", "stsd", "left_out",
+    "duration", "stsd", "source_remarks",
 )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def test_a_cover_is_no_track(tmp_path: Path) -> None:
         assert stream == video_stream(container, 0)
         with pytest.raises(ValueError, match="it has 1 video track,"):
             video_stream(container, 1)
-    assert store_clip(path, tmp_path).left_out == ()
+    assert store_clip(path, tmp_path).source_remarks == ()
 
 
 @pytest.mark.parametrize("codec", ["h264", "mjpeg"])

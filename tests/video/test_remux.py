@@ -739,7 +739,7 @@ def test_reordered_frames_at_the_same_time_are_a_tick_apart(codec: Codec, tmp_pa
             copy.mux(packet)
     assert [read_frame_number(frame) for frame in sequential(tied)] == [*range(24)]
     clip = store_clip(tied, tmp_path)
-    assert clip.left_out == ()
+    assert clip.source_remarks == ()
     frames = decode_with_pyav(slice_of(clip, range(24)))
     assert [read_frame_number(frame) for frame in frames] == [*range(24)]
     seconds = clip.index.frame_pts * clip.time_base[0] / clip.time_base[1]
@@ -877,7 +877,7 @@ def test_fragments_in_another_order(begins_with: str, shown: int, tmp_path: Path
     clip = store_clip(source, tmp_path)
     np.testing.assert_array_equal(decode_with_pyav(slice_of(clip, range(shown))), frames)
     assert len(frames) == len(clip.index.visible) == shown
-    assert clip.left_out == (OVERLAPS,)
+    assert clip.source_remarks == (OVERLAPS,)
     with source.open("rb", buffering=0) as file, pytest.raises(NeedsDemuxerError, match="another order"):
         index_by_tables(source, file, lambda spans: [bytes(data[begin:end]) for begin, end in spans])
 

@@ -524,7 +524,7 @@ def test_fields_of_which_the_second_has_no_time(container: str, cut_off: bool, t
     options = PackOptions(transcode=TranscodeOptions("h264", crf=1), fps=Fraction(25))
     clip, transcoded = remux_or_build(str(source), source, tmp_path / "clip", options, Retry(), cut_only=False)
     assert transcoded
-    assert (CUT_OFF in clip.left_out) == cut_off
+    assert (CUT_OFF in clip.source_remarks) == cut_off
     made = decode_with_pyav(whole(clip))
     assert made.shape == expected.shape
     assert np.abs(made.astype(int) - expected).mean() < 4
