@@ -10,8 +10,9 @@ from typing import BinaryIO, Final
 from streamvid.mp4.boxes import children, iter_file_boxes, read_moov
 from streamvid.mp4.sample_entry import read_entries
 from streamvid.video.mapped import mapped
-from streamvid.video.probe import VideoFile, video_streams
+from streamvid.video.probe import VideoFile
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, JOINED, OTHER_TRACKS
+from streamvid.video.tracks import video_streams
 
 _MEDIA: Final = (b"mdat", b"moof", b"moov")
 """Boxes with pictures and tables of them: behind the last there may be anything."""
@@ -26,7 +27,7 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: as in `streamvid.video.probe.video_stream`; or there are frames of several codecs in its track.
+        ValueError: as in `streamvid.video.tracks.video_stream`; or there are frames of several codecs in its track.
     """
     with source.open() as (container, stream):
         codes = read_entries(read_moov(source.path), stream.id) if container.format.name.startswith("mov") else {}

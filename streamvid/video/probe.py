@@ -28,11 +28,11 @@ from streamvid.errors import VideoError
 from streamvid.mp4.boxes import NO_MOOV, box, children, lacks_moov, read_moovs, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
 from streamvid.mp4.sample_entry import coded_size, read_entries, visual_sample_description
-from streamvid.text import format_count
 from streamvid.video.codec_context import MAX_PIXELS, bare_context, limit_pixels, open_context, padded_packet
 from streamvid.video.containers import FORMATS, check_pattern, kind_of_refused, nameless, raw_format, refused
 from streamvid.video.packed_vops import VopUnpacker
 from streamvid.video.recordings import whole_packets
+from streamvid.video.tracks import video_stream
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -138,7 +138,7 @@ class VideoFile:
     ) -> Iterator[tuple[InputContainer, VideoStream]]:
         """A context with the open file and its video track, decoded by one thread, as worker processes use all cores.
 
-        Arguments and errors as in `open_video` and `video_stream`.
+        Arguments and errors as in `open_video` and `streamvid.video.tracks.video_stream`.
         """
         with closing(open_video(self.path, apply_edits=apply_edits, fill_times=fill_times)) as container:
             stream = video_stream(container, self.track)
@@ -146,43 +146,6 @@ class VideoFile:
                 stream.codec_context.thread_count = 1
                 limit_pixels(stream.codec_context)
             yield container, stream
-
-
-def video_streams(container: InputContainer) -> list[VideoStream]:
-    """The video tracks without cover pictures and thumbnails: FFmpeg's `V`."""
-    pictures = av.stream.Disposition.attached_pic | av.stream.Disposition.timed_thumbnails
-    return [stream for stream in container.streams.video if not stream.disposition & pictures]
-
-
-def video_stream(container: InputContainer, track: int | None = None) -> VideoStream:
-    """A video track, by default the one that FFmpeg would take.
-
-    Of the tracks with a decoder, it prefers those marked as default, then those with the largest pictures, then the
-    first by `av_find_best_stream`, which counts bits.
-
-    Args:
-        container: as `open_video` gives it.
-        track: the track's number in `video_streams`; None: FFmpeg's choice.
-
-    Raises:
-        ValueError: there is no video track, or none of that number.
-    """
-    streams = video_streams(container)
-    if not streams:
-        raise ValueError("it holds no video track")
-    if track is not None:
-        if track >= len(streams):
-            count = format_count(len(streams), "video track")
-            raise ValueError(f"it has {count}, counted from 0; there is no track {track}")
-        return streams[track]
-    best = container.streams.best("video")
-
-    def rank(stream: VideoStream) -> tuple[bool, bool, int, bool]:
-        context = stream.codec_context
-        area = context.width * context.height if context else 0
-        return bool(context), bool(stream.disposition & av.stream.Disposition.default), area, stream == best
-
-    return max(streams, key=rank)
 
 
 def read_stream_info(source: VideoFile) -> StreamInfo:

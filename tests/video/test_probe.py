@@ -20,9 +20,10 @@ from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.report import PackReport
 from streamvid.video.encoders import Target
-from streamvid.video.probe import CannotCopyError, VideoFile, video_stream
+from streamvid.video.probe import CannotCopyError, VideoFile
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import AUDIO, CUT_OFF, JOINED, OTHER_TRACKS
+from streamvid.video.tracks import video_stream
 from streamvid.video.transcode import TranscodeOptions, transcode
 from tests.support.clips import without_packets, write
 from tests.support.remux import remuxing
@@ -100,6 +101,24 @@ def test_a_cover_is_no_track(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="it has 1 video track,"):
             video_stream(container, 1)
     assert store_clip(path, tmp_path).source_remarks == ()
+
+
+@pytest.mark.parametrize("frames", [1, 6])
+def test_a_picture_of_avif_is_no_track(frames: int, tmp_path: Path) -> None:
+    """Large ones are tiles, each of which FFmpeg shows as a track; a sequence has a picture beside its track."""
+    source = write(Recipe(codec="av1", container="mkv", frames=6, gop=6, b_frames=0), tmp_path / "a.mkv")
+    path = tmp_path / "a.avif"
+    with av.open(str(source)) as whole, av.open(str(path), "w", format="avif") as output:
+        stream = output.add_stream_from_template(whole.streams.video[0], opaque=True)
+        for packet in [packet for packet in whole.demux(video=0) if packet.size][:frames]:
+            packet.stream = stream
+            output.mux(packet)
+    if frames == 1:
+        with pytest.raises(VideoError, match="it is a picture, HEIF or AVIF, which is not read: convert it to JPEG"):
+            store_clip(path, tmp_path)
+    else:
+        clip = store_clip(path, tmp_path)
+        assert (len(clip.index.visible), clip.source_remarks) == (frames, ())
 
 
 @pytest.mark.parametrize("codec", ["h264", "mjpeg"])
