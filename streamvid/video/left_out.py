@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -17,7 +18,13 @@ from streamvid.video.tracks import video_streams
 _MEDIA: Final = (b"mdat", b"moof", b"moov")
 """Boxes with pictures and tables of them: behind the last there may be anything."""
 _MAX_CHUNKS: Final = 1 << 12
-_FLV: Final = re.compile(rb"FLV\x01[\x00-\x07]\x00\x00\x00\x09\x00\x00\x00\x00")  # a header, and the size of no tag
+_HEADERS: Final[Mapping[str, bytes]] = {
+    "flv": rb"FLV\x01[\x00-\x07]\x00\x00\x00\x09\x00\x00\x00\x00",  # and the size of no tag
+    "asf": rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\x00\xaa\x00\x62\xce\x6c",
+    "apng": rb"\x89PNG\r\n\x1a\n",
+    "ivf": rb"DKIF\x00\x00\x20\x00",
+}
+"""By FFmpeg's demuxer: how a file begins, of those behind which it reads no other."""
 _EBML: Final = 0x1A45DFA3
 _SEGMENT: Final = 0x18538067
 
@@ -38,8 +45,8 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
             )
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
-        cut_off = source.cut_off or _is_cut_off(source.path, name)
         joined = _is_joined(source.path, name)
+        cut_off = (source.cut_off and not joined) or _is_cut_off(source.path, name)
     return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off + (JOINED,) * joined
 
 
@@ -51,8 +58,8 @@ def _count_packets(source: VideoFile) -> int:
 def _is_joined(path: Path, container: str) -> bool:
     """Whether a file of FFmpeg's demuxer `container` has another one behind it, which FFmpeg does not read. Of MP4s it
     reads fragments behind another moov."""
-    if container == "flv":
-        return _FLV.search(mapped(path).data, 1) is not None
+    if container in _HEADERS:
+        return re.search(_HEADERS[container], mapped(path).data[1:]) is not None
     moov = b""
     if container == "mov":
         with path.open("rb") as file:

@@ -28,8 +28,8 @@ OVERLAPS: Final = (
     "there are left out, as players do; join files with ffmpeg -f concat"
 )
 JOINED: Final = (
-    "a file is several (MP4 or FLV) that were joined byte by byte: the first is packed, as players show no other; "
-    "join them by ffmpeg -f concat"
+    "a file is several that were joined byte by byte: the first is packed, as players show no other; join them by "
+    "ffmpeg -f concat"
 )
 UNNUMBERED: Final = (
     "the packets of a transport stream are not numbered (their continuity_counter is always the same): all frames are "

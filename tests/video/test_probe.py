@@ -39,14 +39,14 @@ def write_tracks(path: Path, *sizes: tuple[int, int], default: int | None = None
         streams: list[Any] = []
         for number, (width, height) in enumerate(sizes):
             stream: Any = output.add_stream(codec, rate=25)
-            stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+            stream.width, stream.height, stream.pix_fmt = width, height, "rgb24" if codec == "apng" else "yuv420p"
             if number == default:
                 stream.disposition = av.stream.Disposition.default
             streams.append(stream)
         for tick in range(6):
             for number, stream in enumerate(streams):
                 picture = np.full((stream.height, stream.width, 3), 60 + 60 * number, dtype=np.uint8)
-                frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv420p")
+                frame = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format=stream.pix_fmt)
                 frame.pts, frame.time_base = tick, Fraction(1, 25)
                 output.mux(stream.encode(frame))
         for stream in streams:
@@ -152,10 +152,14 @@ def test_of_files_that_were_joined_byte_by_byte_pack_says_that_the_first_is_pack
     with remuxing(plain, files[-1]) as copy:
         for packet in copy.packets:
             copy.mux(packet)
+    others = {".asf": "mpeg4", ".ivf": "libvpx-vp9", ".apng": "apng"}
+    files += [write_tracks(tmp_path / f"one{suffix}", LARGE, codec=codec) for suffix, codec in others.items()]
     for file in files:
         (tmp_path / "v" / file.name).write_bytes(2 * file.read_bytes())
-    report = packed(tmp_path / "v", tmp_path / "set")
-    assert [(one.videos, one.first) for one in report.notices if one.text == JOINED] == [(2, "plain.flv")]
+    report = pack([tmp_path / "v"], tmp_path / "set", workers=2, progress=False)
+    assert (report.videos, report.rejected) == (6, ())
+    assert [(one.videos, one.first) for one in report.notices if one.text == JOINED] == [(5, "one.apng")]
+    assert not [one for one in report.notices if one.text == CUT_OFF]
 
 
 @pytest.mark.parametrize("length", [None, 2])
