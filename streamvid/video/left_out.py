@@ -1,4 +1,5 @@
-"""Finds the content of a video file that is not packed: other tracks, and the missing end of a file that is cut off."""
+"""Finds the content of a video file that is not packed: other tracks, the missing end of a file that is cut off, and
+what nobody can know to be missing."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from streamvid.mp4.boxes import children, iter_file_boxes, read_moov
 from streamvid.mp4.sample_entry import read_entries
 from streamvid.video.mapped import mapped
 from streamvid.video.probe import VideoFile
-from streamvid.video.stored_clip import AUDIO, CUT_OFF, JOINED, OTHER_TRACKS
+from streamvid.video.recordings import is_numbered
+from streamvid.video.stored_clip import AUDIO, CUT_OFF, JOINED, OTHER_TRACKS, UNNUMBERED
 from streamvid.video.tracks import video_streams
 
 _MEDIA: Final = (b"mdat", b"moof", b"moov")
@@ -30,7 +32,7 @@ _SEGMENT: Final = 0x18538067
 
 
 def left_out(source: VideoFile) -> tuple[str, ...]:
-    """The content of a file that is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`, `JOINED`.
+    """The content of a file that is not packed: `AUDIO`, `OTHER_TRACKS`, `CUT_OFF`, `JOINED`; and `UNNUMBERED`.
 
     Raises:
         OSError: the file cannot be read.
@@ -47,7 +49,10 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
         name = container.format.name.split(",")[0]
         joined = _is_joined(source.path, name)
         cut_off = (source.cut_off and not joined) or _is_cut_off(source.path, name)
-    return (AUDIO,) * audio + (OTHER_TRACKS,) * several + (CUT_OFF,) * cut_off + (JOINED,) * joined
+        codec = stream.codec_context.codec.canonical_name if stream.codec_context else ""
+        unnumbered = name == "mpegts" and not is_numbered(source.path, stream.id, codec)
+    found = {AUDIO: audio, OTHER_TRACKS: several, CUT_OFF: cut_off, JOINED: joined, UNNUMBERED: unnumbered}
+    return tuple(remark for remark, applies in found.items() if applies)
 
 
 def _count_packets(source: VideoFile) -> int:

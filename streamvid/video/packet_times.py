@@ -32,7 +32,6 @@ class PacketTimes:
         overlaps: whether FFmpeg hides some, because their MP4 fragment begins before the end of the one before.
         incomplete: bool [packets], whether pieces of the packet, or packets before it since the last key frame, are
             missing; None: nothing is.
-        unnumbered: whether the pieces of a transport stream have no numbers by which missing ones are found.
     """
 
     pts: Int64
@@ -45,7 +44,6 @@ class PacketTimes:
     num_skipped: int = 0
     overlaps: bool = False
     incomplete: Bool | None = None
-    unnumbered: bool = False
 
     def up_to_last_visible(self) -> PacketTimes:
         """A copy without the packets after the last visible one in decode order, on which no frame depends.

@@ -123,8 +123,25 @@ def whole_packets(
 DAMAGED: Final = "a packet in it is damaged or cut off: copy or record it again, or re-encode it"
 
 
-def gapless(source: Path, pid: int, codec: str) -> tuple[bool, bool]:
-    """Whether a track that FFmpeg marks as corrupt is complete, and whether that is known by the numbers of its pieces.
+def is_numbered(source: Path, pid: int, codec: str) -> bool:
+    """Whether the pieces of a transport stream's track have numbers by which missing ones are found.
+
+    Some recorders give all pieces one number. Then, for a codec in `_TELLS_LOSS`, FFmpeg's decoder must notice what is
+    missing; others count as numbered, and so as incomplete.
+
+    Args:
+        pid, codec: as for `gapless`.
+    """
+    if codec not in _TELLS_LOSS:
+        return True
+    stream = _pieces(mapped(source))
+    blocks = (_of_track(stream[first : first + _BLOCK], pid) for first in range(0, len(stream), _BLOCK))
+    counts = (len(np.unique(pieces[:, 3] & 15)) for pieces in blocks if len(pieces) > 1)
+    return next(counts, 2) > 1 or any(count > 1 for count in counts)
+
+
+def gapless(source: Path, pid: int, codec: str) -> bool:
+    """Whether a track that FFmpeg marks as corrupt is complete.
 
     FFmpeg marks packets where the numbers (continuity_counter) do not go on, as where files were joined, by
     `cat a.ts b.ts` or from segments of FFmpeg. The piece behind such a place must begin a PES packet from which
@@ -132,20 +149,13 @@ def gapless(source: Path, pid: int, codec: str) -> tuple[bool, bool]:
     a PES packet was cut off there; also in one of 184 places where it was not, because `_PesPackets` does not know that
     the packet ends.
 
-    Some recorders give all pieces one number. Then, for a codec in `_TELLS_LOSS`, only the sizes of PES packets are
-    checked, if they are stated, and FFmpeg's decoder must notice what is missing.
+    Without numbers only the sizes of PES packets are checked, if they are stated.
 
     Args:
         pid: the track's packet identifier.
         codec: as FFmpeg names it.
     """
-    stream = _pieces(mapped(source))
-    blocks = (_of_track(stream[first : first + _BLOCK], pid) for first in range(0, len(stream), _BLOCK))
-    numbered = codec not in _TELLS_LOSS or any(len(np.unique(pieces[:, 3] & 15)) > 1 for pieces in blocks)
-    return _is_whole(stream, pid, numbered=numbered), numbered
-
-
-def _is_whole(stream: UInt8, pid: int, *, numbered: bool) -> bool:
+    stream, numbered = _pieces(mapped(source)), is_numbered(source, pid, codec)
     held = stream[:0]  # the last PES packet of the blocks before
     for first in range(0, len(stream), _BLOCK):
         pieces = np.concatenate([held, _of_track(stream[first : first + _BLOCK], pid)])

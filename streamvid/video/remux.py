@@ -45,7 +45,7 @@ from streamvid.video.probe import (
     probe_first_frame,
     read_stream_info,
 )
-from streamvid.video.stored_clip import OVERLAPS, TIMES_SORTED, UNNUMBERED, UNORDERED, StoredClip
+from streamvid.video.stored_clip import OVERLAPS, TIMES_SORTED, UNORDERED, StoredClip
 from streamvid.video.timestamps import in_output_order, scan_packet_times
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
         about = read_stream_info(source)
         first = probe_first_frame(source)
         times = scan_packet_times(source, about, cut_only=cut_only)
-        missing = (*left_out(source), *(OVERLAPS,) * times.overlaps, *(UNNUMBERED,) * times.unnumbered)
+        missing = (*left_out(source), *(OVERLAPS,) * times.overlaps)
 
         if about.codec == "vp9" and "440" in first.pix_fmt:
             raise CannotCopyError("an MP4 cannot say of VP9 that it is 4:4:0")

@@ -241,9 +241,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
         name, track, incomplete = container.format.name.split(",")[0], stream.id, None
-        marked = name == "mpegts" and rows["corrupt"].any()
-        whole, numbered = gapless(source.path, track, codec) if marked else (True, True)
-        if not whole:
+        if name == "mpegts" and rows["corrupt"].any() and not gapless(source.path, track, codec):
             if codec not in ("h264", "hevc"):
                 raise ValueError(DAMAGED)
             incomplete = incomplete_packets(rows["corrupt"], rows["keyframe"])
@@ -270,7 +268,6 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         time_base=(base / finer).as_integer_ratio(),
         edits_applied=apply_edits,
         incomplete=incomplete,
-        unnumbered=not numbered,
     )
     return _Demuxed(packets, clock, rows["duration"] * finer, expected, track, parts)
 
