@@ -38,9 +38,6 @@ from streamvid.video.read_buffer import coalesce, read_blocks, read_range
 from streamvid.video.slice_headers import checking_classifier
 from streamvid.video.stored_clip import AUDIO, UNORDERED, StoredClip, UnwrittenMp4, file_signature
 
-_MIN_TIMESCALE: Final = 10_000
-"""FFmpeg's MP4 muxer doubles smaller timescales until they reach this (movenc.c). The same is done here, so that both
-ways of storing a file give the same index."""
 _LOOKED_AT: Final = 3
 """Number of sync samples of a track that are checked, including the first and the last."""
 _FIRST_PACKETS: Final = 8
@@ -301,13 +298,5 @@ def _clip_times(track: VideoTrack) -> ClipTimes:
         hidden=track.hidden,
         last_duration=track.last_duration,
         time_base=(1, track.timescale),
-    )
-    factor = 1
-    while factor * track.timescale < _MIN_TIMESCALE:
-        factor *= 2
-    return ClipTimes(
-        pts=(scan.pts - scan.origin) * factor,
-        hidden=scan.hidden,
-        last_frame=scan.last_frame_ticks() * factor,
-        time_base=(1, factor * track.timescale),
-    )
+    ).in_coarsest_ticks()
+    return ClipTimes(pts=scan.pts, hidden=scan.hidden, last_frame=scan.last_frame_ticks(), time_base=scan.time_base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
@@ -12,8 +13,10 @@ from streamvid.arrays import Bool, Int64
 
 _MOST_TICKS: Final = (1 << 31) - 1
 """From packet to packet in an MP4 (`stts`), as FFmpeg writes and reads it."""
+_LEAST: Final = 600
+"""Ticks per second that a clip has at least: QuickTime's."""
 _FINEST: Final = 10_000
-"""Ticks per second that FFmpeg's muxer has at least, as `streamvid.video.ingest` says."""
+"""Ticks per second of clips with pauses that are too long for the ticks of their container."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,26 @@ class PacketTimes:
             incomplete=None if self.incomplete is None else self.incomplete[rows],
         )
 
+    def in_coarsest_ticks(self) -> PacketTimes:
+        """A copy in the largest whole ticks that have all its times, of which there are `_LEAST` a second or more; the
+        first visible frame is at 0.
+
+        FFmpeg's MP4 muxer divides the ticks of its sources, milliseconds into 16. Their times are rounded to the
+        undivided ones, which samplers have to know (`streamvid.sampling.windows`).
+        """
+        (num, den), times = self.time_base, self.pts - self.origin
+        common = math.gcd(int(np.gcd.reduce(times)) * num, den)
+        divisor = next(n for n in range(max(1, min(common, den // _LEAST)), 0, -1) if common % n == 0)
+        factor = 1
+        while den // divisor * factor < _LEAST:
+            factor *= 2
+        return replace(
+            self,
+            pts=times * num // divisor * factor,
+            last_duration=round(self.last_duration * num * factor / divisor),
+            time_base=(1, den // divisor * factor),
+        )
+
     @property
     def origin(self) -> int:
         """The first visible frame's pts."""
@@ -110,8 +133,8 @@ def fit_pauses(times: Int64, time_base: Fraction) -> tuple[Int64, Fraction]:
         ValueError: one is too long for these ticks, too.
     """
     pause = int(np.diff(np.sort(times)).max(initial=0))
-    # FFmpeg's muxer doubles the ticks until there are enough.
-    if pause * max(Fraction(1), time_base * 2 * _FINEST) <= _MOST_TICKS:
+    # In a clip's ticks: `PacketTimes.in_coarsest_ticks`.
+    if pause * max(Fraction(1), time_base * 2 * _LEAST) <= _MOST_TICKS:
         return times, time_base
     if (seconds := pause * time_base) * _FINEST > _MOST_TICKS:
         raise ValueError(

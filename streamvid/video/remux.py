@@ -108,6 +108,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
             raise CannotCopyError("an MP4 cannot say of VP9 that it is 4:4:0")
 
         def store(times: PacketTimes) -> StoredClip:
+            times = times.up_to_last_visible().in_coarsest_ticks()
             target = folder / "clip.mp4"
             if about.codec == "vp8":
                 _write_vp8(source, target, times, first)
@@ -118,7 +119,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
             clip = index_clip(target, about.codec, about.profile, first, times, cut_only=cut_only)
             return replace(clip, source_remarks=missing)
 
-        clip = store(times.up_to_last_visible())
+        clip = store(times)
         if not clip.has_trait(UNORDERED) or times.incomplete is not None:  # then each cut is looked at
             return clip
         output = None
@@ -144,7 +145,7 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
         # Players show pictures in the decoder's output order, whatever the container's times are.
         shown = ~times.hidden
         falls = bool((np.diff(times.pts[shown][np.argsort(ordered.pts[shown])]) < 0).any())
-        return replace(store(ordered.up_to_last_visible()), source_remarks=(*missing, *(TIMES_SORTED,) * falls))
+        return replace(store(ordered), source_remarks=(*missing, *(TIMES_SORTED,) * falls))
 
 
 def _check_all_output(output: OutputOrder, clip: StoredClip) -> None:
@@ -195,11 +196,11 @@ def _mux(
     source: VideoFile, target: Path, about: StreamInfo, times: PacketTimes, first: FrameFormat, *, moov_first: bool
 ) -> None:
     """Copy the scanned packets into an MP4 by FFmpeg's muxer, byte by byte the same in every run."""
-    pts = times.pts - times.origin
-    dts = decode_times(times.pts) - times.origin
+    pts, dts = times.pts, decode_times(times.pts)
     last = int(np.argmax(np.where(times.hidden, np.iinfo(np.int64).min, pts)))
     # What FFmpeg calls unofficial is Dolby Vision's box, by which `streamvid.color.tags` knows its colours.
-    options = {"fflags": "+bitexact", "strict": "unofficial", **({"movflags": "+faststart"} if moov_first else {})}
+    options = {"fflags": "+bitexact", "strict": "unofficial", "video_track_timescale": str(times.time_base[1])}
+    options |= {"movflags": "+faststart"} if moov_first else {}
     with (
         source.open(apply_edits=times.edits_applied) as (container, stream),
         closing(av.open(os.fspath(target), "w", format="mp4", options=options)) as output,
@@ -251,9 +252,8 @@ def _states_sets(hvcc: bytes) -> bool:
 
 def _write_vp8(source: VideoFile, target: Path, times: PacketTimes, first: FrameFormat) -> None:
     """Write a VP8 track at the source's times: FFmpeg reads VP8 from MP4 but does not write it."""
-    ticks, scale = times.time_base
-    pts = (times.pts - times.origin) * ticks
-    end = int(pts[~times.hidden].max()) + times.last_frame_ticks() * ticks
+    pts = times.pts
+    end = int(pts[~times.hidden].max()) + times.last_frame_ticks()
     head = clip_header(
         vp8_sample_description(width=first.width, height=first.height, full_range=first.color_range == "pc"),
         pts=pts,
@@ -263,7 +263,7 @@ def _write_vp8(source: VideoFile, target: Path, times: PacketTimes, first: Frame
         width=first.width,
         height=first.height,
         rotation=first.rotation,
-        timescale=scale,
+        timescale=times.time_base[1],
     )
     with source.open(apply_edits=times.edits_applied) as (container, stream), target.open("wb") as file:
         file.write(head)

@@ -166,7 +166,8 @@ def encode(
     encoder = ENCODERS[options.codec]
     if not 1 <= rate <= encoder.most_fps:
         rate = Fraction(25)
-    muxer_options = {"movflags": "+faststart", "fflags": "+bitexact"}
+    ticks = str(source.time_base.denominator)
+    muxer_options = {"movflags": "+faststart", "fflags": "+bitexact", "video_track_timescale": ticks}
     settings = encoder_options(options.codec, gop=options.gop, crf=options.crf, width=encoder_format.size[0])
     # From chroma at full width, swscale makes samples in the centre.
     siting = "center" if first[0].format.chroma_width(2) > 1 else source.siting
@@ -212,9 +213,8 @@ def encode(
             held.duration = clock.last_duration(source.end)
             output.mux(held)
     if source.rotation:
-        width, height = encoder_format.size
         with target.open("r+b") as file:
-            write_rotation(file, source.rotation, width=width, height=height)
+            write_rotation(file, source.rotation, width=encoder_format.size[0], height=encoder_format.size[1])
 
 
 class _TimesFallError(VideoError):

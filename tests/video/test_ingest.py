@@ -23,8 +23,11 @@ from streamvid.packing.options import Cut, FixedLength, PackOptions, PreparedCli
 from streamvid.packing.process_source import process_source
 from streamvid.packing.shard_writer import ShardWriter
 from streamvid.packing.source_video import SourceVideo
+from streamvid.sampling.base import ClipTimes, select
+from streamvid.sampling.windows import Window
 from streamvid.storage.retry import Retry
 from streamvid.video.ingest import ingest_by_tables
+from streamvid.video.packet_times import PacketTimes
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions
@@ -32,6 +35,7 @@ from streamvid.video.trim import trim_clip
 from tests.mp4.test_reader import made
 from tests.support.clips import hard_clips, write
 from tests.support.reference import packets_of, sequential, slice_of
+from tests.support.remux import remuxing
 from tests.support.tables import metadata_of
 from tools.clips import Recipe
 
@@ -83,10 +87,42 @@ def shard_of(clip: StoredClip, folder: Path) -> bytes:
     return (folder / "00000000.tar").read_bytes()
 
 
-def test_a_timescale_of_10000_is_kept(tmp_path: Path) -> None:
-    """FFmpeg's muxer doubles smaller ones alone."""
-    source = write(Recipe(frames=4, gop=4, b_frames=0, fps=Fraction(625)), tmp_path / "a.mp4")
-    assert ingest_by_tables(source).time_base == remux_with_ffmpeg(source, tmp_path).time_base == (1, 10_000)
+@pytest.mark.parametrize(("name", "rate"), [("a.mkv", 30), ("a.mp4", 30), ("a.ts", 24), ("a.flv", 60), ("a.mov", 24)])
+def test_at_its_own_rate_each_frame_of_a_video_is_shown_once(name: str, rate: int, tmp_path: Path) -> None:
+    """Their times are rounded to milliseconds, also in the finer ticks of an MP4 and a transport stream, into which
+    FFmpeg copies a Matroska file. With windows by those ticks frames were shown twice, and others not at all."""
+    fps = Fraction(rate * 1000, 1001) if rate == 24 else Fraction(rate)
+    source = write(Recipe(frames=60, fps=fps, b_frames=0, container="mkv"), tmp_path / "first.mkv")
+    path = source if name == "a.mkv" else tmp_path / name
+    if path != source:
+        with remuxing(source, path) as copy:
+            for packet in copy.packets:
+                copy.mux(packet)
+    clips = [remux_with_ffmpeg(path, tmp_path), *([ingest_by_tables(path)] if name in ("a.mp4", "a.mov") else [])]
+    for clip in clips:
+        times = ClipTimes(clip.index.frame_pts, clip.duration, Fraction(*clip.time_base))
+        assert times.tick >= Fraction(1, 1000)
+        for every in (1, 2, 5):
+            window = Window(8, fps=fps / every)
+            for start in np.arange(0, 1, 0.05):
+                assert set(np.diff(select(window, times, np.array([start])).frames)) == {every}
+
+
+@pytest.mark.parametrize(
+    ("pts", "base", "wanted", "ticks"),
+    [
+        ([0, 528, 1072, 1600], (1, 16000), [0, 33, 67, 100], 1000),
+        ([7, 9, 11], (1, 25), [0, 64, 128], 800),
+        ([5, 6, 7], (1001, 30000), [0, 1001, 2002], 30000),
+        ([90, 3093, 6096], (1, 90000), [0, 1001, 2002], 30000),
+        ([20, 40], (1, 600), [0, 20], 600),
+        ([3], (1, 90000), [0], 600),
+    ],
+)
+def test_the_coarsest_ticks(pts: list[int], base: tuple[int, int], wanted: list[int], ticks: int) -> None:
+    none = np.zeros(len(pts), dtype=np.bool_)
+    found = PacketTimes(np.array(pts), np.array(pts), none, none, 0, base).in_coarsest_ticks()
+    assert (found.pts.tolist(), found.time_base) == (wanted, (1, ticks))
 
 
 def test_a_shard_is_the_same_from_an_unwritten_mp4_and_from_a_file(tmp_path: Path) -> None:
