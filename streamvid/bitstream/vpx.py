@@ -58,9 +58,7 @@ def classify_vp9(packet: memoryview) -> PacketKind:
     """
     if len(packet) == 0:
         return PacketKind()
-    bits = int.from_bytes(bytes(packet[:4]).ljust(4, b"\0"), "big")
-    profile = bits >> 29 & 1 | (bits >> 28 & 1) << 1
-    place = _after_profile(profile)
+    bits, place = _first_bits(packet)
     shows_existing, not_key, shown, error_resilient = (bits >> (place - n) & 1 for n in range(4))
     # A superframe ends with a marker; usually only its last frame is displayed, regardless of show_frame of the first.
     superframe = packet[-1] >> 5 == _SUPERFRAME_MARKER
@@ -68,8 +66,10 @@ def classify_vp9(packet: memoryview) -> PacketKind:
     refresh = bits >> (place - (11 if error_resilient else 13)) & 255
     is_frame = bits >> 30 == 2 and not shows_existing
     is_key = is_frame and not not_key
-    colors, samples = _key_frame_format(packet, profile) if is_key else (None, None)
-    has_size = is_key or (is_frame and shown and not bits >> (place - (24 if error_resilient else 26)) & 1)
+    colors = samples = size = None
+    if is_key or (is_frame and shown and not bits >> (place - (24 if error_resilient else 26)) & 1):
+        with suppress(ValueError):
+            colors, samples, size = _vp9_format(packet)
     return PacketKind(
         random_access=is_key,
         hidden=displayed == 0,
@@ -79,36 +79,22 @@ def classify_vp9(packet: memoryview) -> PacketKind:
         resets_context=bool(is_frame and (error_resilient or not not_key)),
         several=displayed > 1,
         colors=colors,
-        size=_size(packet) if has_size else None,
+        size=size,
         samples=samples,
     )
 
 
-def _after_profile(profile: int) -> int:
-    """The position of show_existing_frame among the first 32 bits of uncompressed_header, counted from the last bit;
-    profile 3 has a reserved bit before it."""
-    return 26 if profile == _PROFILE_3 else 27
+def _first_bits(frame: bytes | memoryview) -> tuple[int, int]:
+    """The first 32 bits of uncompressed_header, and the position of show_existing_frame among them, counted from the
+    last bit; profile 3 has a reserved bit before it."""
+    bits = int.from_bytes(bytes(frame[:4]).ljust(4, b"\0"), "big")
+    return bits, 26 if bits >> 28 & 3 == _PROFILE_3 else 27
 
 
 def _is_displayed(frame: bytes) -> bool:
     """Whether a frame is displayed when it is decoded, or displays another (show_existing_frame)."""
-    bits = int.from_bytes(frame[:4].ljust(4, b"\0"), "big")
-    place = _after_profile(bits >> 29 & 1 | (bits >> 28 & 1) << 1)
+    bits, place = _first_bits(frame)
     return bool(bits >> place & 1 or bits >> (place - 2) & 1)
-
-
-def _size(packet: memoryview) -> tuple[int, int] | None:
-    with suppress(ValueError):
-        return _vp9_size(BitReader(packet[:_HEADER_BYTES]))
-    return None
-
-
-def _key_frame_format(packet: memoryview, profile: int) -> tuple[StatedColors, Samples] | tuple[None, None]:
-    bits = BitReader(packet[:_HEADER_BYTES])
-    with suppress(ValueError):
-        bits.u(2 + 2 + (profile == _PROFILE_3) + 4 + 24)  # all of uncompressed_header up to color_config
-        return _color_config(bits, profile)
-    return None, None
 
 
 def finalize_disposable(kinds: list[PacketKind]) -> list[PacketKind]:
@@ -141,7 +127,7 @@ def coded_sizes(codec: str, packet: bytes) -> set[tuple[int, int]]:
             raise ValueError("a key frame of it has no start code")
         width, height = (int.from_bytes(packet[at : at + 2], "little") & 0x3FFF for at in (6, 8))
         return {(width, height)}
-    return {size for frame in _vp9_frames(packet) if (size := _vp9_size(BitReader(frame[:_HEADER_BYTES]))) is not None}
+    return {size for frame in _vp9_frames(packet) if (size := _vp9_format(frame)[2]) is not None}
 
 
 _HEADER_BYTES: Final = 32
@@ -159,33 +145,34 @@ def _vp9_frames(packet: bytes) -> list[bytes]:
     return [packet[end - size : end] for end, size in zip(ends, sizes, strict=True) if size]
 
 
-def _vp9_size(bits: BitReader) -> tuple[int, int] | None:
-    """Width and height in an uncompressed_header (6.2); None if it has none."""
+def _vp9_format(frame: bytes | memoryview) -> tuple[StatedColors | None, Samples | None, tuple[int, int] | None]:
+    """Colours, samples, and width and height in an uncompressed_header (6.2); None for what it does not have."""
+    bits, colors, samples = BitReader(frame[:_HEADER_BYTES]), None, None
     bits.u(2)  # frame_marker
     profile = bits.u(1) | bits.u(1) << 1
     if profile == _PROFILE_3:
         bits.u(1)  # reserved_zero
     if bits.u(1):  # show_existing_frame
-        return None
+        return None, None, None
     not_key, shown, resilient = bits.u(1), bits.u(1), bits.u(1)  # frame_type, show_frame, error_resilient_mode
     if not not_key:
         bits.u(24)  # frame_sync_code
-        _color_config(bits, profile)
-        return bits.u(16) + 1, bits.u(16) + 1  # frame_width_minus_1, frame_height_minus_1
+        colors, samples = _color_config(bits, profile)
+        return colors, samples, (bits.u(16) + 1, bits.u(16) + 1)  # frame_width_minus_1, frame_height_minus_1
     intra_only = 0 if shown else bits.u(1)
     if not resilient:
         bits.u(2)  # reset_frame_context
     if intra_only:
         bits.u(24)  # frame_sync_code
         if profile > 0:
-            _color_config(bits, profile)
+            colors, samples = _color_config(bits, profile)
         bits.u(8)  # refresh_frame_flags
-        return bits.u(16) + 1, bits.u(16) + 1
+        return colors, samples, (bits.u(16) + 1, bits.u(16) + 1)
     bits.u(8)  # refresh_frame_flags
     bits.u(12)  # ref_frame_idx and ref_frame_sign_bias, of three
     if any(bits.u(1) for _ in range(3)):  # found_ref: the size is copied from a reference
-        return None
-    return bits.u(16) + 1, bits.u(16) + 1
+        return None, None, None
+    return None, None, (bits.u(16) + 1, bits.u(16) + 1)
 
 
 def _color_config(bits: BitReader, profile: int) -> tuple[StatedColors, Samples]:

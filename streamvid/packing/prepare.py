@@ -128,10 +128,9 @@ def _transcode_options(clip: StoredClip, options: PackOptions, *, reencode: bool
 
     if options.transcode is not None:
         return options.transcode
-    support = check(clip, options.compatible_with)
-    if support.codec is not None:
-        log.info("transcoding to %s: %s", support.codec, support.problem)
-        return TranscodeOptions(codec=support.codec)
-    return (
-        TranscodeOptions(codec=next((codec for codec in TARGETS if codec == clip.codec), "h264")) if reencode else None
-    )
+    problem, target = check(clip, options.compatible_with)
+    if target is not None:
+        log.info("transcoding to %s: %s", target, problem)
+    elif reencode:
+        target = next((codec for codec in TARGETS if codec == clip.codec), "h264")
+    return None if target is None else TranscodeOptions(codec=target)

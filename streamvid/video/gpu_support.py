@@ -153,26 +153,17 @@ def support(
     return Support(Route.CPU, dali, dali) if dali else Support(Route.DALI)
 
 
-@dataclass(frozen=True)
-class Remedy:
-    """What packing does with a clip, for the decoders with which it must be compatible.
-
-    Attributes:
-        problem: why a GPU would not decode the clip; "" if it would.
-        codec: the codec to transcode it to; None if that does not help or is not wanted.
-    """
-
-    problem: str = ""
-    codec: Target | None = None
-
-
-def check(clip: StoredClip, purpose: Purpose) -> Remedy:
+def check(clip: StoredClip, purpose: Purpose) -> tuple[str, Target | None]:
     """Decide whether a remuxed clip has to be transcoded for its purpose.
 
     Args:
         clip: the stored clip, whose bitstream has been parsed.
         purpose: "gpu": any chip; AV1 is kept, because newer chips decode it. "gpu-no-av1": a chip without AV1, such as
             A100, H100 and H200. "any": no clip is transcoded.
+
+    Returns:
+        Why a GPU would not decode the clip, "" if it would; and the codec to transcode it to, None if that does not
+        help or is not wanted.
     """
     all_intra = len(clip.index) > 1 and bool(np.all(clip.index.flags & RANDOM_ACCESS))
     reason = support(
@@ -181,7 +172,7 @@ def check(clip: StoredClip, purpose: Purpose) -> Remedy:
     ).reason  # fmt: skip
     # Motion JPEG is kept: the CPU decodes it well, and any other codec would be a lossy copy.
     keep = not reason or purpose == "any" or clip.codec == "mjpeg"
-    return Remedy(reason, None if keep else _target(clip))
+    return reason, None if keep else _target(clip)
 
 
 def check_transcode(options: TranscodeOptions, purpose: Purpose) -> None:
