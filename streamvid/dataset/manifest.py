@@ -366,10 +366,9 @@ def _parsed_entry(name: str, entry: dict[str, Any]) -> ShardEntry:
     clips, frames, packets_bytes = (_count(entry, field) for field in ("clips", "frames", "packets_bytes"))
     packets, parquet = _sum(entry, "packets_sha256"), _sum(entry, "parquet_sha256")
     origin, etags = _sum(entry, "origin") if "origin" in entry else "", _etags(entry.get("etags", {}))
-    if "sha256" not in entry:  # its clips lie elsewhere
-        return ShardEntry(name, clips, frames, 0, "", "", packets_bytes, packets, parquet, origin, etags)
-    tar, idx = _sum(entry, "sha256"), _sum(entry, "idx_sha256")
-    size = _count(entry, "bytes")
+    size, tar, idx = 0, "", ""  # of clips that lie elsewhere
+    if "sha256" in entry:
+        size, tar, idx = _count(entry, "bytes"), _sum(entry, "sha256"), _sum(entry, "idx_sha256")
     return ShardEntry(name, clips, frames, size, tar, idx, packets_bytes, packets, parquet, origin, etags)
 
 

@@ -18,9 +18,9 @@ from streamvid.sampling.base import FrameSampler, select
 from streamvid.storage.url import redact
 from streamvid.video.packet_selection import byte_ranges, select_packets
 
-CLIPS: Final = 500
-"""Clips over which the means are taken."""
-AT_ONCE: Final = 64
+_CLIPS: Final = 500
+"""Clips over which the means are taken at most."""
+_AT_ONCE: Final = 64
 """Samples that a loader reads together, if a batch has no more."""
 _CHUNKS: Final = 4
 """Chunks of samples that are planned to predict the cost of an epoch."""
@@ -75,16 +75,13 @@ class EpochCost:
     money: tuple[float, float] | None
 
 
-def epoch_cost(
-    dataset: Dataset, sampling: FrameSampler, *, prices: tuple[float, float] | None = None, at_once: int = AT_ONCE
-) -> EpochCost:
+def epoch_cost(dataset: Dataset, sampling: FrameSampler, *, prices: tuple[float, float] | None = None) -> EpochCost:
     """Predict the requests of a `StreamLoader` from the frame indexes of some clips. A local dataset is treated as if
     it were in a bucket.
 
     Args:
         dataset: at least one clip.
         prices: price of a gigabyte (10**9 bytes), and of a thousand requests.
-        at_once: number of samples that are read together, as a batch.
 
     Raises:
         DatasetError: an index cannot be read.
@@ -93,7 +90,7 @@ def epoch_cost(
     pools = make_pools(open_source(dataset, Dataset.open), sampling)
     ids = pools.pools[0].sample_ids
     spec = SampleSpec(sampling, seed=0, num_random=0)
-    ranges = cost_of_ranges(dataset, ids, spec, samples=len(ids), chunks=_CHUNKS, at_once=at_once)
+    ranges = cost_of_ranges(dataset, ids, spec, samples=len(ids), chunks=_CHUNKS, at_once=_AT_ONCE)
     shards = cost_of_shards(dataset, ids, samples=len(ids))
     # As in `choose_fetch`: whole shards stay in the cache for the next epoch.
     whole = shards.weight / 2 <= ranges.weight and all(entry.has_tar for entry in dataset.shards)
@@ -108,21 +105,16 @@ def epoch_cost(
     return EpochCost(len(ids), ranges, shards, cheaper, money)
 
 
-def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = CLIPS, seed: int = 0) -> SamplingCost:
-    """The mean cost of a frame sampler, computed from the frame indexes of some clips.
-
-    Args:
-        dataset: the dataset.
-        clips: most clips to sample.
-        seed: seed of the choice of clips, and of the sampler.
+def sampling_cost(dataset: ClipSource, sampling: FrameSampler) -> SamplingCost:
+    """The mean cost of a frame sampler, computed from the frame indexes of some clips, the same at every call.
 
     Raises:
         InputError: all clips are forgotten.
         DatasetError: a shard cannot be read, or an index is damaged.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     figures = []
-    rows = _chosen(dataset, clips, random)
+    rows = _chosen(dataset, random)
     if not len(rows):
         raise InputError(f"all clips of {redact(dataset.path)} are forgotten: there is none to sample")
     for row, index in zip(rows.tolist(), dataset.indexes(rows.tolist()), strict=True):
@@ -136,7 +128,7 @@ def sampling_cost(dataset: ClipSource, sampling: FrameSampler, *, clips: int = C
     return SamplingCost(len(rows), *means)
 
 
-def _chosen(dataset: ClipSource, count: int, random: np.random.Generator) -> Int64:
+def _chosen(dataset: ClipSource, random: np.random.Generator) -> Int64:
     """Ascending rows: all clips of a small dataset, else a random choice from shards drawn with weights by size."""
     sizes = np.array([entry.clips for entry in dataset.shards], dtype=np.int64)
     filled = np.flatnonzero(sizes)
@@ -144,4 +136,4 @@ def _chosen(dataset: ClipSource, count: int, random: np.random.Generator) -> Int
         filled = np.sort(random.choice(filled, _SHARDS, replace=False, p=sizes[filled] / sizes.sum()))
     rows = np.concatenate([np.arange(dataset.rows(s).start, dataset.rows(s).stop) for s in filled.tolist()])
     rows = rows[~np.isin(rows, dataset.forgotten)]
-    return rows if len(rows) <= count else np.sort(random.choice(rows, count, replace=False))
+    return rows if len(rows) <= _CLIPS else np.sort(random.choice(rows, _CLIPS, replace=False))

@@ -58,7 +58,7 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
         StreamvidError: a storage does not answer, or denies access.
     """
     several = dict.fromkeys(paths)  # parts of one file have its path
-    found = {path: _local(path) for path in several if is_local(path)}
+    found = {path: local_source(path) for path in several if is_local(path)}
     folders: dict[str, dict[str, str]] = defaultdict(dict)
     for path in (path for path in several if path not in found):
         folder, _, name = path.rstrip("/").rpartition("/")
@@ -73,7 +73,8 @@ def source_details(paths: Sequence[str], hosts: Collection[str] | None = None) -
     return [found[path] for path in paths]
 
 
-def _local(path: str) -> Details:
+def local_source(path: str) -> Details:
+    """As `streamvid.packing.source_file.local_details`, and again while a mounted storage does not answer."""
     return asked(path, lambda: local_details(local_path(path)), Retry(COMMAND_SECONDS))
 
 

@@ -8,7 +8,6 @@ small members of a tar are read, by ranges, no videos.
 from __future__ import annotations
 
 import json
-import os
 import re
 import tarfile
 from collections import defaultdict
@@ -21,9 +20,11 @@ import pyarrow as pa
 
 from streamvid.dataset.members import HEADER_BYTES, MEMBERS, describe_members
 from streamvid.errors import DatasetError
+from streamvid.packing.fingerprints import local_source
 from streamvid.packing.lists import RESERVED_COLUMNS, ParsedList
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.places import Found
+from streamvid.packing.source_file import MISSING
 from streamvid.packing.typed_columns import column_of_values, utf8_json
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange, FileVersion
@@ -32,7 +33,7 @@ from streamvid.storage.filesystem import Details
 from streamvid.storage.ranged_file import RangedFile
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.threads import map_in_threads
-from streamvid.storage.url import has_extension, is_local, local_path
+from streamvid.storage.url import has_extension, is_local
 from streamvid.text import first_line, format_count
 from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, other_content
 
@@ -164,8 +165,11 @@ def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
             [_Video("", problem="it is compressed, so that nothing in it can be read by itself: unpack it")], ""
         )
     try:
-        details = _details(path, hosts)
-        if details is None:
+        if is_local(path):
+            details: Details | None = local_source(path)
+        else:
+            details = filesystem.details(path, retry=Retry(COMMAND_SECONDS), hosts=hosts)
+        if details is None or details == MISSING:
             return _Tar([_Video("", problem="it does not exist any more")], "")
         file = _TarFile(
             ByteRange(path, 0, details.size),
@@ -177,17 +181,6 @@ def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
         raise
     except DatasetError as error:
         return _Tar([_Video("", problem=str(error))], "")
-
-
-def _details(path: str, hosts: tuple[str, ...]) -> Details | None:
-    """Size and version of a file, as in `streamvid.packing.fingerprints.source_details`."""
-    if not is_local(path):
-        return filesystem.details(path, retry=Retry(COMMAND_SECONDS), hosts=hosts)
-    try:
-        status = os.stat(local_path(path))
-    except OSError:
-        return None
-    return Details(status.st_size, str(status.st_mtime_ns), False)
 
 
 def _videos(file: RangedFile, size: int, images: bool) -> Iterator[_Video]:

@@ -136,9 +136,9 @@ def test_few_shards_are_read_and_the_same_each_time(tmp_path: Path, monkeypatch:
     first = sampling_cost(dataset, Window(4))
     assert first.clips == len(read) == 2
     assert sampling_cost(dataset, Window(4)) == first
-    assert {sampling_cost(dataset, Window(4), seed=seed) for seed in range(12)} != {first}
     monkeypatch.setattr(cost, "_SHARDS", 100)
-    assert sampling_cost(dataset, Window(4), clips=3).clips == 3
+    monkeypatch.setattr(cost, "_CLIPS", 3)
+    assert sampling_cost(dataset, Window(4)).clips == 3
 
 
 def test_the_command(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,7 @@ def asked(site: FaultyS3) -> tuple[int, int]:
 def test_predicted_bytes_and_requests_are_those_of_a_loader(
     s3: FaultyS3, tmp_path: Path, fetch: Any, sampling: Any
 ) -> None:
-    cost = epoch_cost(sv.Dataset.open("s3://bucket/set"), sampling, at_once=64, prices=(20.0, 5.0))
+    cost = epoch_cost(sv.Dataset.open("s3://bucket/set"), sampling, prices=(20.0, 5.0))
     predicted = cost.ranges if fetch == "ranges" else cost.shards
     options: dict[str, Any] = {"batch_size": 64, "device": "cpu", "num_threads": 1, "cache_dir": tmp_path}
     with sv.StreamLoader("s3://bucket/set", sampling=sampling, fetch=fetch, **options) as loader:
