@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from streamvid.dataset.clip_table import Categories, ClipTable, FileColumns
 from streamvid.dataset.manifest import ShardEntry
-from streamvid.dataset.row_texts import STSD, RowTexts, TableTexts, TextColumn, text_batch
+from streamvid.dataset.row_texts import STSD, RowTexts, TableTexts, text_batch
 from streamvid.dataset.schema import CATEGORIES, NUMBERS, PLACE_NUMBERS, PLACE_TEXTS, TEXTS
 from streamvid.dataset.shard_rows import RowBlock, TextBlock, shard_numbers
 from streamvid.dataset.string_column import BinaryColumn, StringColumn, repeated
@@ -113,11 +113,11 @@ def read_rows(
     columns |= {name: Categories(columns[name], tuple(texts)) for name, texts in about["names"].items()}
     blocks = [(rows, at if isinstance(at, str) else content[slice(*at)]) for rows, at in about["texts"]]
     texts = RowTexts(blocks, entries, read)
-    columns |= {name: StringColumn(TextColumn(texts, name)) for name in TEXTS}
-    columns["stsds"] = BinaryColumn(TextColumn(texts, STSD))
+    columns |= {name: StringColumn(texts, name) for name in TEXTS}
+    columns["stsds"] = BinaryColumn(texts, STSD)
     if "root" in columns:
         numbers = [columns.pop(name) for name in PLACE_NUMBERS]
-        file, etag = (StringColumn(TextColumn(texts, name)) for name in PLACE_TEXTS)
+        file, etag = (StringColumn(texts, name) for name in PLACE_TEXTS)
         columns["files"] = FileColumns(numbers[0], file, numbers[1], numbers[2], etag)
     return ClipTable(**columns), texts
 

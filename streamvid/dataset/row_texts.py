@@ -17,7 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final
@@ -226,28 +226,6 @@ class RowTexts:
         for row in rows:
             at = row - self._shards[s]
             self._rows.put(row, {name: column[at].as_py() for name, column in columns.items()})
-
-
-@dataclass(frozen=True)
-class TextColumn:
-    """A column of `RowTexts`, for `streamvid.dataset.string_column.ArrowColumn`."""
-
-    texts: RowTexts
-    name: str
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-    def __getitem__(self, row: int) -> str | bytes:
-        return self.texts.value(self.name, row)
-
-    def whole(self) -> pa.ChunkedArray:
-        """The column of all rows."""
-        return self.texts.column(self.name)
-
-    def prepared(self, rows: Sequence[int], reader: RangeReader) -> AbstractContextManager[None]:
-        """See `RowTexts.prepared`."""
-        return self.texts.prepared(rows, reader)
 
 
 @dataclass(frozen=True)

@@ -21,29 +21,30 @@ _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 """2^64 divided by the golden ratio, as in Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4)."""
 
 
-class LazyArray(Protocol):
-    """Strings that are read on demand: see `streamvid.dataset.row_texts.TextColumn`."""
+class LazyTexts(Protocol):
+    """Columns of strings that are read on demand: see `streamvid.dataset.row_texts.RowTexts`."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, row: int, /) -> str | bytes: ...
-    def whole(self) -> pa.ChunkedArray: ...
-    def prepared(self, rows: Sequence[int], reader: RangeReader, /) -> AbstractContextManager[None]: ...
+    def value(self, name: str, row: int) -> str | bytes: ...
+    def column(self, name: str) -> pa.ChunkedArray: ...
+    def prepared(self, rows: Sequence[int], reader: RangeReader) -> AbstractContextManager[None]: ...
 
 
 class ArrowColumn(Sequence[T]):
     """Strings in an Arrow array. Equal to any sequence of the same strings; picklable.
 
     Args:
-        array: large_string (valid UTF-8) or large_binary, without nulls in rows that are read; or a `LazyArray`.
+        array: large_string (valid UTF-8) or large_binary, without nulls in rows that are read; or columns of them.
+        name: name of the column among `LazyTexts`.
     """
 
-    def __init__(self, array: pa.Array | pa.ChunkedArray | LazyArray) -> None:
-        self._array = pa.chunked_array([array]) if isinstance(array, pa.Array) else array
+    def __init__(self, array: pa.Array | pa.ChunkedArray | LazyTexts, name: str = "") -> None:
+        self._array, self._name = pa.chunked_array([array]) if isinstance(array, pa.Array) else array, name
 
     @property
     def array(self) -> pa.ChunkedArray:
         """All strings."""
-        return self._array if isinstance(self._array, pa.ChunkedArray) else self._array.whole()
+        return self._array if isinstance(self._array, pa.ChunkedArray) else self._array.column(self._name)
 
     def prepared(self, rows: Sequence[int], reader: RangeReader) -> AbstractContextManager[None]:
         """Read the strings of these rows: see `streamvid.dataset.row_texts.RowTexts.prepared`."""
@@ -59,8 +60,9 @@ class ArrowColumn(Sequence[T]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return self.array[i].to_pylist()
-        found = self._array[int(i)]
-        return found.as_py() if isinstance(found, pa.Scalar) else found
+        if isinstance(self._array, pa.ChunkedArray):
+            return self._array[int(i)].as_py()
+        return self._array.value(self._name, int(i))
 
     def __iter__(self) -> Iterator[T]:
         array = self.array
