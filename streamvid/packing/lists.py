@@ -309,11 +309,11 @@ def _check_texts(table: pa.Table, shown: str) -> None:
     Raises:
         InputError: it is one.
     """
-    for field in table.schema:
+    for field, column in zip(table.schema, table.columns, strict=True):  # not by name: there may be two of one
         if pa.types.is_binary(field.type):
             raise InputError(f"the column {field.name!r} of {shown} is not UTF-8: save the list as UTF-8")
         if field.name in (*TEXT_COLUMNS, "label") and is_text(field.type):
-            row = pc.index(pc.match_substring_regex(table[field.name], "[\r\n]"), True).as_py()
+            row = pc.index(pc.match_substring_regex(column, "[\r\n]"), True).as_py()
             if row >= 0:
                 raise InputError(
                     f"row {row + 1} of {shown} has a line break in the column {field.name!r}: remove it, or the "

@@ -293,6 +293,7 @@ def test_nan_is_kept_and_empty_cells_become_null(tmp_path: Path) -> None:
         ("l.csv", "path\n", "lists no videos"),
         ("l.csv", "", "cannot read the list"),
         ("l.csv", "path,x,x\na.mp4,1,2\n", "column 'x' more than once"),
+        ("l.csv", "path,n,path\na.mp4,1,a.mp4\n", "column 'path' more than once"),
         ("l.csv", "path,source\na.mp4,1\n", "'source', a name that packing itself uses"),
         ("l.csv", "path,n\na.mp4,1\na.mp4,2\n", "listed more than once with different columns"),
         ("l.csv", 'path,x\na.mp4,"said\nb.mp4,2\n', "mark in line 2 of .* opens a cell, and none closes it"),
