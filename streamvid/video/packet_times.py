@@ -13,10 +13,10 @@ from streamvid.arrays import Bool, Int64
 
 _MOST_TICKS: Final = (1 << 31) - 1
 """From packet to packet in an MP4 (`stts`), as FFmpeg writes and reads it."""
-_LEAST: Final = 600
-"""Ticks per second that a clip has at least: QuickTime's."""
+_COARSEST: Final = 600
+"""Ticks per second of the slowest clock by which containers round times: QuickTime's."""
 _FINEST: Final = 10_000
-"""Ticks per second of clips with pauses that are too long for the ticks of their container."""
+"""Ticks per second that FFmpeg's muxer has at least (movenc.c), by doubling them."""
 
 
 @dataclass(frozen=True)
@@ -71,23 +71,24 @@ class PacketTimes:
         )
 
     def in_coarsest_ticks(self) -> PacketTimes:
-        """A copy in the largest whole ticks that have all its times, of which there are `_LEAST` a second or more; the
-        first visible frame is at 0.
+        """A copy in the largest ticks that have all its times; the first visible frame is at 0.
 
         FFmpeg's MP4 muxer divides the ticks of its sources, milliseconds into 16. Their times are rounded to the
-        undivided ones, which samplers have to know (`streamvid.sampling.windows`).
+        undivided ones, which samplers have to know (`streamvid.sampling.windows`). Where frames are one such tick
+        apart, or the ticks are longer than those of any clock, times are not rounded, and there are `_FINEST` or more.
         """
-        (num, den), times = self.time_base, self.pts - self.origin
-        common = math.gcd(int(np.gcd.reduce(times)) * num, den)
-        divisor = next(n for n in range(max(1, min(common, den // _LEAST)), 0, -1) if common % n == 0)
-        factor = 1
-        while den // divisor * factor < _LEAST:
-            factor *= 2
+        num, den = self.time_base
+        times = (self.pts - self.origin) * num
+        common = math.gcd(int(np.gcd.reduce(times)), den)
+        ticks, factor = den // common, 1
+        if ticks < _COARSEST or np.median(np.diff(np.unique(times))) == common:
+            while factor * ticks < _FINEST:
+                factor *= 2
         return replace(
             self,
-            pts=times * num // divisor * factor,
-            last_duration=round(self.last_duration * num * factor / divisor),
-            time_base=(1, den // divisor * factor),
+            pts=times // common * factor,
+            last_duration=round(self.last_duration * num * factor / common),
+            time_base=(1, factor * ticks),
         )
 
     @property
@@ -133,8 +134,8 @@ def fit_pauses(times: Int64, time_base: Fraction) -> tuple[Int64, Fraction]:
         ValueError: one is too long for these ticks, too.
     """
     pause = int(np.diff(np.sort(times)).max(initial=0))
-    # In a clip's ticks: `PacketTimes.in_coarsest_ticks`.
-    if pause * max(Fraction(1), time_base * 2 * _LEAST) <= _MOST_TICKS:
+    # A clip may have more ticks: `PacketTimes.in_coarsest_ticks`.
+    if pause * max(Fraction(1), time_base * 2 * _FINEST) <= _MOST_TICKS:
         return times, time_base
     if (seconds := pause * time_base) * _FINEST > _MOST_TICKS:
         raise ValueError(
