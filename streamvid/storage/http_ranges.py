@@ -12,10 +12,11 @@ from fsspec.asyn import sync
 
 from streamvid.errors import DatasetError
 from streamvid.storage.client import locate
-from streamvid.storage.explain import NO_ADDRESS, NO_RANGES, FileChangedError, StorageUnavailable
+from streamvid.storage.explain import NO_ADDRESS, NO_RANGES, FileChangedError, NoRangesError, StorageUnavailable
 from streamvid.storage.part import (
     HEAD_SECONDS,
     NO_SUCH_RANGE,
+    TIMES,
     Part,
     body_of,
     first_byte,
@@ -27,9 +28,6 @@ from streamvid.storage.url import redact
 
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS: Final = 5
-_TIMES: Final = 3
-"""How often a range is requested of a server that sends the whole file, as a cache on the way does that has none of it
-yet."""
 
 
 async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: Collection[str]) -> bytes:
@@ -56,24 +54,22 @@ async def read_range(fs: Any, url: str, start: int, end: int, mark: str, hosts: 
 
     async def read(first: int) -> Part:
         headers["Range"] = f"bytes={first}-{end - 1}"
-        for _ in range(_TIMES):
-            async with _answer(fs, url, headers, hosts) as answer:
-                answer.raise_for_status()
-                if mark_of(answer.headers) != mark:
-                    raise FileChangedError(
-                        f"{redact(url)} was changed since it was indexed: its server has another version"
-                    )
-                if answer.status != 206:
-                    continue
-                sent = answer.headers.get("Content-Range")
-                if first_byte(sent) is None:
-                    raise StorageUnavailable(
-                        f"Cannot read {redact(url)}: its server does not say which bytes it sent (Content-Range).",
-                        path=redact(url),
-                    )
-                data = await body_of(answer, url, first, end)
-                return Part(data, mark, size_of(sent))
-        raise DatasetError(f"Cannot read {redact(url)}: {NO_RANGES}.")
+        async with _answer(fs, url, headers, hosts) as answer:
+            answer.raise_for_status()
+            if mark_of(answer.headers) != mark:
+                raise FileChangedError(
+                    f"{redact(url)} was changed since it was indexed: its server has another version"
+                )
+            if answer.status != 206:
+                raise NoRangesError(f"Cannot read {redact(url)}: {NO_RANGES}.")
+            sent = answer.headers.get("Content-Range")
+            if first_byte(sent) is None:
+                raise StorageUnavailable(
+                    f"Cannot read {redact(url)}: its server does not say which bytes it sent (Content-Range).",
+                    path=redact(url),
+                )
+            data = await body_of(answer, url, first, end)
+            return Part(data, mark, size_of(sent))
 
     return (await put_together(read, start, end)).data
 
@@ -88,7 +84,7 @@ def size_and_mark(url: str, hosts: Collection[str]) -> tuple[int, str]:
 
     async def ask() -> tuple[int, str]:
         headers = {"Range": "bytes=0-0", "Accept-Encoding": "identity"}
-        for _ in range(_TIMES):
+        for _ in range(TIMES):
             async with _answer(fs, name, headers, hosts) as answer:
                 if answer.status != NO_SUCH_RANGE:  # of an empty file
                     answer.raise_for_status()

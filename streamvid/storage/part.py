@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -28,6 +30,9 @@ _SIZE: Final = re.compile(r"bytes [0-9*-]{1,40}/([0-9]{1,18})", re.ASCII)
 _VERSION: Final = re.compile(r"[ -~]{1,300}")
 _CODINGS: Final = ("gzip", "x-gzip", "deflate", "br", "zstd")
 _LEAST_BYTES: Final = 512
+TIMES: Final = 3
+"""How often a range is requested of a server that sends the whole file, as a cache on the way does that has none of it
+yet."""
 _SHORT: Final = 64 << 10
 """Size of a range whose transfer takes about as long as its latency."""
 
@@ -109,11 +114,19 @@ async def put_together(read: Callable[[int], Awaitable[Part]], start: int, end: 
     Args:
         read: requests the bytes from an offset to `end`. A response of less than `_LEAST_BYTES` is the last one.
     """
-    part, data = await read(start), bytearray()
+    part, data = await requested(partial(read, start)), bytearray()
     while len(part.data) >= _LEAST_BYTES and (at := start + len(data) + len(part.data)) < min(end, part.size or 0):
         data += part.data
-        part = await read(at)
+        part = await requested(partial(read, at))
     return part._replace(data=bytes(data) + part.data) if data else part
+
+
+async def requested(read: Callable[[], Awaitable[Part]]) -> Part:
+    """The part that `read` requests, up to `TIMES` times while it raises NoRangesError."""
+    for _ in range(TIMES - 1):
+        with contextlib.suppress(NoRangesError):
+            return await read()
+    return await read()
 
 
 async def read_from_whole(fs: Any, url: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

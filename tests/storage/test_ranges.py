@@ -384,17 +384,20 @@ def test_bytes_of_another_place_are_not_taken(s3: FaultyS3, url: str) -> None:
         read_ranges([(url.format(s3.endpoint), 100, 200)], retry=clock.retry(1))
 
 
-def test_one_answer_without_a_range_is_no_server_without_ranges(s3: FaultyS3) -> None:
+@pytest.mark.parametrize("url", ["s3://bucket/key", "{}/bucket/key"])
+@pytest.mark.parametrize("ranges_before", [True, False])
+def test_answers_without_a_range_are_no_server_without_ranges(s3: FaultyS3, url: str, ranges_before: bool) -> None:
     """As of a cache on the way that has not got all of it yet."""
-    reader = RemoteRanges()
-    reader.read([("s3://bucket/key", 0, 10)], retry=Clock().retry())
-    s3.fault = lambda method, key, before: "whole" if before == 1 else None
-    assert reader.read([("s3://bucket/key", 10, 20)], retry=Clock().retry()) == [DATA[10:20]]
+    reader, url = RemoteRanges(), url.format(s3.endpoint)
+    if ranges_before:
+        reader.read([(url, 0, 10)], retry=Clock().retry())
+    s3.fault = lambda method, key, before: "whole" if before in (ranges_before, ranges_before + 1) else None
+    assert reader.read([(url, 10, 20)], retry=Clock().retry()) == [DATA[10:20]]
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/key", "{}/bucket/key"])
 def test_more_than_was_asked_for_is_not_held(s3: FaultyS3, url: str) -> None:
-    s3.fault, s3.endless = first(1, "endless"), 0
+    s3.fault, s3.endless = first(3, "endless"), 0
     with pytest.raises(DatasetError, match="its server does not answer requests for ranges"):
         read_ranges([(url.format(s3.endpoint), 0, 100)], retry=Clock().retry())
     assert s3.endless < 1 << 26
