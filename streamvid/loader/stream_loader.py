@@ -343,6 +343,14 @@ class StreamLoader(BatchLoader[Cursor]):
                 yield Delivery(batch, cursor, following, last=not left)
             next(rendered, None)
             self._repeats += 1
+        except GeneratorExit:
+            if left and len(cursor.position.history) > 1 and schedule.plan.steps is None:
+                log.warning(
+                    "epoch %d, which was begun on other ranks or with another batch size, was left %d batches before "
+                    "its end: Lightning and Trainer count len(loader) batches in every epoch, and need steps_per_epoch",
+                    cursor.epoch_number, left,
+                )  # fmt: skip
+            raise
         finally:
             rendered.close()
 

@@ -123,3 +123,78 @@ def test_a_run_that_was_stopped_goes_on(
     assert len(before) == 2 * 2 * ranks
     assert {rank for rank, _ in before} == {rank for rank, _ in after} == set(range(ranks))
     assert sorted(clip for _, clip in before + after) == [f"c{n:02}" for n in range(CLIPS)]
+
+
+# What docs/frameworks.md has of Lightning besides the example. Of each run, the epoch and number of its steps, and the
+# epochs of their samples.
+_LIGHTNING = """
+import sys
+from pathlib import Path
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+import streamvid as sv
+
+dataset, folder = sys.argv[1:]
+how = {"sampling": sv.Window(4), "transform": sv.Transform(resize=(32, 32), layout="TCHW", dtype="float32")}
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(3, 3)
+
+    def training_step(self, batch, step):
+        seen.append((self.current_epoch, step, *set(batch["epoch"].tolist())))
+        return self.head(batch["video"].mean(dim=(1, 3, 4))).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters())
+
+class OfClips(Model):
+    clips = sv.ClipDataset(dataset, **how)
+
+    def train_dataloader(self):
+        self.clips.set_epoch(self.global_step)
+        return DataLoader(self.clips, batch_size=8, shuffle=True)
+
+    def on_train_epoch_start(self):
+        self.clips.set_epoch(self.global_step)
+
+def fit(name, model, loader=None, **options):
+    global seen
+    seen = []
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    kept = ModelCheckpoint(f"{folder}/{name}", every_n_train_steps=1, save_last=True, enable_version_counter=False)
+    last = Path(folder, name, "last.ckpt")
+    L.Trainer(callbacks=[kept], **quiet, **options).fit(model, loader, ckpt_path=last if last.exists() else None)
+    print(seen)
+
+for name, batches in (("counted", {}), ("fixed", {"steps_per_epoch": 7})):
+    fit(name, Model(), sv.StreamLoader(dataset, batch_size=2, **how, **batches), max_steps=3)
+    fit(name, Model(), sv.StreamLoader(dataset, batch_size=4, **how, **batches), max_epochs=1)
+fit("clips", OfClips(), max_epochs=2)
+fit("clips", OfClips(), max_epochs=3)
+"""
+
+
+def test_lightning_counts_the_batches_of_an_epoch_and_no_epochs_of_a_clip_dataset(
+    dataset: Path, forked_python: Path, tmp_path: Path
+) -> None:
+    if not importlib.util.find_spec("lightning"):
+        pytest.skip("lightning is not installed: pip install -e '.[frameworks]'")
+    done = subprocess.run(
+        [forked_python, "-c", _LIGHTNING, dataset, tmp_path / "checkpoints"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, counted, fixed_first, fixed, clips, resumed = (
+        eval(line) for line in done.stdout.splitlines() if line[0] == "["
+    )
+    assert [step for _, step, *_ in first] == [step for _, step, *_ in fixed_first] == [0, 1, 2]
+    assert [step for _, step, *_ in counted] == [3, 4]  # by len(loader), 5; the clips would fill 7
+    assert "was left 2 batches before its end" in done.stderr
+    assert [step for _, step, *_ in fixed] == [3, 4, 5, 6]
+    assert clips == [(epoch, step, 3 * epoch) for epoch in range(2) for step in range(3)]
+    assert resumed == [(2, step, 6) for step in range(3)]

@@ -571,3 +571,20 @@ def test_a_state_of_one_dataset_is_none_of_a_mix(datasets: tuple[str, str]) -> N
         with pytest.raises(sv.InputError, match="over a Mix of 2, and this loader streams one dataset"):
             one.load_state_dict(states[1])
         both.load_state_dict(states[1])
+
+
+@pytest.mark.parametrize(("size", "steps", "warned"), [(3, None, False), (2, None, True), (2, 8, False)])
+def test_the_rest_of_an_epoch_that_other_ranks_began_is_not_left_in_silence(
+    datasets: tuple[str, str], caplog: pytest.LogCaptureFixture, size: int, steps: int | None, warned: bool
+) -> None:
+    """As by a framework that counts len(loader) batches in each epoch."""
+    with loader(datasets[0], steps_per_epoch=steps) as first:
+        state = next(first.state_dict() for _ in first)
+    assert not caplog.messages
+    with loader(datasets[0], steps_per_epoch=steps, batch_size=size) as second:
+        second.load_state_dict(state)
+        iteration = iter(second)
+        for _ in range(1, 4):
+            next(iteration)
+        del iteration
+    assert ["was left" in message for message in caplog.messages] == [True] * warned
