@@ -511,6 +511,45 @@ def test_workers_end_if_the_program_is_killed_while_they_begin(
             os.kill(pid, signal.SIGKILL)
 
 
+OWN_PROCESS = """
+import multiprocessing, os, sys, threading, time
+import streamvid as sv
+from streamvid.loader import torch_options
+torch_options._PYTORCH_S = 0
+def use(ds, parent, lines):
+    watch = next(thread for thread in threading.enumerate() if "_end_with_parent" in thread.name)
+    print(os.getpid(), flush=True)
+    while os.getppid() == parent:
+        time.sleep(0.1)
+    watch.join()
+    time.sleep(0.5)  # the process would end without a word
+    open(lines, "w").write(str(len(ds[0]["video"])))
+if __name__ == "__main__":
+    arguments = sv.ClipDataset(sys.argv[1], sampling=sv.Window(4)), os.getpid(), sys.argv[2]
+    process = multiprocessing.get_context("spawn").Process(target=use, args=arguments)
+    process.start()
+    process.join()
+"""
+
+
+def test_a_process_that_is_no_worker_may_outlive_the_program(
+    dataset: Path, tmp_path: Path, forked_python: Path
+) -> None:
+    """One that the program spawned with a dataset, for a purpose of its own."""
+    (tmp_path / "train.py").write_text(OWN_PROCESS)
+    command = [forked_python, tmp_path / "train.py", dataset, tmp_path / "said"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+    try:
+        assert soon(lambda: not alive(pid))
+    finally:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+    assert (tmp_path / "said").read_text() == "4"
+
+
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
 def test_what_cannot_be_pickled_for_workers_is_named(dataset: Path, start: str) -> None:
     """`forkserver` is Python's default from 3.14 on."""
