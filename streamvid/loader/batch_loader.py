@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
+from types import SimpleNamespace
 from typing import Generic, NoReturn, Self
 
 from streamvid.decode.lost_gpu import GpuWatch
@@ -18,11 +19,16 @@ class BatchLoader(ABC, Generic[P]):
 
     _position: RunPosition[P]
     _watch: GpuWatch
+    _batch_size: int
 
     @property
     def epoch(self) -> int:
         """Number of the epoch that the next iteration begins or resumes."""
         return self._position.next.epoch_number
+
+    @abstractmethod
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that epoch."""
 
     @abstractmethod
     def close(self) -> None:
@@ -65,3 +71,14 @@ class BatchLoader(ABC, Generic[P]):
             "resume by its state_dict and load_state_dict instead of skip_first_batches, in Trainer with "
             "ignore_data_skip=True"
         )
+
+    @property
+    def batch_sampler(self) -> SimpleNamespace:
+        """For Lightning: it loads no state that was saved at an epoch's end, but tells the sampler of its
+        `batch_sampler` the number of each epoch, with which a loader then begins that has no state."""
+
+        def set_epoch(epoch: int) -> None:
+            if epoch > self.epoch and self._position.fresh:
+                self.set_epoch(epoch)
+
+        return SimpleNamespace(sampler=SimpleNamespace(set_epoch=set_epoch), batch_size=self._batch_size)

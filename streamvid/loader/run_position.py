@@ -84,6 +84,11 @@ class RunPosition(Generic[P]):
         if restored:
             self._iteration, self._restored = None, True
 
+    @property
+    def fresh(self) -> bool:
+        """Whether no iteration has begun, and no state was loaded."""
+        return self._iteration is None and not self._restored
+
     def where(self) -> str:
         """The position for a message."""
         return (self._left or self._now or self.next).where()

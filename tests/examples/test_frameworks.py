@@ -165,7 +165,8 @@ def fit(name, model, loader=None, **options):
     global seen
     seen = []
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    kept = ModelCheckpoint(f"{folder}/{name}", every_n_train_steps=1, save_last=True, enable_version_counter=False)
+    steps = None if name == "epochs" else 1
+    kept = ModelCheckpoint(f"{folder}/{name}", every_n_train_steps=steps, save_last=True, enable_version_counter=False)
     last = Path(folder, name, "last.ckpt")
     L.Trainer(callbacks=[kept], **quiet, **options).fit(model, loader, ckpt_path=last if last.exists() else None)
     print(seen)
@@ -173,6 +174,9 @@ def fit(name, model, loader=None, **options):
 for name, batches in (("counted", {}), ("fixed", {"steps_per_epoch": 7})):
     fit(name, Model(), sv.StreamLoader(dataset, batch_size=2, **how, **batches), max_steps=3)
     fit(name, Model(), sv.StreamLoader(dataset, batch_size=4, **how, **batches), max_epochs=1)
+for name in ("epochs", "steps"):  # where a checkpoint is of an epoch's end, or of its last step
+    for epochs in (1, 3):
+        fit(name, Model(), sv.StreamLoader(dataset, batch_size=8, **how), max_epochs=epochs)
 fit("clips", OfClips(), max_epochs=2)
 fit("clips", OfClips(), max_epochs=3)
 """
@@ -189,12 +193,14 @@ def test_lightning_counts_the_batches_of_an_epoch_and_no_epochs_of_a_clip_datase
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    first, counted, fixed_first, fixed, clips, resumed = (
+    first, counted, fixed_first, fixed, *ends, clips, resumed = (
         eval(line) for line in done.stdout.splitlines() if line[0] == "["
     )
     assert [step for _, step, *_ in first] == [step for _, step, *_ in fixed_first] == [0, 1, 2]
     assert [step for _, step, *_ in counted] == [3, 4]  # by len(loader), 5; the clips would fill 7
     assert "was left 2 batches before its end" in done.stderr
     assert [step for _, step, *_ in fixed] == [3, 4, 5, 6]
+    later = [(epoch, step, epoch) for epoch in (1, 2) for step in range(3)]
+    assert ends == 2 * [[(0, step, 0) for step in range(3)], later]
     assert clips == [(epoch, step, 3 * epoch) for epoch in range(2) for step in range(3)]
     assert resumed == [(2, step, 6) for step in range(3)]
