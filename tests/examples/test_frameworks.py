@@ -151,6 +151,17 @@ class Model(L.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters())
 
+class Whole(Model):
+    def __init__(self, loader):
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self):
+        return self.loader
+
+    def on_load_checkpoint(self, checkpoint):
+        self.loader.load_state_dict(checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"][0])
+
 class OfClips(Model):
     clips = sv.ClipDataset(dataset, **how)
 
@@ -165,7 +176,7 @@ def fit(name, model, loader=None, **options):
     global seen
     seen = []
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    steps = None if name == "epochs" else 1
+    steps = None if name.startswith("epochs") else 1
     kept = ModelCheckpoint(f"{folder}/{name}", every_n_train_steps=steps, save_last=True, enable_version_counter=False)
     last = Path(folder, name, "last.ckpt")
     L.Trainer(callbacks=[kept], **quiet, **options).fit(model, loader, ckpt_path=last if last.exists() else None)
@@ -177,6 +188,8 @@ for name, batches in (("counted", {}), ("fixed", {"steps_per_epoch": 7})):
 for name in ("epochs", "steps"):  # where a checkpoint is of an epoch's end, or of its last step
     for epochs in (1, 3):
         fit(name, Model(), sv.StreamLoader(dataset, batch_size=8, **how), max_epochs=epochs)
+fit("epochs of steps", Whole(sv.StreamLoader(dataset, batch_size=4, steps_per_epoch=3, **how)), max_epochs=1)
+fit("epochs of steps", Whole(sv.StreamLoader(dataset, batch_size=8, steps_per_epoch=3, **how)), max_epochs=2)
 fit("clips", OfClips(), max_epochs=2)
 fit("clips", OfClips(), max_epochs=3)
 """
@@ -193,7 +206,7 @@ def test_lightning_counts_the_batches_of_an_epoch_and_no_epochs_of_a_clip_datase
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    first, counted, fixed_first, fixed, *ends, clips, resumed = (
+    first, counted, fixed_first, fixed, *ends, _, whole, clips, resumed = (
         eval(line) for line in done.stdout.splitlines() if line[0] == "["
     )
     assert [step for _, step, *_ in first] == [step for _, step, *_ in fixed_first] == [0, 1, 2]
@@ -202,5 +215,6 @@ def test_lightning_counts_the_batches_of_an_epoch_and_no_epochs_of_a_clip_datase
     assert [step for _, step, *_ in fixed] == [3, 4, 5, 6]
     later = [(epoch, step, epoch) for epoch in (1, 2) for step in range(3)]
     assert ends == 2 * [[(0, step, 0) for step in range(3)], later]
+    assert whole == [(1, 0, 0, 1), (1, 1, 1), (1, 2, 1)]  # the first 12 of a pass's 19 clips were in epoch 0
     assert clips == [(epoch, step, 3 * epoch) for epoch in range(2) for step in range(3)]
     assert resumed == [(2, step, 6) for step in range(3)]
