@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -106,8 +108,11 @@ class RunPosition(Generic[P]):
         return self._now or self.next
 
     def follow(self, deliveries: Generator[Delivery[Batch, P], None, None]) -> Iterator[Batch]:
-        """The batches of an iteration, each with its effect on the run. Closes the generator."""
+        """The batches of an iteration, each with its effect on the run. Closes the generator; where the loop has taken
+        all batches and asks for no more, as Lightning's and Trainer's, runs it to its end, so that stages are kept for
+        the next epoch."""
         this, begun, last = object(), False, None
+        getpid, process, ends = os.getpid, os.getpid(), sys.is_finalizing  # module globals may be gone at exit
         try:
             with limits_named():
                 for delivery in deliveries:
@@ -118,6 +123,9 @@ class RunPosition(Generic[P]):
                         self._now, self._left, last = delivery.position, None, delivery
                     yield delivery.batch
         except GeneratorExit:
+            if last is not None and last.last and not ends() and getpid() == process:
+                with contextlib.suppress(Exception):
+                    next(deliveries, None)
             if last is not None and self._now is last.position:
                 self._now, self._left = None, None if last.last else last.position
             raise

@@ -17,6 +17,8 @@ from streamvid.arrays import Int64
 from streamvid.decode.cpu import CpuDecoder
 from streamvid.errors import DatasetError
 from streamvid.fetch import epoch_reader
+from streamvid.loader.clip_dataset import ClipDataset
+from streamvid.loader.gpu_loader import GpuDataLoader
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.stream_loader import StreamLoader
 from streamvid.packing.options import PackOptions
@@ -108,6 +110,33 @@ def test_an_epoch_left_with_its_last_batch(folder: Path) -> None:
             if number == STEPS:
                 break
         assert_epoch([batch["video"] for batch in batches], expected)
+
+
+@pytest.mark.parametrize("kind", ["StreamLoader", "GpuDataLoader"])
+def test_a_loop_that_counts_batches_keeps_the_decoder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, written: list[int], kind: str
+) -> None:
+    """Lightning and Trainer take len(loader) batches, and ask for no other. With `isolate`, or on a GPU, a decoder is
+    processes or sessions, which take seconds to begin."""
+    made: list[CpuDecoder] = []
+    begin = CpuDecoder.__init__
+
+    def noted(self: CpuDecoder, *args: Any, **options: Any) -> None:
+        made.append(self)
+        begin(self, *args, **options)
+
+    monkeypatch.setattr(CpuDecoder, "__init__", noted)
+    clips = ClipDataset(folder, sampling=Window(4, fps=15))
+    with loader(folder) if kind == "StreamLoader" else GpuDataLoader(clips, batch_size=BATCH, device="cpu") as batches:
+        for _ in range(3):
+            iteration = iter(batches)
+            for _ in range(STEPS):
+                next(iteration)
+        del iteration
+        assert len(made) == 1
+        assert batches.epoch == 3
+        if kind == "StreamLoader":
+            assert soon(lambda: len(written) > 3 * STEPS)  # of the next epoch, begun early
 
 
 def test_a_clip_that_is_found_bad_meanwhile_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
