@@ -13,8 +13,9 @@ from streamvid.arrays import Bool, Int64
 
 _MOST_TICKS: Final = (1 << 31) - 1
 """From packet to packet in an MP4 (`stts`), as FFmpeg writes and reads it."""
-_COARSEST: Final = 600
-"""Ticks per second of the slowest clock by which containers round times: QuickTime's."""
+_GIF: Final = 100
+_QUICKTIME: Final = 600
+"""Ticks per second of the slowest clocks to which containers round times."""
 _FINEST: Final = 10_000
 """Ticks per second that FFmpeg's muxer has at least (movenc.c), by doubling them."""
 
@@ -75,13 +76,14 @@ class PacketTimes:
 
         FFmpeg's MP4 muxer divides the ticks of its sources, milliseconds into 16. Their times are rounded to the
         undivided ones, which samplers have to know (`streamvid.sampling.windows`). Where frames are one such tick
-        apart, or the ticks are longer than those of any clock, times are not rounded, and there are `_FINEST` or more.
+        apart, or no container has such a slow clock, times are not rounded, and there are `_FINEST` or more.
         """
         num, den = self.time_base
         times = (self.pts - self.origin) * num
         common = math.gcd(int(np.gcd.reduce(times)), den)
         ticks, factor = den // common, 1
-        if ticks < _COARSEST or np.median(np.diff(np.unique(times))) == common:
+        rounded = ticks >= _QUICKTIME or ticks == den == _GIF
+        if not rounded or np.median(np.diff(np.unique(times))) == common:
             while factor * ticks < _FINEST:
                 factor *= 2
         return replace(

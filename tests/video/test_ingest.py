@@ -30,7 +30,7 @@ from streamvid.video.ingest import ingest_by_tables
 from streamvid.video.packet_times import PacketTimes
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.transcode import TranscodeOptions
+from streamvid.video.transcode import TranscodeOptions, transcode
 from streamvid.video.trim import trim_clip
 from tests.mp4.test_reader import made
 from tests.support.clips import hard_clips, write
@@ -108,17 +108,35 @@ def test_at_its_own_rate_each_frame_of_a_video_is_shown_once(name: str, rate: in
                 assert set(np.diff(select(window, times, np.array([start])).frames)) == {every}
 
 
+def test_times_of_a_gif_count_in_hundredths(tmp_path: Path) -> None:
+    """It is transcoded. At 30 frames a second its times are 0, 3, 7, 10 …"""
+    with av.open(str(tmp_path / "a.gif"), "w") as output:
+        stream = output.add_stream("gif", rate=30)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "rgb8"
+        for level in range(0, 200, 10):
+            frame = av.VideoFrame.from_ndarray(np.full((64, 64, 3), level, dtype=np.uint8))
+            output.mux(stream.encode(frame.reformat(format="rgb8")))
+        output.mux(stream.encode())
+    transcode(tmp_path / "a.gif", tmp_path / "b.mp4", TranscodeOptions())
+    clip = ingest_by_tables(tmp_path / "b.mp4")
+    assert clip.time_base == (1, 100)
+    times = ClipTimes(clip.index.frame_pts, clip.duration, Fraction(*clip.time_base))
+    assert select(Window(20, fps=30, start="first"), times, np.zeros(1)).frames.tolist() == [*range(20)]
+
+
 @pytest.mark.parametrize(
     ("pts", "base", "wanted", "ticks"),
     [
         ([0, 528, 1072, 1600], (1, 16000), [0, 33, 67, 100], 1000),
         ([90, 4595, 9095], (1, 90000), [0, 901, 1801], 18000),
         ([0, 20, 41], (1, 600), [0, 20, 41], 600),
+        ([0, 3, 7, 10], (1, 100), [0, 3, 7, 10], 100),
         ([0, 33, 34, 67, 100], (1, 1000), [0, 33, 34, 67, 100], 1000),
         # Not rounded: as FFmpeg's muxer has them, at least 10,000.
         ([7, 9, 11], (1, 25), [0, 1024, 2048], 12800),
         ([0, 40, 120], (1, 1000), [0, 512, 1536], 12800),
         ([0, 5, 9], (1, 120), [0, 640, 1152], 15360),
+        ([0, 40, 90], (1, 1000), [0, 512, 1152], 12800),
         ([0, 1, 2], (1, 1200), [0, 16, 32], 19200),
         ([5, 6, 7], (1001, 30000), [0, 1001, 2002], 30000),
         ([90, 3093, 6096], (1, 90000), [0, 1001, 2002], 30000),
