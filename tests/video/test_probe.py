@@ -121,6 +121,14 @@ def test_a_picture_of_avif_is_no_track(frames: int, tmp_path: Path) -> None:
         assert (len(clip.index.visible), clip.source_remarks) == (frames, ())
 
 
+def test_a_video_of_one_frame_that_lasts_a_second_is_a_track(tmp_path: Path) -> None:
+    """FFmpeg tells of it what it tells of a picture of AVIF, but for its duration."""
+    path = write(
+        Recipe(codec="mpeg4", container="avi", frames=1, gop=1, b_frames=0, fps=Fraction(1)), tmp_path / "a.avi"
+    )
+    assert len(store_clip(path, tmp_path).index.visible) == 1
+
+
 @pytest.mark.parametrize("codec", ["h264", "mjpeg"])
 def test_another_track_is_transcoded(codec: Target, tmp_path: Path) -> None:
     path = write_tracks(tmp_path / "a.mkv", LARGE, SMALL, codec="mpeg2video")
