@@ -325,6 +325,7 @@ class StreamLoader(BatchLoader[Cursor]):
         self._access.follow(Uses(epoch, following.epoch, schedule.plan.world, len(self.dataset)))
         expected = partial(self._begin, following) if self._repeats > self._access.by_range else None
         rendered = self._engine.run(epoch, expected)
+        total = epoch.left + sum(run.steps for run in cursor.position.history)
         try:
             for left in reversed(range(epoch.left)):
                 started = time.perf_counter()
@@ -344,11 +345,11 @@ class StreamLoader(BatchLoader[Cursor]):
             next(rendered, None)
             self._repeats += 1
         except GeneratorExit:
-            if left and len(cursor.position.history) > 1 and schedule.plan.steps is None:
+            if left and total - left == len(schedule.plan):
                 log.warning(
-                    "epoch %d, which was begun on other ranks or with another batch size, was left %d batches before "
-                    "its end: Lightning and Trainer count len(loader) batches in every epoch, and need steps_per_epoch",
-                    cursor.epoch_number, left,
+                    "epoch %d, which was begun on other ranks or with another batch size, was left after len(loader) "
+                    "batches of %d, as Lightning and Trainer do: give the loader steps_per_epoch, with which it has as "
+                    "many", cursor.epoch_number, total,
                 )  # fmt: skip
             raise
         finally:

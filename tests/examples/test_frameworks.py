@@ -211,7 +211,7 @@ def test_lightning_counts_the_batches_of_an_epoch_and_no_epochs_of_a_clip_datase
     )
     assert [step for _, step, *_ in first] == [step for _, step, *_ in fixed_first] == [0, 1, 2]
     assert [step for _, step, *_ in counted] == [3, 4]  # by len(loader), 5; the clips would fill 7
-    assert "was left 2 batches before its end" in done.stderr
+    assert "was left after len(loader) batches of 7" in done.stderr
     assert [step for _, step, *_ in fixed] == [3, 4, 5, 6]
     later = [(epoch, step, epoch) for epoch in (1, 2) for step in range(3)]
     assert ends == 2 * [[(0, step, 0) for step in range(3)], later]
