@@ -75,7 +75,8 @@ class BatchLoader(ABC, Generic[P]):
     @property
     def batch_sampler(self) -> SimpleNamespace:
         """For Lightning: it loads no state that was saved at an epoch's end, but tells the sampler of its
-        `batch_sampler` the number of each epoch, with which a loader then begins that has no state."""
+        `batch_sampler` the number of each epoch, with which a loader then begins that has no state. For DeepSpeed it
+        reads `batch_size`."""
 
         def set_epoch(epoch: int) -> None:
             if epoch > self.epoch and self._position.fresh:

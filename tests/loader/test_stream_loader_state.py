@@ -592,3 +592,20 @@ def test_the_rest_of_an_epoch_that_other_ranks_began_is_not_left_in_silence(
             next(iteration)
         del iteration
     assert ["was left after len" in message for message in caplog.messages] == [True] * warned
+
+
+def test_the_epoch_that_lightning_names_is_that_of_a_new_loader_alone(datasets: tuple[str, str]) -> None:
+    """Not of one whose state was loaded, nor of one that went on by itself, as before a second `fit`."""
+    clips = sv.ClipDataset(datasets[1], sampling=sv.Window(4))
+    with loader(datasets[1]) as stream, sv.GpuDataLoader(clips, batch_size=3, device="cpu") as items:
+        for batches in (stream, items):
+            assert batches.batch_sampler.batch_size == 3  # Lightning reads it for DeepSpeed
+            for named, epoch in ((0, 0), (4, 4), (2, 4)):
+                batches.batch_sampler.sampler.set_epoch(named)
+                assert batches.epoch == epoch
+            state = next(batches.state_dict() for _ in batches)
+            batches.batch_sampler.sampler.set_epoch(9)
+            assert batches.epoch == 5
+            batches.load_state_dict(state)
+            batches.batch_sampler.sampler.set_epoch(9)
+            assert batches.epoch == 4

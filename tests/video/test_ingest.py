@@ -140,13 +140,15 @@ def test_times_of_a_gif_count_in_hundredths(tmp_path: Path) -> None:
         ([0, 1, 2], (1, 1200), [0, 16, 32], 19200),
         ([5, 6, 7], (1001, 30000), [0, 1001, 2002], 30000),
         ([90, 3093, 6096], (1, 90000), [0, 1001, 2002], 30000),
+        ([0, 0, 1, 1, 2, 2], (1, 1000), [0, 0, 16, 16, 32, 32], 16000),
         ([3], (1, 90000), [0], 16384),
     ],
 )
 def test_the_coarsest_ticks(pts: list[int], base: tuple[int, int], wanted: list[int], ticks: int) -> None:
     none = np.zeros(len(pts), dtype=np.bool_)
-    found = PacketTimes(np.array(pts), np.array(pts), none, none, 0, base).in_coarsest_ticks()
+    found = PacketTimes(np.array(pts), np.array(pts), none, none, 6, base).in_coarsest_ticks()
     assert (found.pts.tolist(), found.time_base) == (wanted, (1, ticks))
+    assert found.last_duration == round(6 * Fraction(*base) * ticks)
 
 
 def test_a_shard_is_the_same_from_an_unwritten_mp4_and_from_a_file(tmp_path: Path) -> None:
