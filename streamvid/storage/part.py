@@ -8,14 +8,15 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from streamvid.errors import DatasetError
 from streamvid.storage.explain import FileChangedError, NoRangesError, StorageUnavailable, refusal, status_of
 from streamvid.storage.link import Link
 from streamvid.storage.url import redact
+
+T = TypeVar("T")
 
 _CHANGED: Final = 412
 NO_SUCH_RANGE: Final = 416
@@ -114,15 +115,15 @@ async def put_together(read: Callable[[int], Awaitable[Part]], start: int, end: 
     Args:
         read: requests the bytes from an offset to `end`. A response of less than `_LEAST_BYTES` is the last one.
     """
-    part, data = await requested(partial(read, start)), bytearray()
+    part, data = await read(start), bytearray()
     while len(part.data) >= _LEAST_BYTES and (at := start + len(data) + len(part.data)) < min(end, part.size or 0):
         data += part.data
-        part = await requested(partial(read, at))
+        part = await read(at)
     return part._replace(data=bytes(data) + part.data) if data else part
 
 
-async def requested(read: Callable[[], Awaitable[Part]]) -> Part:
-    """The part that `read` requests, up to `TIMES` times while it raises NoRangesError."""
+async def requested(read: Callable[[], Awaitable[T]]) -> T:
+    """What `read` requests, up to `TIMES` times while it raises NoRangesError."""
     for _ in range(TIMES - 1):
         with contextlib.suppress(NoRangesError):
             return await read()

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import os
 from collections import ChainMap
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
@@ -26,7 +27,7 @@ from streamvid.storage.explain import (
     explained,
 )
 from streamvid.storage.link import Link
-from streamvid.storage.part import Part, changed, is_sendable, read_from_whole, read_part
+from streamvid.storage.part import Part, changed, is_sendable, read_from_whole, read_part, requested
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
@@ -210,9 +211,10 @@ class RemoteRanges:
             dataset, told, size = self._told.get(url, ("", "", None))
 
             async def ask(mark: str = "") -> Part:
-                part = await self.link.fetch(
-                    end - start, lambda: read(fs, name, start, end, mark or marks.get(url, ""), self.link), turn
-                )
+                def once() -> Awaitable[Part]:  # with the mark that is known when its turn comes
+                    return read(fs, name, start, end, mark or marks.get(url, ""), self.link)
+
+                part = await requested(lambda: self.link.fetch(end - start, once, turn))
                 # A server that sends no ETag has confirmed the requested one.
                 return part if part.mark or marks.get(url, mark) != told else part._replace(mark=told)
 
@@ -340,7 +342,7 @@ def _of_version(
         version = versions[name]
         if version is None or end <= start:
             return b""
-        return await http_ranges.read_range(fs, name, start, end, version.mark, version.within)
+        return await requested(partial(http_ranges.read_range, fs, name, start, end, version.mark, version.within))
 
     async def every() -> list[bytes | BaseException]:
         return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)

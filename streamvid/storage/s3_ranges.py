@@ -14,7 +14,6 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import fsspec
@@ -33,7 +32,6 @@ from streamvid.storage.part import (
     changed,
     check_range,
     held,
-    requested,
     size_of,
     version,
 )
@@ -74,10 +72,9 @@ class S3Ranges:
             signed = self._signed.put(when, await self._sign(fs, name))
         bucket = signed.wanted["Bucket"]
         if signed.url is None or time.monotonic() < self._by_request.get(bucket, 0.0):
-            return await requested(partial(_get_object, signed, name, start, end, etag))
+            return await _get_object(signed, name, start, end, etag)
         try:
-            once = partial(_get, signed, name, start, end, etag, link, ranged=bucket in link.ranged)
-            part = await requested(once)
+            part = await _get(signed, name, start, end, etag, link, ranged=bucket in link.ranged)
             if part.size != len(part.data):
                 link.ranged.add(bucket)
             return part
