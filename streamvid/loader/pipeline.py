@@ -66,6 +66,7 @@ class RenderPipeline:
         self._idle: list[Renderer] = []
         self._used: list[Renderer] = []
         """One for each iteration under way."""
+        self._closed = False
 
     @begun
     def run(
@@ -137,7 +138,7 @@ class RenderPipeline:
                     self._give_back(renderer, complete)
 
     def _take(self) -> Renderer:
-        shared = [memory for memory in self._used if memory.shared]
+        self._closed, shared = False, [memory for memory in self._used if memory.shared]
         self._used.append(shared[0] if shared else self._idle.pop() if self._idle else self._make_renderer())
         return self._used[-1]
 
@@ -147,14 +148,15 @@ class RenderPipeline:
             return
         # A renderer cannot be used again after an error, nor after an iteration was left early, because DALI's pipeline
         # still has batches of it. The next iteration makes a new one.
-        if complete and not self._idle:
+        if complete and not self._idle and not self._closed:
             self._idle.append(renderer)
         else:
             renderer.close()
 
     def close(self) -> None:
-        """Free threads and device memory that no iteration uses."""
+        """Free threads and device memory that no iteration uses; what one uses, when it ends."""
         if self.home.here:
+            self._closed = True
             while self._idle:
                 self._idle.pop().close()
             self.home.leave()

@@ -139,6 +139,22 @@ def test_a_loop_that_counts_batches_keeps_the_decoder(
             assert soon(lambda: len(written) > 3 * STEPS)  # of the next epoch, begun early
 
 
+@pytest.mark.parametrize("kind", ["StreamLoader", "GpuDataLoader"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_iteration_that_outlives_its_loader_keeps_no_decoder(folder: Path, kind: str, ends: bool) -> None:
+    """As in a function that takes len(loader) batches within `with loader`, and goes on after it."""
+    before = threading.enumerate()
+    clips = ClipDataset(folder, sampling=Window(4, fps=15))
+    with loader(folder) if kind == "StreamLoader" else GpuDataLoader(clips, batch_size=BATCH, device="cpu") as batches:
+        iteration = iter(batches)
+        for _ in range(STEPS):
+            next(iteration)
+    if ends:
+        assert next(iteration, None) is None
+    del iteration
+    assert soon(lambda: not [one for one in threading.enumerate() if one not in before])
+
+
 def test_a_clip_that_is_found_bad_meanwhile_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By another rank, or in the last batches."""
     known: list[int] = []
