@@ -86,12 +86,8 @@ class PacketTimes:
         if not rounded or np.median(np.diff(np.unique(times))) == common:
             while factor * ticks < _FINEST:
                 factor *= 2
-        return replace(
-            self,
-            pts=times // common * factor,
-            last_duration=round(self.last_duration * num * factor / common),
-            time_base=(1, factor * ticks),
-        )
+        last = max(round(self.last_duration * num * factor / common), min(self.last_duration, 1))  # 0 is not stated
+        return replace(self, pts=times // common * factor, last_duration=last, time_base=(1, factor * ticks))
 
     @property
     def origin(self) -> int:

@@ -146,9 +146,10 @@ def test_times_of_a_gif_count_in_hundredths(tmp_path: Path) -> None:
 )
 def test_the_coarsest_ticks(pts: list[int], base: tuple[int, int], wanted: list[int], ticks: int) -> None:
     none = np.zeros(len(pts), dtype=np.bool_)
-    found = PacketTimes(np.array(pts), np.array(pts), none, none, 6, base).in_coarsest_ticks()
-    assert (found.pts.tolist(), found.time_base) == (wanted, (1, ticks))
-    assert found.last_duration == round(6 * Fraction(*base) * ticks)
+    for last in (0, 1, 6):  # ticks of the last frame: 0 if they are not stated
+        found = PacketTimes(np.array(pts), np.array(pts), none, none, last, base).in_coarsest_ticks()
+        assert (found.pts.tolist(), found.time_base) == (wanted, (1, ticks))
+        assert found.last_duration == max(round(last * Fraction(*base) * ticks), min(last, 1))
 
 
 def test_a_shard_is_the_same_from_an_unwritten_mp4_and_from_a_file(tmp_path: Path) -> None:
