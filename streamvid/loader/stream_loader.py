@@ -325,7 +325,6 @@ class StreamLoader(BatchLoader[Cursor]):
         self._access.follow(Uses(epoch, following.epoch, schedule.plan.world, len(self.dataset)))
         expected = partial(self._begin, following) if self._repeats > self._access.by_range else None
         rendered = self._engine.run(epoch, expected)
-        total = epoch.left + sum(run.steps for run in cursor.position.history)
         try:
             for left in reversed(range(epoch.left)):
                 started = time.perf_counter()
@@ -345,11 +344,13 @@ class StreamLoader(BatchLoader[Cursor]):
             next(rendered, None)
             self._repeats += 1
         except GeneratorExit:
-            if left and total - left == len(schedule.plan):
+            legs = (leg for leg in self._log.legs if leg.start.epoch + leg.epochs - 1 == cursor.epoch_number)
+            taken = sum(leg.steps for leg in legs)
+            if left and taken == len(schedule.plan) and len(cursor.position.history) > 1:
                 log.warning(
                     "epoch %d, which was begun on other ranks or with another batch size, was left after len(loader) "
                     "batches of %d, as Lightning and Trainer do: give the loader steps_per_epoch, with which it has as "
-                    "many", cursor.epoch_number, total,
+                    "many", cursor.epoch_number, taken + left,
                 )  # fmt: skip
             raise
         finally:
