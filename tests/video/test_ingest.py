@@ -27,7 +27,7 @@ from streamvid.sampling.base import ClipTimes, select
 from streamvid.sampling.windows import Window
 from streamvid.storage.retry import Retry
 from streamvid.video.ingest import ingest_by_tables
-from streamvid.video.packet_times import PacketTimes
+from streamvid.video.packet_times import PacketTimes, last_frame_duration
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
 from streamvid.video.transcode import TranscodeOptions, transcode
@@ -122,6 +122,33 @@ def test_times_of_a_gif_count_in_hundredths(tmp_path: Path) -> None:
     assert clip.time_base == (1, 100)
     times = ClipTimes(clip.index.frame_pts, clip.duration, Fraction(*clip.time_base))
     assert select(Window(20, fps=30, start="first"), times, np.zeros(1)).frames.tolist() == [*range(20)]
+
+
+def test_a_window_at_the_clips_own_rate_does_not_show_the_last_frame_twice() -> None:
+    """Frames are 41 or 42 ms apart. The last is said to last 42, and the end lay behind the time of a next frame."""
+    rate = Fraction(24000, 1001)
+    pts = np.array([int(n * 1000 / rate + Fraction(1, 2)) for n in range(61)])
+    shown = np.zeros(len(pts), dtype=np.bool_)
+    end = int(pts[-1]) + PacketTimes(pts, pts, shown, shown, 42, (1, 1000)).last_frame_ticks()
+    for start in np.arange(0.8, 1, 0.01):
+        found = select(Window(5, fps=rate), ClipTimes(pts, end, Fraction(1, 1000)), np.array([start]))
+        assert set(np.diff(found.frames)) == {1}
+
+
+@pytest.mark.parametrize(
+    ("times", "stated", "wanted"),
+    [
+        ([0, 42, 83, 125], 42, 41),
+        ([0, 20, 40, 60], 1, 20),  # as FFmpeg's muxer states it
+        ([0, 20, 40, 60], 10, 10),
+        ([0, 20, 40, 60], 200, 200),
+        ([0, 20, 40, 60], 201, 20),
+        ([0], 8, 8),
+        ([0], 0, 40),
+    ],
+)
+def test_the_duration_of_the_last_frame(times: list[int], stated: int, wanted: int) -> None:
+    assert last_frame_duration(np.array(times), stated, Fraction(1, 1000)) == wanted
 
 
 @pytest.mark.parametrize(
