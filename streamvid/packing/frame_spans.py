@@ -33,9 +33,9 @@ from streamvid.video.trim import frame_end_ticks
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-ROUNDING: Final = Fraction(1, 2000)
+ROUNDING: Final = Fraction(1, 1200)
 """Tolerance in seconds: a start or end so little after a frame's time means that frame. Lists and Matroska files round
-times to milliseconds."""
+times to milliseconds, QuickTime files to 600ths."""
 
 _MAX_CLIPS: Final = 10**6
 """Clips of one video: their keys end in six digits."""

@@ -121,6 +121,8 @@ def test_times_that_lists_have_rounded() -> None:
     assert frame_at(NTSC, decimal(0.335)) == 11
     assert frame_at(NTSC, decimal(0.3003)) == 9
     assert frame_at(NTSC, decimal(99.0)) == 300
+    quicktime = clip([int(20.02 * n + 0.5) for n in range(300)], 6006, (1, 600))
+    assert [frame_at(quicktime, Fraction(1001 * n, 30000)) for n in range(300)] == list(range(300))
     # A sum of floats is not what was meant.
     assert frame_at(STEADY, decimal(0.1 + 0.02)) == 3
 
