@@ -108,16 +108,17 @@ def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
         time_base: seconds per tick.
 
     Returns:
-        `stated` if that is at least half of the shortest distance of frames, as muxers write 1 tick if they know none,
-        and at most 10 times the longest; else the median distance, or 1/25 s for a single frame. If that is one tick
-        more than the shortest distance, times are rounded, and it is that: the end may not lie behind the time that a
-        next frame would have, for a window at the clip's own rate would show the last frame twice.
+        `stated`, if that is at most 10 times the longest distance of frames, and not less than 2 ms where they are
+        twice as far apart: FFmpeg's muxer may write 1 tick. Else the median distance, or 1/25 s for a single frame.
+        If it is one tick more than the shortest distance, times are rounded, and it is that: the end may not lie behind
+        the time of a next frame, for a window at the clip's own rate would show the last frame twice.
     """
     steps = np.diff(times)
     typical = int(np.median(steps)) if len(steps) else max(1, round(1 / time_base / 25))
     shortest = int(steps.min()) if len(steps) else 0
     longest = max(int(steps.max(initial=0)), typical)
-    found = stated if stated > 0 and shortest <= 2 * stated and stated <= 10 * longest else max(typical, 1)
+    least = min(Fraction(shortest, 2), 1 / (500 * time_base))
+    found = stated if stated > 0 and least <= stated <= 10 * longest else max(typical, 1)
     return shortest if shortest == found - 1 > 0 else found
 
 
