@@ -246,10 +246,10 @@ def _first_tick(clip: ClipTimes, span: int, start: str, random: Float64, number:
         count = clip.frames_before(clip.duration - span) if start == "random" else 1
         frame = _first(count, start, random, number, windows)
     elif windows == 1:
-        frame = int(clip.frames_at(np.array([max(0, (clip.duration - span) // 2)]))[0])
+        frame = int(clip.frames_at(np.array([max(0, -((span - clip.duration) // 2))]))[0])
     else:
         last = max(0, clip.frames_before(clip.duration - span) - 1)
-        instant = _share(int(clip.times(np.array([last]))[0]), number, windows)
+        instant = -(int(clip.times(np.array([last]))[0]) * -number // (windows - 1))
         frame = int(clip.frames_at(np.array([instant]))[0])
     return int(clip.times(np.array([frame]))[0])
 

@@ -48,9 +48,10 @@ def window_starts(sampling: Window, clip: ClipTimes, steps: list[int], random: A
     if sampling.start == "random":
         return [possible[min(int(random[0] * len(possible)), len(possible) - 1)]] * windows
     if windows > 1:
-        wanted = [rounded_share(possible[-1], j, windows) for j in range(windows)]
+        share = rounded_share if in_frames else lambda last, j, k: math.ceil(Fraction(last * j, k - 1))
+        wanted = [share(possible[-1], j, windows) for j in range(windows)]
     else:
-        wanted = [(possible[-1]) // 2 if in_frames else max(0, (end - steps[-1]) // 2)]
+        wanted = [(possible[-1]) // 2 if in_frames else max(0, math.ceil(Fraction(end - steps[-1], 2)))]
     return wanted if in_frames else [pts[on_screen(pts, instant)] for instant in wanted]
 
 
@@ -118,6 +119,16 @@ def test_even_windows() -> None:
     assert sampling.num_samples(*counts(short)).tolist() == [3]
     assert [select(sampling, short, NONE, "edge", sample=j).frames.tolist() for j in range(3)] == [[0, 1, 2, 2]] * 3
     assert sampling.num_samples(*counts(short), whole=True).tolist() == [0]
+
+
+def test_centre_and_even_windows_of_times_in_milliseconds_are_those_of_exact_times() -> None:
+    """The starts are frames 1 of 3 at 24 a second, 41.67 ms, and 48 of 73 at 29.97, 1601.6 ms."""
+    for base in (Fraction(1, 1000), Fraction(1, 120_000)):
+        three = cfr(Fraction(24), base, 3)
+        assert select(Window(2, fps=24, start="center"), three, NONE, "none").frames.tolist() == [1, 2]
+        more = cfr(Fraction(30000, 1001), base, 75)
+        even = Window(3, fps=Fraction(30000, 1001), start="even", windows=4)
+        assert select(even, more, NONE, "none", sample=2).frames.tolist() == [48, 49, 50]
 
 
 def test_a_span_covers_what_was_asked_for() -> None:
