@@ -242,15 +242,13 @@ def _first(count: int, start: str, random: Float64, number: int, windows: int) -
 
 def _first_tick(clip: ClipTimes, span: int, start: str, random: Float64, number: int, windows: int) -> int:
     """The start in ticks of a window of `span` ticks; always a frame's timestamp."""
+    count = 1 if start == "first" else clip.frames_before(clip.duration - span)
     if start in ("random", "first"):
-        count = clip.frames_before(clip.duration - span) if start == "random" else 1
         frame = _first(count, start, random, number, windows)
-    elif windows == 1:
-        frame = int(clip.frames_at(np.array([max(0, -((span - clip.duration) // 2))]))[0])
     else:
-        last = max(0, clip.frames_before(clip.duration - span) - 1)
-        instant = -(int(clip.times(np.array([last]))[0]) * -number // (windows - 1))
-        frame = int(clip.frames_at(np.array([instant]))[0])
+        number, parts = (1, 2) if windows == 1 else (number, windows - 1)
+        last = int(clip.times(np.array([max(0, count - 1)]))[0])
+        frame = int(clip.frames_at(np.array([-(last * -number // parts)]))[0])
     return int(clip.times(np.array([frame]))[0])
 
 

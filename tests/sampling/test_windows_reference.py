@@ -51,7 +51,7 @@ def window_starts(sampling: Window, clip: ClipTimes, steps: list[int], random: A
         share = rounded_share if in_frames else lambda last, j, k: math.ceil(Fraction(last * j, k - 1))
         wanted = [share(possible[-1], j, windows) for j in range(windows)]
     else:
-        wanted = [(possible[-1]) // 2 if in_frames else max(0, math.ceil(Fraction(end - steps[-1], 2)))]
+        wanted = [possible[-1] // 2 if in_frames else math.ceil(Fraction(possible[-1], 2))]
     return wanted if in_frames else [pts[on_screen(pts, instant)] for instant in wanted]
 
 
@@ -121,14 +121,17 @@ def test_even_windows() -> None:
     assert sampling.num_samples(*counts(short), whole=True).tolist() == [0]
 
 
-def test_centre_and_even_windows_of_times_in_milliseconds_are_those_of_exact_times() -> None:
-    """The starts are frames 1 of 3 at 24 a second, 41.67 ms, and 48 of 73 at 29.97, 1601.6 ms."""
-    for base in (Fraction(1, 1000), Fraction(1, 120_000)):
-        three = cfr(Fraction(24), base, 3)
-        assert select(Window(2, fps=24, start="center"), three, NONE, "none").frames.tolist() == [1, 2]
-        more = cfr(Fraction(30000, 1001), base, 75)
-        even = Window(3, fps=Fraction(30000, 1001), start="even", windows=4)
-        assert select(even, more, NONE, "none", sample=2).frames.tolist() == [48, 49, 50]
+def test_centre_and_even_windows_begin_with_the_same_frame_whatever_the_clock() -> None:
+    """Rounded times decided between the two frames that are as near to the centre."""
+    for base in (Fraction(1, 600), Fraction(1, 1000), Fraction(1, 10**9), Fraction(1, 120_000)):
+        for rate, frames in itertools.product([Fraction(24), Fraction(24000, 1001), Fraction(30000, 1001)], (2, 3, 4)):
+            for count in range(frames, 80):
+                clip, fps = cfr(rate, base, count), Window(frames, fps=rate, start="center")
+                by_stride = select(Window(frames, start="center"), clip, NONE, "none").frames.tolist()
+                assert select(fps, clip, NONE, "none").frames.tolist() == by_stride
+    clip = cfr(Fraction(30000, 1001), Fraction(1, 1000), 75)  # 1601.6 ms is two thirds of 2402.4 ms
+    even = Window(3, fps=Fraction(30000, 1001), start="even", windows=4)
+    assert select(even, clip, NONE, "none", sample=2).frames.tolist() == [48, 49, 50]
 
 
 def test_a_span_covers_what_was_asked_for() -> None:
