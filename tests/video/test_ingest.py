@@ -139,6 +139,8 @@ def test_a_window_at_the_clips_own_rate_does_not_show_the_last_frame_twice() -> 
     ("times", "stated", "wanted"),
     [
         ([0, 42, 83, 125], 42, 41),
+        ([0, 40, 80, 120], 41, 40),
+        ([0, 40, 80, 120], 42, 42),
         ([0, 20, 40, 60], 1, 20),  # as FFmpeg's muxer states it
         ([0, 20, 40, 60], 2, 2),
         ([0, 2, 4, 6], 1, 1),
