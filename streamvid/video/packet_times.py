@@ -110,8 +110,9 @@ def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
     Returns:
         `stated`, if that is at most 10 times the longest distance of frames, and not less than 2 ms where they are
         twice as far apart: FFmpeg's muxer may write 1 tick. Else the median distance, or 1/25 s for a single frame.
-        If it is longer than the shortest distance by a tick or up to 1/600 s, times are rounded, and it is that: the
-        end may not lie behind a next frame's time, or a window at the clip's own rate would show the last frame twice.
+        If it is longer than the shortest distance by up to 1/600 s, rounded up to a tick, times are rounded, and it is
+        that: the end may not lie behind a next frame's time, or a window at the clip's own rate would show the last
+        frame twice.
     """
     steps = np.diff(times)
     typical = int(np.median(steps)) if len(steps) else max(1, round(1 / time_base / 25))
@@ -119,7 +120,7 @@ def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
     longest = max(int(steps.max(initial=0)), typical)
     least = min(Fraction(shortest, 2), 1 / (500 * time_base))
     found = stated if stated > 0 and least <= stated <= 10 * longest else max(typical, 1)
-    return shortest if 0 < shortest < found <= shortest + max(1, 1 / (_QUICKTIME * time_base)) else found
+    return shortest if 0 < shortest < found <= shortest + math.ceil(1 / (_QUICKTIME * time_base)) else found
 
 
 def fit_pauses(times: Int64, time_base: Fraction) -> tuple[Int64, Fraction]:

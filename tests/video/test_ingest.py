@@ -139,8 +139,7 @@ def test_a_window_at_the_clips_own_rate_does_not_show_the_last_frame_twice() -> 
     ("times", "stated", "wanted"),
     [
         ([0, 42, 83, 125], 42, 41),
-        ([0, 40, 80, 120], 41, 40),
-        ([0, 40, 80, 120], 42, 42),
+        ([0, 40, 80, 120], 43, 43),
         ([0, 20, 40, 60], 1, 20),  # as FFmpeg's muxer states it
         ([0, 20, 40, 60], 2, 2),
         ([0, 2, 4, 6], 1, 1),
@@ -152,6 +151,14 @@ def test_a_window_at_the_clips_own_rate_does_not_show_the_last_frame_twice() -> 
 )
 def test_the_duration_of_the_last_frame(times: list[int], stated: int, wanted: int) -> None:
     assert last_frame_duration(np.array(times), stated, Fraction(1, 1000)) == wanted
+
+
+def test_the_duration_of_the_last_frame_in_finer_ticks() -> None:
+    """A short clip of QuickTime's 600ths at 29.97 a second, whose frames all are 20 apart, but for the last."""
+    none = np.zeros(3, dtype=np.bool_)
+    pts = np.array([0, 20, 40])
+    found = PacketTimes(pts, pts, none, none, 21, (1, 600)).in_coarsest_ticks()
+    assert (found.pts.tolist(), found.last_frame_ticks(), found.time_base) == ([0, 512, 1024], 512, (1, 15360))
 
 
 @pytest.mark.parametrize(
