@@ -1,9 +1,9 @@
 """The frame spans of clips: cut times, lengths and scene changes → frame numbers.
 
 A frame belongs to a cut if ``start <= t < end``, where t is its presentation time in seconds after the first frame.
-Times are compared as fractions, so adjacent cuts neither lose a frame nor share one. `ROUNDING` allows for lists with
-rounded times. Scenes are those of PySceneDetect's content detector; the frames are decoded here and passed to it with
-their own timestamps, so that frame numbers are those of the frame index, also for variable rates and edit lists.
+Times are compared as fractions, so adjacent cuts neither lose a frame nor share one. `rounding` allows for
+rounded times. Scenes are those of PySceneDetect's content detector; the frames are decoded here and passed to it with their
+own timestamps, so that frame numbers are those of the frame index, also for variable rates and edit lists.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from streamvid.video.trim import frame_end_ticks
 if TYPE_CHECKING:
     from av.video.frame import VideoFrame
 
-ROUNDING: Final = Fraction(1, 1200)
-"""Tolerance in seconds: a start or end so little after a frame's time means that frame. Lists and Matroska files round
-times to milliseconds, QuickTime files to 600ths."""
+_ROUNDING: Final = Fraction(1, 2000)
+"""Tolerance in seconds: a start or end so little after a frame's time means that frame. Lists round times to
+milliseconds."""
 
 _MAX_CLIPS: Final = 10**6
 """Clips of one video: their keys end in six digits."""
@@ -60,9 +60,15 @@ def seconds_at(clip: StoredClip, ticks: int) -> Fraction:
     return Fraction(ticks * clip.time_base[0], clip.time_base[1])
 
 
+def rounding(clip: StoredClip) -> Fraction:
+    """The tolerance in seconds for the cuts of a clip: half a tick where those are longer, as its own times are rounded
+    to ticks (QuickTime's 600ths, GIF's hundredths)."""
+    return max(_ROUNDING, Fraction(*clip.time_base) / 2)
+
+
 def frame_at(clip: StoredClip, time: Fraction) -> int:
     """The first frame displayed at `time` (seconds) or later; the number of frames if there is none."""
-    ticks = math.ceil((time - ROUNDING) * clip.time_base[1] / clip.time_base[0])
+    ticks = math.ceil((time - rounding(clip)) * clip.time_base[1] / clip.time_base[0])
     return bisect.bisect_left(clip.index.frame_pts, ticks)
 
 
@@ -81,7 +87,7 @@ def fixed_spans(clip: StoredClip, rule: FixedLength) -> list[FrameSpan]:
         short = frames % int(length) != 0
     else:
         # For each frame the number of its clip, by the rule of `frame_at`.
-        times = (seconds_at(clip, pts) + ROUNDING for pts in clip.index.frame_pts.tolist())
+        times = (seconds_at(clip, pts) + rounding(clip) for pts in clip.index.frame_pts.tolist())
         number = [time // length for time in times]
         starts = [n for n in range(frames) if n == 0 or number[n] != number[n - 1]]
         lacking = (number[-1] + 1) * length - seconds_at(clip, clip.duration)

@@ -19,11 +19,11 @@ from streamvid.cli.pack import parse_length
 from streamvid.errors import InputError, VideoError
 from streamvid.packing.cut_list import COLUMNS, attach_cuts, check_cutting
 from streamvid.packing.frame_spans import (
-    ROUNDING,
     FrameSpan,
     cut_spans,
     fixed_spans,
     frame_at,
+    rounding,
     scene_spans,
     span_columns,
 )
@@ -70,7 +70,7 @@ def test_cuts_that_meet_neither_lose_nor_share_a_frame(
     for span in cut_spans(video, cuts):
         if isinstance(span, FrameSpan) and span.cut is not None:
             for n in range(span.first, span.end):
-                time = Fraction(pts[n] * base[0], base[1]) + ROUNDING
+                time = Fraction(pts[n] * base[0], base[1]) + rounding(video)
                 assert decimal(span.cut.start) <= time
                 assert span.cut.end is None or time < decimal(span.cut.end)
 
@@ -123,6 +123,9 @@ def test_times_that_lists_have_rounded() -> None:
     assert frame_at(NTSC, decimal(99.0)) == 300
     quicktime = clip([int(20.02 * n + 0.5) for n in range(300)], 6006, (1, 600))
     assert [frame_at(quicktime, Fraction(1001 * n, 30000)) for n in range(300)] == list(range(300))
+    gif = clip([0, 3, 7, 10], 13, (1, 100))
+    assert [frame_at(gif, Fraction(n, 30)) for n in range(4)] == [0, 1, 2, 3]
+    assert frame_at(clip([0, 512, 1024], 1536, (1, 12800)), decimal(0.0406)) == 2
     # A sum of floats is not what was meant.
     assert frame_at(STEADY, decimal(0.1 + 0.02)) == 3
 
