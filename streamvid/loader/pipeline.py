@@ -62,11 +62,10 @@ class RenderPipeline:
         on_wait: Callable[[], None] | None = None,
     ) -> None:
         self._make_renderer, self._read_ahead, self.home = make_renderer, read_ahead, HomeProcess()
-        self._on_wait = on_wait
+        self._on_wait, self._closed = on_wait, False
         self._idle: list[Renderer] = []
         self._used: list[Renderer] = []
         """One for each iteration under way."""
-        self._closed = False
 
     @begun
     def run(

@@ -1,9 +1,9 @@
 """The frame spans of clips: cut times, lengths and scene changes → frame numbers.
 
 A frame belongs to a cut if ``start <= t < end``, where t is its presentation time in seconds after the first frame.
-Times are compared as fractions, so adjacent cuts neither lose a frame nor share one. `rounding` allows for
-rounded times. Scenes are those of PySceneDetect's content detector; the frames are decoded here and passed to it with their
-own timestamps, so that frame numbers are those of the frame index, also for variable rates and edit lists.
+Times are compared as fractions, so adjacent cuts neither lose a frame nor share one. `rounding` allows for rounded
+times. Scenes are those of PySceneDetect's content detector; the frames are decoded here and passed to it with their own
+timestamps, so that frame numbers are those of the frame index, also for variable rates and edit lists.
 """
 
 from __future__ import annotations
