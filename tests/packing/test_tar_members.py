@@ -28,6 +28,12 @@ def find(*given: Path) -> tuple[list[SourceVideo], list[dict[str, object]]]:
     return sources, [json.loads(lists.json(source.rows[0])) if source.rows else {} for source in sources]
 
 
+def test_a_tar_that_a_list_names_and_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "list.csv").write_text("path\ngone.tar\n")
+    ((source,), _) = find(tmp_path / "list.csv")
+    assert source.problem == "it does not exist any more"
+
+
 def test_members_are_parts_of_the_tar_with_their_columns(tmp_path: Path) -> None:
     path = write_tar(
         tmp_path / "a.tar",
