@@ -87,8 +87,8 @@ def fixed_spans(clip: StoredClip, rule: FixedLength) -> list[FrameSpan]:
         short = frames % int(length) != 0
     else:
         # For each frame the number of its clip, by the rule of `frame_at`.
-        times = (seconds_at(clip, pts) + rounding(clip) for pts in clip.index.frame_pts.tolist())
-        number = [time // length for time in times]
+        allowed = rounding(clip)
+        number = [(seconds_at(clip, pts) + allowed) // length for pts in clip.index.frame_pts.tolist()]
         starts = [n for n in range(frames) if n == 0 or number[n] != number[n - 1]]
         lacking = (number[-1] + 1) * length - seconds_at(clip, clip.duration)
         short = lacking >= seconds_at(clip, clip.duration - int(clip.index.frame_pts[-1]))
