@@ -122,8 +122,8 @@ async def put_together(read: Callable[[int], Awaitable[Part]], start: int, end: 
     return part._replace(data=bytes(data) + part.data) if data else part
 
 
-async def requested(read: Callable[[], Awaitable[T]]) -> T:
-    """What `read` requests, up to `TIMES` times while it raises NoRangesError."""
+async def retried_for_range(read: Callable[[], Awaitable[T]]) -> T:
+    """The result of a request for a range, repeated up to `TIMES` times if the whole file comes (NoRangesError)."""
     for _ in range(TIMES - 1):
         with contextlib.suppress(NoRangesError):
             return await read()

@@ -27,7 +27,7 @@ from streamvid.storage.explain import (
     explained,
 )
 from streamvid.storage.link import Link
-from streamvid.storage.part import Part, changed, is_sendable, read_from_whole, read_part, requested
+from streamvid.storage.part import Part, changed, is_sendable, read_from_whole, read_part, retried_for_range
 from streamvid.storage.retry import Retry, Trouble
 from streamvid.storage.s3_ranges import S3Ranges
 from streamvid.storage.url import AnyPath, redact
@@ -214,7 +214,7 @@ class RemoteRanges:
                 def once() -> Awaitable[Part]:  # with the mark that is known when its turn comes
                     return read(fs, name, start, end, mark or marks.get(url, ""), self.link)
 
-                part = await requested(lambda: self.link.fetch(end - start, once, turn))
+                part = await retried_for_range(lambda: self.link.fetch(end - start, once, turn))
                 # A server that sends no ETag has confirmed the requested one.
                 return part if part.mark or marks.get(url, mark) != told else part._replace(mark=told)
 
@@ -342,7 +342,8 @@ def _of_version(
         version = versions[name]
         if version is None or end <= start:
             return b""
-        return await requested(partial(http_ranges.read_range, fs, name, start, end, version.mark, version.within))
+        read = partial(http_ranges.read_range, fs, name, start, end, version.mark, version.within)
+        return await retried_for_range(read)
 
     async def every() -> list[bytes | BaseException]:
         return await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)

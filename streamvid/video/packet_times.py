@@ -14,8 +14,9 @@ from streamvid.arrays import Bool, Int64
 _MOST_TICKS: Final = (1 << 31) - 1
 """From packet to packet in an MP4 (`stts`), as FFmpeg writes and reads it."""
 _GIF: Final = 100
+"""Ticks per second of GIF's clock."""
 _QUICKTIME: Final = 600
-"""Ticks per second of the slowest clocks to which containers round times."""
+"""Ticks per second of QuickTime's clock: apart from GIF's the slowest to which containers round times."""
 _FINEST: Final = 10_000
 """Ticks per second that FFmpeg's muxer has at least (movenc.c), by doubling them."""
 

@@ -21,6 +21,7 @@ def video_streams(container: InputContainer) -> list[VideoStream]:
 
 
 def _is_item(stream: VideoStream) -> bool:
+    """Whether it is a picture of HEIF (ISO/IEC 23008-12): to FFmpeg a stream of one frame without a duration."""
     return stream.frames == 1 and stream.duration is None and stream.time_base == 1 == stream.average_rate
 
 
