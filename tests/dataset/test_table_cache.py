@@ -320,7 +320,7 @@ def test_a_builder_that_is_stopped_holds_nobody_up(
 @pytest.mark.parametrize("size", [0, 80])
 def test_a_builder_that_makes_progress_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Also if the file has its size from the beginning, as one of numbers has."""
-    monkeypatch.setattr(table_cache, "STALLED_SECONDS", 1.0)
+    monkeypatch.setattr(table_cache, "STALLED_SECONDS", 3.0)
 
     def slow(path: str) -> None:
         with open(path, "wb") as file:
@@ -328,7 +328,7 @@ def test_a_builder_that_makes_progress_is_waited_for(folder: Path, monkeypatch: 
             for _ in range(10):
                 file.write(bytes(8))
                 file.flush()
-                time.sleep(0.25)
+                time.sleep(0.4)
 
     with ThreadPoolExecutor(1) as thread:
         building = thread.submit(open_or_build, NAME, slow)
