@@ -167,22 +167,8 @@ def plan_job(
         sources, uncut = attach_cuts(sources, cut_list, lists)
         if uncut:
             log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, redact(cut_list))
-    if options.in_place:
-        sources = with_details(sources, places)
-    changed = {} if base is None or not options.in_place else changed_sources(sources, base)
-    names = [source.name for source in sources]
-    if base is not None:
-        sources = new_sources(sources, base, changed)
-    new = {source.name for source in sources}
-    if not options.in_place:
-        sources = with_details(sources, places)
-    stale: frozenset[str] = frozenset()
-    if kept is not None:
-        sources, stale = kept.resumed(sources)
-        left = {source.name for source in sources}
-        new -= changed.keys() - left  # what has changed since that pack skipped it
-        changed = {name: clips for name, clips in changed.items() if name in left}
-    sources, classes, unlabelled = _classified(sources, base)
+    left = _left_to_pack(sources, base, kept, places, in_place=options.in_place is not None)
+    sources, classes, unlabelled = _classified(left.sources, base)
     cutting = options.cutting is not None or any(source.cuts is not None for source in sources)
     columns = lists.finish(COLUMNS if cutting else pa.schema([]))
     sizes = [_INDEXED if options.in_place else source.size for source in sources]
@@ -209,13 +195,51 @@ def plan_job(
         classes,
         settings,
         base,
-        skipped=tuple(name for name in names if name not in new),
+        skipped=left.skipped,
         unlabelled=unlabelled,
         joins=tuple(joins),
-        forget=tuple(clip for clips in changed.values() for clip in clips),
+        forget=left.forget,
         inputs=inputs_digest(inputs),
-        stale=stale,
+        stale=left.stale,
     )
+
+
+@dataclass(frozen=True)
+class _Left:
+    """The sources that are to be packed; `skipped`, `forget` and `stale` as in JobSpec."""
+
+    sources: list[SourceVideo]
+    skipped: tuple[str, ...]
+    forget: tuple[tuple[str, int], ...]
+    stale: frozenset[str]
+
+
+def _left_to_pack(
+    sources: list[SourceVideo],
+    base: BaseDataset | None,
+    kept: KeptSources | None,
+    places: Places | None,
+    *,
+    in_place: bool,
+) -> _Left:
+    """The sources, with their sizes and versions, without those that the base has: in place, in this version."""
+    names = [source.name for source in sources]
+    if in_place:
+        sources = with_details(sources, places)
+    changed = {} if base is None or not in_place else changed_sources(sources, base)
+    if base is not None:
+        sources = new_sources(sources, base, changed)
+    new = {source.name for source in sources}
+    if not in_place:
+        sources = with_details(sources, places)
+    stale: frozenset[str] = frozenset()
+    if kept is not None:
+        sources, stale = kept.resumed(sources)
+        left = {source.name for source in sources}
+        new -= changed.keys() - left  # what has changed since that pack skipped it
+        changed = {name: clips for name, clips in changed.items() if name in left}
+    skipped = tuple(name for name in names if name not in new)
+    return _Left(sources, skipped, tuple(clip for clips in changed.values() for clip in clips), stale)
 
 
 def _check_sources(sources: list[SourceVideo], destination: str, options: PackOptions) -> None:
