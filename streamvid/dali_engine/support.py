@@ -14,7 +14,7 @@ from streamvid.bitstream.session_fault import needs_packets, session_fault
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.decode.clip_groups import ClipGroup, group_clips, header_faults
 from streamvid.decode.dali_cache_guard import mixed_up
-from streamvid.decode.decode_job import stream_headers
+from streamvid.decode.session_key import stream_headers
 from streamvid.errors import InputError
 from streamvid.video.gpu_support import Route
 

@@ -22,8 +22,9 @@ from streamvid.color.picture import picture_of
 from streamvid.color.render import Samples
 from streamvid.color.surfaces import Window
 from streamvid.decode.deadline import Pace
-from streamvid.decode.decode_job import GopJob, SessionKey
+from streamvid.decode.decode_job import GopJob
 from streamvid.decode.job_queue import DecodeQueue
+from streamvid.decode.session_key import SessionKey
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue
 from streamvid.errors import VideoError
 from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth

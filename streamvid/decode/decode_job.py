@@ -1,31 +1,19 @@
-"""The unit of work of the persistent decode sessions: one closed GOP of a slice, with its decoder configuration."""
+"""The unit of work of the persistent decode sessions: one closed GOP of a slice. The jobs of a batch end together."""
 
 from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import count, repeat
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from streamvid.arrays import Int32, Int64
-from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
-from streamvid.bitstream.ffmpeg_fault import ffmpeg_is_exact
-from streamvid.bitstream.mpeg4 import headers_of, video_object_layers
-from streamvid.bitstream.nal import DpbRequirement
-from streamvid.bitstream.packet_info import classifier
 from streamvid.bitstream.packets import Packets
-from streamvid.bitstream.session_fault import has_headers, session_fault
-from streamvid.color.render import PlaneFormat
+from streamvid.decode.session_key import SessionKey
 from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import GpuLostError, VideoError
-from streamvid.mp4.sample_entry import codec_configuration, decoder_specific_info
-from streamvid.video.codec_context import MAX_REORDER, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice
 
 if TYPE_CHECKING:
@@ -37,48 +25,6 @@ NOT_SHOWN: Final = -2
 """`GopJob.rows` of packets without a wanted frame; the same in nvdec.c."""
 _NO_MEMORY: Final = re.compile("OUT_OF_MEMORY|out of memory|cuvidCreateDecoder.* returned error 2")
 """In the words of the driver, of PyTorch and of PyNvVideoCodec."""
-_ALIKE: Final = DpbRequirement("", 0, MAX_REORDER)
-"""The requirement for codecs other than H.264 and HEVC, whose streams do not differ in it."""
-
-
-class SessionKey(NamedTuple):
-    """Decoder configuration: streams with equal keys can share a decode session that holds enough DPB frames.
-
-    Attributes:
-        codec: as in docs/format.md.
-        width, height: of decoded frames, in pixels.
-        bit_depth: bits per sample, 8, 10 or 12.
-        group: as `streamvid.bitstream.nal.DpbRequirement.group`. For MPEG-4, whether the stream states its version: if
-            not, NVIDIA's parser takes that of the stream before, unless it was drained.
-        exact: whether FFmpeg's samples are those of NVDEC, bit for bit.
-    """
-
-    codec: str
-    width: int
-    height: int
-    bit_depth: int
-    group: str
-    exact: bool = True
-
-    @property
-    def pitch(self) -> int:
-        """Samples from a line of a decoded NV12 or P016 surface to the next: chroma interleaves two planes."""
-        return -(-self.width // 2) * 2
-
-    @property
-    def surface_bytes(self) -> int:
-        """Size of a decoded surface, in bytes: `height` lines of luma, then half as many, rounded up, of chroma."""
-        return self.luma_bytes // self.height * (self.height + -(-self.height // 2))
-
-    @property
-    def luma_bytes(self) -> int:
-        """Size of the luma of a decoded surface, which its chroma follows, in bytes."""
-        return self.height * self.pitch * (2 if self.bit_depth > 8 else 1)
-
-    @property
-    def form(self) -> PlaneFormat:
-        """The planes of a decoded surface."""
-        return PlaneFormat(self.height, self.width, (2, 2), self.bit_depth)
 
 
 class JobGroup:
@@ -234,159 +180,3 @@ class GopJob:
 def lacks_memory(reason: str) -> bool:
     """Whether an error's text says that the GPU is out of memory."""
     return _NO_MEMORY.search(reason) is not None
-
-
-@lru_cache(maxsize=4096)
-def session_key(codec: str, stsd: bytes, width: int, height: int) -> tuple[SessionKey, DpbRequirement]:
-    """The decoder configuration of a clip, and its DPB requirements.
-
-    Args:
-        codec, stsd: as in docs/format.md.
-        width, height: of decoded frames, in pixels.
-
-    Raises:
-        ValueError: as `streamvid.bitstream.annexb.parameter_sets`.
-    """
-    if codec not in NAL_SYNTAX:
-        return SessionKey(codec, width, height, stream_bit_depth(codec, stsd), "", exact=False), _ALIKE
-    settings = parameter_sets(codec, stsd)
-    required = dpb_requirement(codec, settings.annex_b)
-    exact = ffmpeg_is_exact(codec, settings.annex_b)
-    return SessionKey(codec, width, height, settings.bit_depth, required.group, exact), required
-
-
-def stream_bit_depth(codec: str, stsd: bytes) -> int:
-    """Bits per sample from a sample description; 8 for codecs that NVDEC decodes at no other depth.
-
-    Raises:
-        ValueError: the sample description is not of this codec.
-    """
-    if codec in NAL_SYNTAX:
-        return parameter_sets(codec, stsd).bit_depth
-    if codec == "vp9":
-        return codec_configuration(stsd, b"vpcC")[6] >> 4  # bitDepth, 2.2 of the VP Codec ISO Media File Format Binding
-    return 8
-
-
-@lru_cache(maxsize=4096)
-def _version_group(headers: bytes) -> str:
-    """`SessionKey.group` of an MPEG-4 stream with these headers."""
-    return "" if all(layer.versioned for layer in video_object_layers(headers)) else "without version"
-
-
-def stream_headers(codec: str, stsd: bytes) -> bytes:
-    """The headers that a decoder needs before the first packet, and that packets need not repeat: parameter sets in
-    Annex B, and the headers of MPEG-4; empty for other codecs.
-
-    Raises:
-        ValueError: the sample description has no headers.
-    """
-    if codec in NAL_SYNTAX:
-        return parameter_sets(codec, stsd).annex_b
-    return decoder_specific_info(stsd) if codec == "mpeg4" else b""
-
-
-def surface_form(encoded: EncodedSlice) -> PlaneFormat:
-    """The planes of a slice's surfaces."""
-    key, _ = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
-    return key.form
-
-
-def split_at_idr(
-    slices: Sequence[EncodedSlice],
-    targets: Sequence[SurfaceTarget],
-    *,
-    native: bool = False,
-    joined: JobGroup | None = None,
-) -> list[GopJob]:
-    """Split the slices of a batch at their IDR pictures, so that a few long slices keep all NVDEC engines busy, too.
-
-    Args:
-        slices: the slices of one batch.
-        targets: the destination of each slice's frames.
-        native: whether the native module decodes the jobs.
-        joined: the group that the jobs join; default: a new one.
-
-    Returns:
-        the jobs, in order.
-
-    Raises:
-        VideoError: packets are not NAL units, or a wanted frame has no packet.
-    """
-    group = joined or JobGroup(1)
-    jobs = [
-        job
-        for encoded, target in zip(slices, targets, strict=True)
-        for job in _closed_gops(encoded, target, group, native=native)
-    ]
-    group.add(len(jobs))
-    if joined is None:
-        group.finish()
-    return jobs
-
-
-def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, *, native: bool) -> list[GopJob]:
-    syntax, starts = NAL_SYNTAX.get(encoded.codec), {0, *encoded.starts.tolist()}
-    hidden: set[int] = set()
-    untimed: set[int] = set()
-    try:
-        if syntax is None:
-            header, packets = stream_headers(encoded.codec, encoded.stsd), Packets.checked(encoded.data, encoded.sizes)
-            # For MPEG-4, NVDEC outputs a picture for every packet: for a VOP that is not coded, the previous one again.
-            if encoded.codec != "mpeg4":
-                kind_of = classifier(encoded.codec, encoded.stsd)
-                kinds = [kind_of(memoryview(packet)) for packet in packets]
-                hidden = {n for n, kind in enumerate(kinds) if kind.hidden}
-                untimed = hidden | {n for n, kind in enumerate(kinds) if kind.superframe or kind.show_existing}
-        else:
-            settings = parameter_sets(encoded.codec, encoded.stsd)
-            header = settings.annex_b
-            packets = Packets.checked(encoded.data, encoded.sizes, length_size=settings.length_size)
-            units = {n: syntax.leading_units(packets.stored(n), settings.length_size) for n in starts}
-    except (ValueError, IndexError) as error:
-        raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
-    # Lists, because NumPy's searches release the GIL, and may take milliseconds to get it back.
-    ranks, row_of = encoded.display_order.tolist(), dict(zip(encoded.frames.tolist(), count()))
-    found = [*map(row_of.get, ranks, repeat(NOT_WANTED))]
-    for n in hidden:
-        found[n] = NOT_SHOWN
-    if missing := len(row_of) - len({*found} - {NOT_WANTED, NOT_SHOWN}):
-        raise VideoError(
-            f"clip {encoded.name} has no packet for {missing} of its frames: check it with `streamvid verify`"
-        )
-    rows = np.array(found, dtype=np.int32)
-    # No cut at a CRA picture: its leading pictures may refer to frames before it.
-    idr = {n for n in starts if syntax is None or syntax.is_idr(units[n])}
-    cuts = sorted({0} | idr)
-    stated, required = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
-    key, need, in_band = stated, required, b""
-    jobs = []
-    for start, end in zip(cuts, [*cuts[1:], len(packets)], strict=True):
-        if syntax is not None and (sets := syntax.in_band_parameter_sets(units[start])):
-            in_band = sets
-            # These replace the parameter sets of the sample description.
-            has_sps = syntax.sequence_parameter_sets(sets)
-            need = dpb_requirement(encoded.codec, sets) if has_sps else required
-            key = stated if need is required else stated._replace(group=need.group)
-        headers = headers_of(packets[start]) if encoded.codec == "mpeg4" else in_band
-        if headers and (problem := session_fault(encoded.codec, headers, encoded.width, encoded.height, native=native)):
-            raise VideoError(f"clip {encoded.name} cannot be decoded by NVDEC: {problem}")
-        known = not syntax and has_headers(encoded.codec, headers)  # the packet has its own headers
-        if encoded.codec == "mpeg4":
-            key = stated._replace(group=_version_group(headers if known else header))
-        jobs.append(
-            GopJob(
-                encoded=encoded,
-                target=target,
-                packets=packets.part(start, end, header=(b"" if known else header) + in_band),
-                starts_with_idr=start in idr,
-                display_order=encoded.display_order[start:end],
-                rows=rows[start:end],
-                key=key,
-                dpb_frames=need.frames,
-                in_order=reorder_depth(ranks[start:end]) <= need.reorder,
-                timed=untimed.isdisjoint(range(start, end)),
-                group=group,
-            )
-        )
-    return jobs

@@ -21,11 +21,11 @@ from streamvid.decode.dali import DaliDecoder, check_packets
 from streamvid.decode.dali_cache_guard import SHARED_GUARD
 from streamvid.decode.deadline import Pace
 from streamvid.decode.deadline_threads import DeadlineThreads
-from streamvid.decode.decode_job import stream_bit_depth, stream_headers, surface_form
 from streamvid.decode.images import ImageBatches, pipelines_for
 from streamvid.decode.isolated import IsolatedDecoder
 from streamvid.decode.lost_gpu import raise_if_lost
 from streamvid.decode.nvdec import NVDEC_ENGINES, open_session_pool
+from streamvid.decode.session_key import stream_bit_depth, stream_headers, surface_form
 from streamvid.decode.surface_target import SurfaceTarget
 from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route, Support, support

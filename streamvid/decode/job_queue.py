@@ -18,7 +18,8 @@ from time import monotonic
 from typing import Final
 
 from streamvid.bitstream.annexb import NAL_SYNTAX
-from streamvid.decode.decode_job import GopJob, SessionKey, lacks_memory
+from streamvid.decode.decode_job import GopJob, lacks_memory
+from streamvid.decode.session_key import SessionKey
 from streamvid.errors import VideoError
 from streamvid.video.packet_selection import EncodedSlice
 

@@ -16,8 +16,9 @@ from typing import Final
 import numpy as np
 from numpy import ctypeslib
 
-from streamvid.decode.decode_job import GopJob, SessionKey
+from streamvid.decode.decode_job import GopJob
 from streamvid.decode.nvdec_library import CODECS, ERROR_BYTES, SLOTS, NativeJob, NvdecLibrary, SessionOptions, Staging
+from streamvid.decode.session_key import SessionKey
 from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 

@@ -25,11 +25,13 @@ from streamvid.decode.base import Pending
 from streamvid.decode.cpu_assist import CpuAssistWorker
 from streamvid.decode.cuda_calls import CudaCalls
 from streamvid.decode.deadline import Pace
-from streamvid.decode.decode_job import JobGroup, SessionKey, split_at_idr, surface_form
+from streamvid.decode.decode_job import JobGroup
 from streamvid.decode.engine_threads import EngineThreads, Worker
+from streamvid.decode.gop_jobs import split_at_idr
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.nvdec_library import Caps, NvdecLibrary, native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
+from streamvid.decode.session_key import SessionKey, surface_form
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
 from streamvid.decode.surface_target import SurfaceTarget, Writes, full_size, make_targets
 from streamvid.errors import InputError, VideoError

@@ -13,11 +13,12 @@ import numpy as np
 
 from streamvid.arrays import Int32, Int64
 from streamvid.decode.deadline import Pace
-from streamvid.decode.decode_job import GopJob, SessionKey
+from streamvid.decode.decode_job import GopJob
 from streamvid.decode.job_queue import DecodeQueue
 from streamvid.decode.native_session import NativeSession, alike, largest, staged
 from streamvid.decode.nvdec_library import NvdecLibrary
 from streamvid.decode.pynv_session import NvdecDecoder, PynvSession, open_decoder
+from streamvid.decode.session_key import SessionKey
 from streamvid.decode.surface_queue import FirstLaunches, SurfaceQueue, loader_stream
 
 if TYPE_CHECKING:

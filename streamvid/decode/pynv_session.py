@@ -11,8 +11,9 @@ import numpy as np
 
 from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.decode.cuda_calls import CudaCalls
-from streamvid.decode.decode_job import GopJob, SessionKey
+from streamvid.decode.decode_job import GopJob
 from streamvid.decode.frame_matching import PACKETS_PER_CALL, FrameMatcher
+from streamvid.decode.session_key import SessionKey
 from streamvid.decode.surface_queue import Take
 from streamvid.errors import VideoError
 

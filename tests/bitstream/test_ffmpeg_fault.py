@@ -9,7 +9,7 @@ import av
 import pytest
 
 from streamvid.bitstream.ffmpeg_fault import ffmpeg_is_exact
-from streamvid.decode.decode_job import session_key
+from streamvid.decode.session_key import session_key
 from streamvid.packing.options import PackOptions
 from streamvid.packing.pack import pack
 from streamvid.video.remux import store_clip

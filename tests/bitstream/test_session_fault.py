@@ -14,8 +14,9 @@ from streamvid.bitstream.packets import START_CODE, packets_in
 from streamvid.bitstream.session_fault import needs_packets, packets_fault, session_fault
 from streamvid.bitstream.vpx import coded_sizes
 from streamvid.decode.cpu import decode_with_pyav
-from streamvid.decode.decode_job import split_at_idr, stream_headers
+from streamvid.decode.gop_jobs import split_at_idr
 from streamvid.decode.gpu import decode_support
+from streamvid.decode.session_key import stream_headers
 from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route
 from streamvid.video.packet_selection import EncodedSlice

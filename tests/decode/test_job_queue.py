@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.packets import Packets, nal_units
-from streamvid.decode.decode_job import NOT_WANTED, GopJob, JobGroup, SessionKey, session_key, split_at_idr
+from streamvid.decode.decode_job import NOT_WANTED, GopJob, JobGroup
+from streamvid.decode.gop_jobs import split_at_idr
 from streamvid.decode.job_queue import _AGAIN, CPU_BACKLOG, CPU_MIN_PIXELS, ENOUGH, SESSION_OPEN_PACKETS, DecodeQueue
+from streamvid.decode.session_key import SessionKey, session_key
 from streamvid.errors import GpuLostError, VideoError
 from streamvid.video.codec_context import ReusableCodecContext, in_band_description, reorder_depth
 from streamvid.video.packet_selection import EncodedSlice

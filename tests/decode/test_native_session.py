@@ -20,9 +20,10 @@ from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.packets import Packets
 from streamvid.color.surfaces import Window
 from streamvid.decode import nvdec_library
-from streamvid.decode.decode_job import NOT_SHOWN, NOT_WANTED, GopJob, JobGroup, SessionKey
+from streamvid.decode.decode_job import NOT_SHOWN, NOT_WANTED, GopJob, JobGroup
 from streamvid.decode.native_session import NativeSession, largest
 from streamvid.decode.nvdec_library import NvdecLibrary
+from streamvid.decode.session_key import SessionKey
 from streamvid.errors import VideoError
 from tests.support.nvdec_driver import SOURCES, StandIn, compile_c, stand_in
 

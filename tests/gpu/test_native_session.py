@@ -16,9 +16,9 @@ from streamvid.arrays import Int32, Int64
 from streamvid.bitstream.packets import Packets
 from streamvid.color.surfaces import Window
 from streamvid.decode.cuda_calls import CudaCalls
-from streamvid.decode.decode_job import SessionKey
 from streamvid.decode.native_session import NativeSession, largest
 from streamvid.decode.nvdec_library import NvdecLibrary, native_library
+from streamvid.decode.session_key import SessionKey
 
 Planes = list[npt.NDArray[np.integer[Any]]]
 FRAMES: Final = 40

@@ -21,11 +21,11 @@ from streamvid.bitstream import packet_info
 from streamvid.decode import job_queue, nvdec
 from streamvid.decode.cpu import decode_with_pyav
 from streamvid.decode.cpu_assist import CpuAssistWorker
-from streamvid.decode.decode_job import session_key
 from streamvid.decode.gpu import GpuDecoder, decode_support
 from streamvid.decode.nvdec import NvdecSessionPool, open_session_pool
 from streamvid.decode.nvdec_library import NvdecLibrary, native_library
 from streamvid.decode.nvdec_worker import NvdecWorker
+from streamvid.decode.session_key import session_key
 from streamvid.errors import VideoError
 from streamvid.video.gpu_support import Route
 from streamvid.video.remux import store_clip

@@ -14,7 +14,8 @@ import numpy as np
 
 from streamvid.color.surfaces import Window
 from streamvid.decode.cuda_calls import CudaCalls
-from streamvid.decode.decode_job import NOT_WANTED, GopJob, split_at_idr
+from streamvid.decode.decode_job import NOT_WANTED, GopJob
+from streamvid.decode.gop_jobs import split_at_idr
 from streamvid.decode.native_session import NativeSession, largest
 from streamvid.decode.nvdec_library import NvdecLibrary
 from streamvid.decode.pynv_session import PynvSession, open_decoder
