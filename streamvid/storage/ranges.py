@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 from collections import ChainMap
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
@@ -196,57 +196,61 @@ class RemoteRanges:
     ) -> list[bytes | BaseException]:
         """Read ranges of files through an asynchronous client, and compare version marks. Empty ranges need no
         request."""
-        read = self._s3.read if is_s3(fs) else read_part
         given = {_url(fs, name): version.mark for name, version in versions.items() if version is not None}
         marks = self._marks if not given else ChainMap(given, self._marks)
 
-        async def one(name: str, start: int, end: int) -> bytes:
-            if end <= start:
-                return b""
-            url = _url(fs, name)
-            if self.from_whole_files and urlsplit(name).netloc in self._hosts_without_ranges:
-                raise NoRangesError.of(name)
-            if (mark := marks.get(url)) and not is_sendable(mark):
-                raise changed(url, "none that a file can have")
-            dataset, told, size = self._told.get(url, ("", "", None))
-
-            async def ask(mark: str = "") -> Part:
-                def once() -> Awaitable[Part]:  # with the mark that is known when its turn comes
-                    return read(fs, name, start, end, mark or marks.get(url, ""), self.link)
-
-                part = await retried_for_range(lambda: self.link.fetch(end - start, once, turn))
-                # A server that sends no ETag has confirmed the requested one.
-                return part if part.mark or marks.get(url, mark) != told else part._replace(mark=told)
-
-            part = None
-            if told and url not in marks and dataset not in self._doubted:
-                try:
-                    part = await ask(told)
-                except FileChangedError:
-                    if marks.get(url) == told:  # other ranges had this ETag, so the object was replaced just now
-                        raise
-                    self._doubt(dataset, url)
-            if part is None and (url in marks or not is_s3(fs)):
-                part = await ask()
-            elif part is None:
-                async with self._after_the_first(url, turn):
-                    part = await ask()
-            # A response with status 416 says nothing about the version.
-            if (part.data or part.mark) and (known := marks.setdefault(url, part.mark)) != part.mark:
-                raise changed(url, known, part.mark)
-            if part.size is not None:
-                if size not in (None, part.size) and url not in self._sizes:
-                    log.warning("%s has %d bytes, where its dataset says %d.", redact(url), part.size, size)
-                self._sizes[url] = part.size
-            return part.data
-
         async def every() -> list[bytes | BaseException]:
-            blocks: list[Any] = await asyncio.gather(*(one(*wanted) for wanted in ranges), return_exceptions=True)
+            reads = (self._range(fs, name, start, end, marks, turn) for name, start, end in ranges)
+            blocks: list[Any] = await asyncio.gather(*reads, return_exceptions=True)
             if self.from_whole_files:
                 await self._cut_out(fs, ranges, blocks)
             return blocks
 
         return cast(list[bytes | BaseException], sync(fs.loop, every))
+
+    async def _range(
+        self, fs: Any, name: str, start: int, end: int, marks: MutableMapping[str, str], turn: int
+    ) -> bytes:
+        """Read one range. `marks` has the version marks of the files that are known, and gets this file's."""
+        if end <= start:
+            return b""
+        url = _url(fs, name)
+        if self.from_whole_files and urlsplit(name).netloc in self._hosts_without_ranges:
+            raise NoRangesError.of(name)
+        if (mark := marks.get(url)) and not is_sendable(mark):
+            raise changed(url, "none that a file can have")
+        read = self._s3.read if is_s3(fs) else read_part
+        dataset, told, size = self._told.get(url, ("", "", None))
+
+        async def ask(mark: str = "") -> Part:
+            def once() -> Awaitable[Part]:  # with the mark that is known when its turn comes
+                return read(fs, name, start, end, mark or marks.get(url, ""), self.link)
+
+            part = await retried_for_range(lambda: self.link.fetch(end - start, once, turn))
+            # A server that sends no ETag has confirmed the requested one.
+            return part if part.mark or marks.get(url, mark) != told else part._replace(mark=told)
+
+        part = None
+        if told and url not in marks and dataset not in self._doubted:
+            try:
+                part = await ask(told)
+            except FileChangedError:
+                if marks.get(url) == told:  # other ranges had this ETag, so the object was replaced just now
+                    raise
+                self._doubt(dataset, url)
+        if part is None and (url in marks or not is_s3(fs)):
+            part = await ask()
+        elif part is None:
+            async with self._after_the_first(url, turn):
+                part = await ask()
+        # A response with status 416 says nothing about the version.
+        if (part.data or part.mark) and (known := marks.setdefault(url, part.mark)) != part.mark:
+            raise changed(url, known, part.mark)
+        if part.size is not None:
+            if size not in (None, part.size) and url not in self._sizes:
+                log.warning("%s has %d bytes, where its dataset says %d.", redact(url), part.size, size)
+            self._sizes[url] = part.size
+        return part.data
 
     async def _cut_out(self, fs: Any, ranges: Sequence[tuple[str, int, int]], blocks: list[Any]) -> None:
         """Replace each NoRangesError by the range, cut out of the whole file."""
