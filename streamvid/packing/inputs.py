@@ -12,7 +12,7 @@ import operator
 import os
 import posixpath
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -28,7 +28,7 @@ from streamvid.packing.keys import duplicates, make_keys
 from streamvid.packing.lerobot import find_episodes, is_lerobot
 from streamvid.packing.lists import is_list, raw_labels, read_list, video_column
 from streamvid.packing.metadata import MetadataLists
-from streamvid.packing.places import Found, Places, path_parts, source_of
+from streamvid.packing.places import Found, Places, count_extensions, path_parts, source_of
 from streamvid.packing.source_video import SourceVideo
 from streamvid.packing.tar_members import TAR_EXTENSIONS, find_in_tars
 from streamvid.storage import filesystem
@@ -39,7 +39,6 @@ from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 log = logging.getLogger(__name__)
 
-_EXTENSIONS_SHOWN: Final = 5
 _NAMED: Final = (*VIDEO_EXTENSIONS, *TAR_EXTENSIONS, *IMAGE_EXTENSIONS)
 
 
@@ -274,7 +273,7 @@ def _below(
         raise InputError(
             f"no videos in {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all are "
             f"in docs/packing.md), for images, and for folders of nothing but numbered images"
-            f"{_counted(left_out, '; found ')}"
+            f"{count_extensions(left_out, '; found ')}"
         )
     _tell_left_out(left_out, shown)
     return [Found(path, parts[path], len(root)) for path in videos] + found
@@ -312,19 +311,9 @@ def _tell_left_out(files: Sequence[str], shown: str) -> None:
         log.warning(
             "%s: files without an extension of a video are left out%s; to pack one, name it%s",
             shown,
-            _counted(files),
+            count_extensions(files),
             ", or give --images to pack each image as a clip" * images,
         )
-
-
-def _counted(files: Sequence[str], before: str = ": ") -> str:
-    """The number of files by extension, most frequent first, after the text `before`; "" without files."""
-    counted = Counter(posixpath.splitext(split_query(path)[0])[1].lower() or "without one" for path in files)
-    counts = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
-    words = [f"{count:,} {extension}" for extension, count in counts[:_EXTENSIONS_SHOWN]]
-    if len(counts) > len(words):
-        words.append(f"{sum(count for _, count in counts[len(words) :]):,} others")
-    return before + ", ".join(words) if words else ""
 
 
 def _globbed(pattern: str, shown: str, extensions: tuple[str, ...]) -> list[Found]:
@@ -338,7 +327,7 @@ def _globbed(pattern: str, shown: str, extensions: tuple[str, ...]) -> list[Foun
     if not videos:
         raise InputError(
             f"no videos match {shown}: looked for files with an extension of a video, such as .mp4, .mkv or .avi (all "
-            f"are in docs/packing.md), or of an image{_counted(left_out, '; found ')}"
+            f"are in docs/packing.md), or of an image{count_extensions(left_out, '; found ')}"
         )
     _tell_left_out(left_out, shown)
     fixed = []  # the components before the first with a wildcard

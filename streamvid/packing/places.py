@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import posixpath
 import re
 import socket
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import PurePosixPath
@@ -18,7 +20,7 @@ from streamvid.dataset.manifest import SHARD_FOLDER
 from streamvid.errors import InputError
 from streamvid.packing.options import Cut
 from streamvid.packing.source_video import SourceVideo
-from streamvid.storage.url import DOT_SEGMENTS, is_local, is_within, local_path, redact, unsigned
+from streamvid.storage.url import DOT_SEGMENTS, is_local, is_within, local_path, redact, split_query, unsigned
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,17 @@ def path_parts(path: str) -> tuple[str, ...]:
     return (protocol, *[part for part in rest.split("/") if part])
 
 
+def count_extensions(files: Sequence[str], before: str = ": ") -> str:
+    """The number of files by extension, most frequent first, after the text `before`; "" without files."""
+    counted = Counter(posixpath.splitext(split_query(path)[0])[1].lower() or "without one" for path in files)
+    counts = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+    words = [f"{count:,} {extension}" for extension, count in counts[:_EXTENSIONS_SHOWN]]
+    if len(counts) > len(words):
+        words.append(f"{sum(count for _, count in counts[len(words) :]):,} others")
+    return before + ", ".join(words) if words else ""
+
+
+_EXTENSIONS_SHOWN: Final = 5
 _PLAIN: Final = re.compile(r"[^/\x00-\x1f:]+(/[^/\x00-\x1f:]+)*")
 _NAMES: Final = re.compile(r"[^/\x00-\x1f]+(/[^/\x00-\x1f]+)*/?")
 

@@ -8,10 +8,11 @@ small members of a tar are read, by ranges, no videos.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import tarfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -23,7 +24,7 @@ from streamvid.errors import DatasetError
 from streamvid.packing.fingerprints import local_source
 from streamvid.packing.lists import RESERVED_COLUMNS, ParsedList
 from streamvid.packing.metadata import MetadataLists
-from streamvid.packing.places import Found
+from streamvid.packing.places import Found, count_extensions
 from streamvid.packing.source_file import MISSING
 from streamvid.packing.typed_columns import column_of_values, utf8_json
 from streamvid.storage import filesystem
@@ -36,6 +37,8 @@ from streamvid.storage.threads import map_in_threads
 from streamvid.storage.url import has_extension, is_local
 from streamvid.text import first_line, format_count
 from streamvid.video.containers import IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, other_content
+
+log = logging.getLogger(__name__)
 
 COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 TAR_EXTENSIONS: Final = (".tar", *COMPRESSED)
@@ -73,8 +76,11 @@ class _TarFile(RangedFile):
 
 @dataclass(frozen=True)
 class _Tar:
+    """The videos of a tar, its version mark, and the largest file of each sample that gives no clip."""
+
     videos: list[_Video]
-    mark: str
+    mark: str = ""
+    left_out: list[str] = field(default_factory=list)
 
 
 def find_in_tars(
@@ -97,6 +103,15 @@ def find_in_tars(
     """
     read = map_in_threads(partial(_read, hosts, images), [tar.path for tar in tars])
     videos = [video for tar in read for video in tar.videos]
+    left_out = [name for tar in read for name in tar.left_out]
+    if left_out:
+        log.warning(
+            "%s in tars %s nothing that becomes a clip, and %s left out%s%s",
+            format_count(len(left_out), "sample"),
+            *(("hold", "are") if len(left_out) > 1 else ("holds", "is")),
+            count_extensions(left_out),
+            "; give --images to pack images, too" * any(has_extension(name, IMAGE_EXTENSIONS) for name in left_out),
+        )
     for video in videos if not members else ():
         video.values.pop(MEMBERS, None)
     labels = _take_labels(videos)
@@ -161,45 +176,50 @@ def _take_labels(videos: Sequence[_Video]) -> list[int | str | None]:
 def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
     """The videos of a tar."""
     if has_extension(path, COMPRESSED):
-        return _Tar(
-            [_Video("", problem="it is compressed, so that nothing in it can be read by itself: unpack it")], ""
-        )
+        return _Tar([_Video("", problem="it is compressed, so that nothing in it can be read by itself: unpack it")])
     try:
         if is_local(path):
             details: Details | None = local_source(path)
         else:
             details = filesystem.details(path, retry=Retry(COMMAND_SECONDS), hosts=hosts)
         if details is None or details == MISSING:
-            return _Tar([_Video("", problem="it does not exist any more")], "")
+            return _Tar([_Video("", problem="it does not exist any more")])
         file = _TarFile(
             ByteRange(path, 0, details.size),
             FileVersion(details.size, details.mark, () if is_local(path) else hosts),
             block=_BLOCK_BYTES,
         )
-        return _Tar(list(_videos(file, details.size, images)), details.mark)
+        return _read_members(file, details, images)
     except StorageUnavailable:
         raise
     except DatasetError as error:
-        return _Tar([_Video("", problem=str(error))], "")
+        return _Tar([_Video("", problem=str(error))])
 
 
-def _videos(file: RangedFile, size: int, images: bool) -> Iterator[_Video]:
-    members, problems = _members(file, size)
+def _read_members(file: RangedFile, details: Details, images: bool) -> _Tar:
+    members, problems = _members(file, details.size)
     samples: dict[str, dict[str, tarfile.TarInfo]] = defaultdict(dict)
     for name, member in members.items():
         sample, extension = _split(name)
         samples[sample][extension] = member
-    there = False
+    found = _Tar([], details.mark)
     images = images or not any(_is_video(extension) for own in samples.values() for extension in own)
     for own in samples.values():
         sources = _of_sample(own, images)
         for extension in sources:
-            member, there = own[extension], True
-            problem = _problem(member, size)
+            member = own[extension]
+            problem = _problem(member, details.size)
             values = {} if problem else _values(file, own, extension, sources)
-            yield _Video(member.name, None if problem else (member.offset_data, member.size), values, problem)
-    if problems or not there:
-        yield _Video("", problem="; ".join(problems) or "it holds no videos and no images")
+            part = None if problem else (member.offset_data, member.size)
+            found.videos.append(_Video(member.name, part, values, problem))
+        if not sources:
+            found.left_out.append(max(own.values(), key=lambda member: member.size).name)
+    if not found.videos:
+        problems = problems or [f"it holds no videos and no images{count_extensions(found.left_out, '; found ')}"]
+        found.left_out.clear()
+    if problems:
+        found.videos.append(_Video("", problem="; ".join(problems)))
+    return found
 
 
 def _members(file: RangedFile, size: int) -> tuple[dict[str, tarfile.TarInfo], list[str]]:

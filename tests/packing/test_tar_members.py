@@ -153,6 +153,27 @@ def test_what_cannot_be_read_where_it_lies_is_named(tmp_path: Path) -> None:
     assert "link" in problems["link.tar/0.mp4"]
 
 
+def test_samples_that_give_no_clip_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heic = b"\0\0\0\x18ftypheic" * 9
+    pictures = [("0.heic", heic), ("0.json", b"{}"), ("1.jpg", b"\xff\xd8\xff"), ("2.heic", heic), ("2.cls", b"1")]
+    write_tar(tmp_path / "pictures.tar", pictures)
+    assert [source.key for source in find(tmp_path / "pictures.tar")[0]] == ["1"]
+    assert [one.message for one in caplog.records] == [
+        "2 samples in tars hold nothing that becomes a clip, and are left out: 2 .heic"
+    ]
+    caplog.clear()
+    write_tar(tmp_path / "videos.tar", [("0.mp4", VIDEO), ("0.txt", b"a cat"), ("1.jpg", b"\xff\xd8\xff")])
+    assert [source.key for source in find(tmp_path / "videos.tar")[0]] == ["0"]
+    assert [one.message for one in caplog.records] == [
+        "1 sample in tars holds nothing that becomes a clip, and is left out: 1 .jpg; give --images to pack images, too"
+    ]
+    caplog.clear()
+    write_tar(tmp_path / "none.tar", [("0.heic", heic), ("1.heic", heic)])
+    ((source,), _) = find(tmp_path / "none.tar")
+    assert source.problem == "it holds no videos and no images; found 2 .heic"
+    assert not caplog.records
+
+
 def test_tars_one_behind_the_other_are_read_to_the_last(tmp_path: Path) -> None:
     tars = [write_tar(tmp_path / f"{n}", [(f"{n}.mp4", VIDEO), (f"{n}.txt", b"%d" % n)]).read_bytes() for n in range(3)]
     path = tmp_path / "all.tar"
