@@ -11,6 +11,7 @@ from typing import BinaryIO, Final
 
 from streamvid.mp4.boxes import children, iter_file_boxes, read_moov
 from streamvid.mp4.sample_entry import read_entries
+from streamvid.video.gaps import stated_end
 from streamvid.video.mapped import mapped
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import is_numbered
@@ -27,8 +28,6 @@ _HEADERS: Final[Mapping[str, bytes]] = {
     "ivf": rb"DKIF\x00\x00\x20\x00",
 }
 """By FFmpeg's demuxer: how a file begins, of those behind which it reads no other."""
-_EBML: Final = 0x1A45DFA3
-_SEGMENT: Final = 0x18538067
 
 
 def left_out(source: VideoFile) -> tuple[str, ...]:
@@ -36,7 +35,8 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: as in `streamvid.video.tracks.video_stream`; or there are frames of several codecs in its track.
+        ValueError: as in `streamvid.video.tracks.video_stream` and `streamvid.video.gaps.stated_end`; or there are
+            frames of several codecs in its track.
     """
     with source.open() as (container, stream):
         codes = read_entries(read_moov(source.path), stream.id) if container.format.name.startswith("mov") else {}
@@ -48,7 +48,7 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
         joined = _is_joined(source.path, name)
-        cut_off = (source.cut_off and not joined) or _is_cut_off(source.path, name)
+        cut_off = _is_cut_off(source.path, name) or (source.cut_off and not joined)
         codec = stream.codec_context.codec.canonical_name if stream.codec_context else ""
         unnumbered = name == "mpegts" and not is_numbered(source.path, stream.id, codec)
     found = {AUDIO: audio, OTHER_TRACKS: several, CUT_OFF: cut_off, JOINED: joined, UNNUMBERED: unnumbered}
@@ -74,8 +74,8 @@ def _is_joined(path: Path, container: str) -> bool:
 
 
 def _is_cut_off(path: Path, container: str) -> bool:
-    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which Matroska, MP4, AVI and FLV
-    do."""
+    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which Matroska, Ogg, MP4, AVI and
+    FLV do. Raises as `stated_end`."""
     length = path.stat().st_size
     with path.open("rb") as file:
         if container == "mov":
@@ -84,7 +84,7 @@ def _is_cut_off(path: Path, container: str) -> bool:
             return _riff_end(file) > length
         if container == "flv":
             return _breaks_off(file, length)
-        return container == "matroska" and _matroska_end(file, length) > length
+    return stated_end(path, container) > length
 
 
 def _riff_end(file: BinaryIO) -> int:
@@ -106,20 +106,3 @@ def _breaks_off(file: BinaryIO, length: int) -> bool:
     size = int.from_bytes(file.read(4), "big")
     file.seek(max(0, length - 4 - size))
     return size > 0 and int.from_bytes(file.read(4)[1:], "big") + 11 != size
-
-
-def _matroska_end(file: BinaryIO, length: int) -> int:
-    """The end of the Segment of a Matroska or WebM file (RFC 8794, 4 and 5; RFC 9559, 5.1); the file's length if the
-    Segment's size is unknown, as in live recordings."""
-    at = 0
-    for wanted in (_EBML, _SEGMENT):
-        file.seek(at)
-        head = file.read(12)
-        if int.from_bytes(head[:4], "big") != wanted or not head[4:5].strip(b"\0"):
-            return length
-        size_bytes = 9 - head[4].bit_length()  # the leading zeros of the first byte count those that follow
-        size = int.from_bytes(head[4 : 4 + size_bytes], "big") & ((1 << 7 * size_bytes) - 1)
-        if size == (1 << 7 * size_bytes) - 1:
-            return length
-        at += 4 + size_bytes + size
-    return at

@@ -100,9 +100,10 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
     with as_video_error():
         source = without_cut_off_packet(VideoFile(source) if isinstance(source, Path) else source)
         about = read_stream_info(source)
+        missing = left_out(source)
         first = probe_first_frame(source)
         times = scan_packet_times(source, about, cut_only=cut_only)
-        missing = (*left_out(source), *(OVERLAPS,) * times.overlaps)
+        missing += (OVERLAPS,) * times.overlaps
 
         if about.codec == "vp9" and "440" in first.pix_fmt:
             raise CannotCopyError("an MP4 cannot say of VP9 that it is 4:4:0")
@@ -185,7 +186,11 @@ def as_video_error() -> Iterator[None]:
     try:
         yield
     except av.error.FFmpegError as error:
-        raise VideoError(f"FFmpeg cannot read it: {error.strerror or type(error).__name__}") from error
+        damaged = isinstance(error, (av.error.InvalidDataError, av.error.BlockingIOError, av.error.PermissionError))
+        raise VideoError(
+            f"FFmpeg cannot read it: {error.strerror or type(error).__name__}"
+            f"{'; if no player can, copy or download it again' * damaged}"
+        ) from error
     except VideoError:
         raise
     except ValueError as error:

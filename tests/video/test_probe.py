@@ -220,8 +220,7 @@ def test_a_file_that_is_cut_off_is_packed_as_far_as_it_goes(kind: str, tmp_path:
     assert len(shown) - (kind in ("avi", "ts", "hevc ts")) <= frames[cut.name] < 60
     told = [(one.text, one.first) for one in report.notices]
     assert all(one.videos == 1 for one in report.notices)
-    # A live recording does not say where it ends.
-    assert told == ([] if kind == "live mkv" else [(CUT_OFF, cut.name)])
+    assert told == [(CUT_OFF, cut.name)]  # of a live recording, because it ends within a block
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc", "mpeg4"])

@@ -1,0 +1,121 @@
+"""Gaps in Matroska and Ogg files, behind which FFmpeg goes on without a word, and files that were joined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from streamvid.errors import VideoError
+from streamvid.packing.options import PackOptions
+from streamvid.packing.prepare import remux_or_build
+from streamvid.storage.retry import Retry
+from streamvid.video.gaps import stated_end
+from streamvid.video.gpu_support import Purpose
+from streamvid.video.stored_clip import CUT_OFF, StoredClip
+from tests.support.clips import write
+from tests.support.remux import remuxing
+from tools.recipes import Recipe
+
+VIDEO = Recipe(frames=48, gop=12, codec="vp8", container="webm", style="texture")
+KINDS = ("webm", "mkv", "live mkv", "ogg")
+
+
+def make(kind: str, folder: Path) -> Path:
+    """A video of 48 frames in a container."""
+    target = folder / f"a.{kind.split()[-1]}"
+    recipe = VIDEO if kind in ("webm", "ogg") else Recipe(frames=48, gop=12, style="texture")
+    source = write(recipe, folder / f"source.{recipe.container}")
+    with remuxing(source, target, options={"live": "1"} if kind == "live mkv" else {}) as copy:
+        for packet in copy.packets:
+            copy.mux(packet)
+    return target
+
+
+def prepare(source: Path, folder: Path, decoders: Purpose = "any") -> StoredClip:
+    folder.mkdir()
+    return remux_or_build(str(source), source, folder, PackOptions(decoders), Retry(), cut_only=False)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", [0.5, 1])
+def test_a_video_with_a_gap_is_rejected(end: float, kind: str, tmp_path: Path) -> None:
+    """Bytes are zeros, in the midst of it or to its end, as of a download that was not finished. Frames there were lost
+    without a word, and those behind were decoded from other references."""
+    source = make(kind, tmp_path)
+    data = source.read_bytes()
+    begin, behind = len(data) * 2 // 5, int(len(data) * end)
+    source.write_bytes(data[:begin] + bytes(behind - begin) + data[behind:])
+    with av.open(str(source)) as container:
+        assert 0 < sum(packet.size > 0 for packet in container.demux(video=0)) < 48
+    with pytest.raises(VideoError, match=r"^it is damaged at byte \d+, and frames there are lost: .* download"):
+        prepare(source, tmp_path / "clip")
+
+
+def test_a_page_of_ogg_with_another_checksum(tmp_path: Path) -> None:
+    """FFmpeg passes over it without a word."""
+    source = make("ogg", tmp_path)
+    data = bytearray(source.read_bytes())
+    data[len(data) // 2] ^= 1
+    source.write_bytes(data)
+    with pytest.raises(VideoError, match=r"^it is damaged at byte \d+"):
+        prepare(source, tmp_path / "clip")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_videos_have_no_gap(kind: str, tmp_path: Path) -> None:
+    """Nor have those with something behind their end, and Matroska files that were joined, which FFmpeg reads."""
+    source = make(kind, tmp_path)
+    data, container = source.read_bytes(), "ogg" if kind == "ogg" else "matroska"
+    clip = prepare(source, tmp_path / "clip")
+    assert (len(clip.index.visible), clip.source_remarks) == (48, ())
+    assert stated_end(source, container) == len(data)
+    if kind != "live mkv":  # which may go on anywhere
+        source.write_bytes(data + b"\xff" * 100)
+        assert stated_end(source, container) <= len(data) + 100
+    if container == "matroska":
+        source.write_bytes(2 * data)
+        assert stated_end(source, container) == 2 * len(data)
+        assert len(prepare(source, tmp_path / "twice").index.visible) == 96
+
+
+def test_an_ogg_file_that_is_cut_off(tmp_path: Path) -> None:
+    """Frames of its last page were lost without a word."""
+    source = make("ogg", tmp_path)
+    source.write_bytes(source.read_bytes()[: source.stat().st_size * 3 // 5])
+    clip = prepare(source, tmp_path / "clip")
+    assert 0 < len(clip.index.visible) < 48
+    assert clip.source_remarks == (CUT_OFF,)
+
+
+@pytest.mark.parametrize(("name", "codec"), [("a.ogg", "vp8"), ("a.nut", "h264"), ("a.nut", "mpeg2video")])
+def test_files_that_were_joined_byte_by_byte(name: str, codec: str, tmp_path: Path) -> None:
+    """A chain of VP8 was said to have a clock that falls back, NUT to be damaged."""
+    source = tmp_path / name
+    if codec == "mpeg2video":  # which is transcoded
+        with av.open(str(source), "w") as output:
+            stream: Any = output.add_stream(codec, rate=30)
+            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            for _ in range(6):
+                output.mux(stream.encode(av.VideoFrame(64, 48, "yuv420p")))
+            output.mux(stream.encode(None))
+    else:
+        made = write(VIDEO if codec == "vp8" else Recipe(frames=12), tmp_path / "source")
+        with remuxing(made, source) as copy:
+            for packet in copy.packets:
+                copy.mux(packet)
+    data = source.read_bytes()
+    source.write_bytes(2 * data)
+    kind = "NUT" if name == "a.nut" else "Ogg"
+    with pytest.raises(VideoError, match=f"^it is several {kind} files .* second begins at byte {len(data)}"):
+        prepare(source, tmp_path / "clip", "gpu")
+
+
+def test_a_transport_stream_that_ends_with_zeros(tmp_path: Path) -> None:
+    """FFmpeg looks for the next packet for so long, and its error means that a resource is not there for now."""
+    source = write(Recipe(frames=24, container="ts", style="texture"), tmp_path / "a.ts")
+    source.write_bytes(source.read_bytes() + bytes(1 << 20))
+    with pytest.raises(VideoError, match="; if no player can, copy or download it again"):
+        prepare(source, tmp_path / "clip")
