@@ -9,10 +9,11 @@ from typing import Final
 
 import av
 
+from streamvid.video.gaps import find_extent
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import breaks_off, track_packets
 
-_LENGTH_STATED: Final = ("avi", "flv", "matroska", "mov")
+_LENGTH_STATED: Final = ("avi", "flv", "mov")
 """Containers whose headers say where the file ends. There `whole_packets` leaves out what FFmpeg's demuxer marks."""
 _DECODER_MARKS: Final = ("h264", "mpeg1video", "mpeg2video", "mpeg4")
 """Codecs of which FFmpeg's decoder marks every picture that is not whole. Of HEVC it does not miss slices."""
@@ -22,7 +23,8 @@ def without_cut_off_packet(source: VideoFile) -> VideoFile:
     """The same video, without its last packet if the file ends within it.
 
     A transport stream tells that by its pieces, but for one packet in 184. Of that, and in containers that do not say
-    where they end, the last packet is decoded.
+    where they end, the last packet is decoded. Of Matroska that is followed by something else, such as zeros, the last
+    packet counts as cut off.
 
     Raises:
         av.error.FFmpegError: the file cannot be read.
@@ -30,6 +32,8 @@ def without_cut_off_packet(source: VideoFile) -> VideoFile:
     """
     with source.open() as (container, stream):
         name = container.format.name.split(",")[0]
+        if name == "matroska":
+            return replace(source, cut_off=find_extent(source.path, name).ends_in_gap)
         if name in _LENGTH_STATED or stream.codec_context is None:
             return source
         if name == "mpegts":

@@ -1,19 +1,31 @@
-"""Gaps in Matroska, WebM and Ogg files, as of a download that was not finished, or of a lost sector of a disk. FFmpeg's
-demuxers look for the next whole part behind one, and leave out the frames before it without a word."""
+"""Whether Matroska, WebM and Ogg files are whole. Behind a gap, as of a download that was not finished or of a lost
+sector of a disk, FFmpeg's demuxers look for the next whole part, and leave out the frames before it without a word."""
 
 from __future__ import annotations
 
 import math
 import re
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from streamvid.arrays import Bool, Int64
 from streamvid.video.mapped import mapped
+from streamvid.video.probe import VideoFile
+from streamvid.video.recordings import track_packets
 
 _EBML: Final = b"\x1a\x45\xdf\xa3"
 _SEGMENT: Final = 0x18538067
 _CLUSTER: Final = 0x1F43B675
+_BLOCK_GROUP: Final = 0xA0
+_BLOCKS: Final = (0xA1, 0xA3)
+_BLOCK_HEADER: Final = 4
+"""Bytes of a block's track, time and flags, of which the first is the track's number, up to 126 (RFC 9559, 10.1)."""
+_NEXT_CLUSTER: Final = re.compile(_CLUSTER.to_bytes(4, "big"))
+_NEXT_PAGE: Final = re.compile(b"OggS")
 _ID_BYTES: Final = 4
 _FIRST: Final = 2
 _LAST: Final = 4
@@ -23,27 +35,61 @@ _NUT: Final = b"nut/multimedia container\0"
 _MIRRORED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
-def stated_end(source: Path, container: str) -> float:
-    """Where a file says that it ends, in bytes; 0 if it does not say. If its length is less, it is cut off.
+@dataclass(frozen=True)
+class Extent:
+    """How far a file is whole.
+
+    Attributes:
+        end: the byte where its headers say that it ends; `math.inf` if its last whole part is followed by something
+            else. If the file is shorter, it is cut off. 0: they do not say.
+        gaps: bytes at which parts are missing. Behind the last one nothing may follow.
+        blocks: where the blocks of Matroska begin, behind their size, and their tracks.
+    """
+
+    end: float = 0
+    gaps: tuple[int, ...] = ()
+    blocks: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ends_in_gap(self) -> bool:
+        """Whether something else follows the last whole part, such as zeros of a file that was allocated before it was
+        written."""
+        return self.end == math.inf
+
+
+def find_extent(source: Path, container: str) -> Extent:
+    """The extent of a file.
 
     Args:
-        container: FFmpeg's demuxer. Matroska and Ogg say so.
+        container: FFmpeg's demuxer. Of others than Matroska and Ogg nothing is known.
 
     Raises:
-        ValueError: the file has a gap, or is several Ogg or NUT files, of which FFmpeg decodes the first alone.
+        ValueError: the file is several Ogg or NUT files, of which FFmpeg decodes the first alone.
     """
     if container == "nut" and (second := re.search(_NUT, mapped(source).data[1:])):
         raise _joined("NUT", second.start() + 1)
     if container == "matroska":
-        return _matroska_end(mapped(source).data)
-    return _ogg_end(mapped(source).data) if container == "ogg" else 0
+        return _matroska(mapped(source).data)
+    return _ogg(mapped(source).data) if container == "ogg" else Extent()
 
 
-def _damaged(at: int) -> ValueError:
-    return ValueError(
-        f"it is damaged at byte {at}, and frames there are lost: copy or download it again, or keep the others "
-        "(ffmpeg -i … -c copy new.mkv)"
-    )
+def before_gaps(source: VideoFile, position: Int64) -> Bool:
+    """bool [packets]: the last packet before each gap that others follow, and before each block of the track that
+    FFmpeg leaves out: all up to the next cluster, if it cannot read one of any track. The packet may be damaged, too.
+
+    Args:
+        position: int64 [packets], the bytes at which packets of the track begin, ascending.
+    """
+    found = np.zeros(len(position), dtype=bool)
+    with source.open() as (container, stream):
+        extent = find_extent(source.path, container.format.name.split(",")[0])
+        read = {packet.pos for packet in track_packets(container, stream)} if extent.blocks else {}
+    tracks = {track for at, track in extent.blocks if at in read}
+    left_out = [at for at, track in extent.blocks if track in tracks and at not in read]
+    if len(position):
+        gaps = np.array([*(gap for gap in extent.gaps if gap < position[-1]), *left_out], dtype=np.int64)
+        found[np.maximum(np.searchsorted(position, gaps) - 1, 0)] = True
+    return found
 
 
 def _joined(kind: str, at: int) -> ValueError:
@@ -53,20 +99,18 @@ def _joined(kind: str, at: int) -> ValueError:
     )
 
 
-def _matroska_end(data: memoryview) -> float:
-    """`stated_end` of Matroska and WebM: elements that follow each other (RFC 8794, 4 to 6; RFC 9559, 5.1)."""
+def _matroska(data: memoryview) -> Extent:
+    """The extent of Matroska and WebM: elements that follow each other (RFC 8794, 4 to 6; RFC 9559, 5.1)."""
     at, segment_end, cluster_end = 0, math.inf, math.inf
+    gaps: list[int] = []
+    blocks: list[tuple[int, int]] = []
     while at < len(data):
         if at >= segment_end:
             if bytes(data[at : at + _ID_BYTES]) != _EBML:  # no other file
                 break
             segment_end = math.inf
         start = at + 9 - data[at].bit_length()  # the leading zeros of the first byte count those that follow
-        begin = start + 9 - data[start].bit_length() if start < len(data) else start
-        if start - at > _ID_BYTES or begin - start > 8:
-            raise _damaged(at)
-        if not start < begin <= len(data):
-            return begin + 1
+        begin = start + 9 - data[start].bit_length() if start < len(data) else start + 1
         kind, unknown = int.from_bytes(data[at:start], "big"), (1 << 7 * (begin - start)) - 1
         size = int.from_bytes(data[start:begin], "big") & unknown
         end = math.inf if size == unknown else begin + size  # live recordings do not state it
@@ -75,31 +119,43 @@ def _matroska_end(data: memoryview) -> float:
             at, segment_end = begin, end
         elif kind == _CLUSTER:
             at, cluster_end = begin, end
-        elif end > cluster_end or end == math.inf:
-            raise _damaged(at)
+        elif start - at > _ID_BYTES or begin - start > 8 or end > cluster_end or end == math.inf:
+            gaps.append(at)
+            if (cluster := _NEXT_CLUSTER.search(data, at + 1)) is None:
+                return Extent(math.inf, tuple(gaps), tuple(blocks))
+            at, cluster_end = cluster.start(), math.inf
+        elif kind == _BLOCK_GROUP:
+            at = begin
         else:
+            if kind in _BLOCKS and size > _BLOCK_HEADER and end <= len(data):
+                blocks.append((begin, data[begin]))
             at = int(end)
-    return max(at, segment_end) if segment_end < math.inf else at
+    return Extent(max(at, segment_end) if segment_end < math.inf else at, tuple(gaps), tuple(blocks))
 
 
-def _ogg_end(data: memoryview) -> int:
-    """`stated_end` of Ogg: pages that follow each other, each with a checksum (RFC 3533, 6)."""
+def _ogg(data: memoryview) -> Extent:
+    """The extent of Ogg: pages that follow each other, each with a checksum (RFC 3533, 6)."""
     at, flags, begun = 0, 0, False
+    gaps: list[int] = []
     while at + _PAGE_HEADER <= len(data):
-        if bytes(data[at : at + 4]) != b"OggS":
-            if flags & _LAST:
-                break
-            raise _damaged(at)
-        flags, begin = data[at + 5], at + _PAGE_HEADER + data[at + 26]
+        is_page = bytes(data[at : at + 4]) == b"OggS"
+        if not is_page and flags & _LAST:
+            break
+        begin = at + _PAGE_HEADER + data[at + 26]
         end = begin + sum(data[at + _PAGE_HEADER : begin])
-        if end > len(data):
-            return end
-        if begun and flags & _FIRST:
+        if is_page and end > len(data):
+            return Extent(end, tuple(gaps))
+        if is_page and begun and data[at + 5] & _FIRST:
             raise _joined("Ogg", at)
-        if _page_crc(data[at:end]) != int.from_bytes(data[at + 22 : at + 26], "little"):
-            raise _damaged(at)
+        if not is_page or _page_crc(data[at:end]) != int.from_bytes(data[at + 22 : at + 26], "little"):
+            gaps.append(at)
+            if (page := _NEXT_PAGE.search(data, at + 1)) is None:
+                return Extent(math.inf, tuple(gaps))
+            at = page.start()
+            continue
+        flags = data[at + 5]
         at, begun = end, begun or not flags & _FIRST
-    return at
+    return Extent(at, tuple(gaps))
 
 
 def _page_crc(page: memoryview) -> int:

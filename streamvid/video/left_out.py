@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 from streamvid.mp4.boxes import children, iter_file_boxes, read_moov
 from streamvid.mp4.sample_entry import read_entries
-from streamvid.video.gaps import stated_end
+from streamvid.video.gaps import find_extent
 from streamvid.video.mapped import mapped
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import is_numbered
@@ -35,7 +35,7 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: as in `streamvid.video.tracks.video_stream` and `streamvid.video.gaps.stated_end`; or there are
+        ValueError: as in `streamvid.video.tracks.video_stream` and `streamvid.video.gaps.find_extent`; or there are
             frames of several codecs in its track.
     """
     with source.open() as (container, stream):
@@ -75,7 +75,7 @@ def _is_joined(path: Path, container: str) -> bool:
 
 def _is_cut_off(path: Path, container: str) -> bool:
     """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which Matroska, Ogg, MP4, AVI and
-    FLV do. Raises as `stated_end`."""
+    FLV do. Raises as `find_extent`."""
     length = path.stat().st_size
     with path.open("rb") as file:
         if container == "mov":
@@ -84,7 +84,7 @@ def _is_cut_off(path: Path, container: str) -> bool:
             return _riff_end(file) > length
         if container == "flv":
             return _breaks_off(file, length)
-    return stated_end(path, container) > length
+    return find_extent(path, container).end > length
 
 
 def _riff_end(file: BinaryIO) -> int:

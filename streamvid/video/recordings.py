@@ -180,7 +180,7 @@ def gapless(source: Path, pid: int, codec: str) -> bool:
 
 
 def incomplete_packets(corrupt: Bool, keyframe: Bool) -> Bool:
-    """Packets of a transport stream that lack pieces, or follow such ones before the next key frame.
+    """Packets of which pieces are missing, and those that follow before the next key frame that is surely whole.
 
     Args:
         corrupt: bool [packets], which of them FFmpeg marks: the damaged one, or the one before it.

@@ -16,6 +16,7 @@ from streamvid.arrays import Bool, Float64, Int64
 from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
+from streamvid.video.gaps import before_gaps
 from streamvid.video.output_order import OutputOrder, distinct, output_order, ticks_needed
 from streamvid.video.packet_times import PacketTimes, fit_pauses
 from streamvid.video.probe import StreamInfo, VideoFile, demux
@@ -32,7 +33,7 @@ _DATES_PACKS: Final = ("mpeg",)
 _COARSE: Final = ("flv", "matroska")  # they count in ms: frames of different times may have one there
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
-    ("duration", np.int64), ("corrupt", np.bool_),
+    ("duration", np.int64), ("corrupt", np.bool_), ("position", np.int64),
 ]  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def scan_packet_times(source: VideoFile, about: StreamInfo, *, cut_only: bool = 
     """Times, sizes and visibility of every packet, without keeping their bytes.
 
     Args:
-        cut_only: the video is only cut: less than half of it may lack pieces of a transport stream, which
+        cut_only: the video is only cut: less than half of it may be missing, or follow what is missing, which
             `PacketTimes.incomplete` then says.
 
     Raises:
@@ -114,7 +115,7 @@ def decoded_times(
 
     Raises:
         NoTimesError: no frame has a time.
-        ValueError: times are missing, or two are the same, or pieces of a transport stream are missing.
+        ValueError: times are missing, or two are the same, or parts of the file are missing.
     """
     demuxed = _demux_all(source, codec)
     if demuxed.packets.incomplete is not None:  # a decoder may conceal it
@@ -234,6 +235,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
                     packet.is_discard,
                     packet.duration or 0,
                     packet.is_corrupt,
+                    -1 if packet.pos is None else packet.pos,
                 )
                 for packet in demux(source, container, stream, codec)
             ),
@@ -241,10 +243,11 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
         name, track, incomplete = container.format.name.split(",")[0], stream.id, None
-        if name == "mpegts" and rows["corrupt"].any() and not gapless(source.path, track, codec):
+        corrupt = rows["corrupt"] if name == "mpegts" else before_gaps(source, rows["position"])
+        if corrupt.any() and not (name == "mpegts" and gapless(source.path, track, codec)):
             if codec not in ("h264", "hevc"):
                 raise ValueError(DAMAGED)
-            incomplete = incomplete_packets(rows["corrupt"], rows["keyframe"])
+            incomplete = incomplete_packets(corrupt, rows["keyframe"])
     pts, clock, parts = rows["pts"].copy(), rows["clock"].copy(), np.empty(0, dtype=np.int64)
     if incomplete is not None:
         for number in np.flatnonzero((pts[1:] == _NO_PTS) & incomplete[1:]).tolist():

@@ -174,23 +174,41 @@ def test_a_transport_stream_of_which_pieces_are_missing_is_cut(codec: Codec, los
         "the beginning of a packet": [starts[70]],
         "packets": range(starts[68], starts[71]),
     }[lost]
-    (tmp_path / "in").mkdir()
-    cut = b"".join(piece for n, piece in enumerate(pieces) if n not in gone)
-    (tmp_path / "in" / "a.ts").write_bytes(cut)
-    report = packed(tmp_path, "none", cutting=FixedLength(1))
+    check_cut(whole, b"".join(piece for n, piece in enumerate(pieces) if n not in gone), tmp_path)
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+@pytest.mark.parametrize("lost", [16, 3000])
+def test_matroska_with_a_gap_is_cut(codec: Codec, lost: int, tmp_path: Path) -> None:
+    """Where a sector of a disk was lost: zeros from the header of a block on. FFmpeg goes on with the next cluster."""
+    muxer = (("cluster_time_limit", "300"),)
+    recipe = replace(LONG, codec=codec, container="mkv", muxer=muxer, frames=150, gop=15, width=160, height=144)
+    whole = write(recipe, tmp_path / "whole.mkv")
+    data = whole.read_bytes()
+    with av.open(str(whole)) as container:
+        at = [packet.pos for packet in container.demux(video=0) if packet.size][70]
+    assert at is not None
+    check_cut(whole, data[:at] + bytes(lost) + data[at + lost :], tmp_path)
+
+
+def check_cut(whole: Path, damaged: bytes, folder: Path) -> None:
+    """A damaged video of five seconds is rejected; if it is cut, the clips at the damage are, and others are sound."""
+    (folder / "in").mkdir()
+    (folder / "in" / f"a{whole.suffix}").write_bytes(damaged)
+    report = packed(folder, "none", cutting=FixedLength(1))
     rejected = [one.reason for one in report.rejected]
     assert 1 <= len(rejected) <= 2
     assert all("is damaged" in reason for reason in rejected)
-    dataset = Dataset.open(tmp_path / "ds")
+    dataset = Dataset.open(folder / "ds")
     assert len(dataset) == 5 - len(rejected)
-    (tmp_path / "whole").mkdir()
-    pack([whole], tmp_path / "whole" / "ds", progress=False)
-    sound = ClipDataset(tmp_path / "whole" / "ds", sampling=All())[0]["video"].numpy()
+    (folder / "whole").mkdir()
+    pack([whole], folder / "whole" / "ds", progress=False)
+    sound = ClipDataset(folder / "whole" / "ds", sampling=All())[0]["video"].numpy()
     for key, sample in zip(dataset.clips.key[:], ClipDataset(dataset, sampling=All()), strict=True):
         first = 30 * int(key.removeprefix("a_"))
         assert np.array_equal(sample["video"].numpy(), sound[first : first + 30])
     with pytest.raises(InputError, match=r"a packet in it is damaged .* or cut it \(--clip\)"):
-        pack([tmp_path / "in"], tmp_path / "none", progress=False)
+        pack([folder / "in"], folder / "none", progress=False)
 
 
 def test_the_option_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

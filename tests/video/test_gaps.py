@@ -6,16 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import av
+import numpy as np
 import pytest
 
 from streamvid.errors import VideoError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
 from streamvid.storage.retry import Retry
-from streamvid.video.gaps import stated_end
+from streamvid.video.gaps import find_extent
 from streamvid.video.gpu_support import Purpose
 from streamvid.video.stored_clip import CUT_OFF, StoredClip
-from tests.support.clips import write
+from tests.support.clips import decoded_pictures, write
 from tests.support.remux import remuxing
 from tools.recipes import Recipe
 
@@ -26,7 +27,7 @@ KINDS = ("webm", "mkv", "live mkv", "ogg")
 def make(kind: str, folder: Path) -> Path:
     """A video of 48 frames in a container."""
     target = folder / f"a.{kind.split()[-1]}"
-    recipe = VIDEO if kind in ("webm", "ogg") else Recipe(frames=48, gop=12, style="texture")
+    recipe = VIDEO if kind in ("webm", "ogg") else Recipe(frames=48, gop=12, b_frames=0, style="texture")
     source = write(recipe, folder / f"source.{recipe.container}")
     with remuxing(source, target, options={"live": "1"} if kind == "live mkv" else {}) as copy:
         for packet in copy.packets:
@@ -39,19 +40,39 @@ def prepare(source: Path, folder: Path, decoders: Purpose = "any") -> StoredClip
     return remux_or_build(str(source), source, folder, PackOptions(decoders), Retry(), cut_only=False)[0]
 
 
+def decoded(path: Path) -> list[np.ndarray[Any, Any]]:
+    with av.open(str(path)) as container:
+        return decoded_pictures(container.decode(video=0))
+
+
+def with_zeros(data: bytes, begin: float, end: float) -> bytes:
+    """Data with zeros in the midst of it or to its end, as of a download that was not finished."""
+    first, behind = int(len(data) * begin), int(len(data) * end)
+    return data[:first] + bytes(behind - first) + data[behind:]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("end", [0.5, 1])
-def test_a_video_with_a_gap_is_rejected(end: float, kind: str, tmp_path: Path) -> None:
-    """Bytes are zeros, in the midst of it or to its end, as of a download that was not finished. Frames there were lost
-    without a word, and those behind were decoded from other references."""
+def test_a_video_with_a_gap_is_rejected(kind: str, tmp_path: Path) -> None:
+    """Frames there were lost without a word, and those behind were decoded from other references."""
     source = make(kind, tmp_path)
-    data = source.read_bytes()
-    begin, behind = len(data) * 2 // 5, int(len(data) * end)
-    source.write_bytes(data[:begin] + bytes(behind - begin) + data[behind:])
+    source.write_bytes(with_zeros(source.read_bytes(), 0.4, 0.5))
     with av.open(str(source)) as container:
         assert 0 < sum(packet.size > 0 for packet in container.demux(video=0)) < 48
-    with pytest.raises(VideoError, match=r"^it is damaged at byte \d+, and frames there are lost: .* download"):
+    with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off"):
         prepare(source, tmp_path / "clip")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_video_that_ends_with_zeros_is_cut_off(kind: str, tmp_path: Path) -> None:
+    """Its frames before that are packed, but for the last, of which a part may be zeros."""
+    source = make(kind, tmp_path)
+    whole = decoded(source)
+    source.write_bytes(with_zeros(source.read_bytes(), 0.4, 1))
+    clip = prepare(source, tmp_path / "clip")
+    found = decoded(clip.as_file(tmp_path / "clip.mp4").mp4)
+    assert clip.source_remarks == (CUT_OFF,)
+    assert 6 < len(found) == len(clip.index.visible) < 24
+    assert all(np.array_equal(one, other) for one, other in zip(found, whole, strict=False))
 
 
 def test_a_page_of_ogg_with_another_checksum(tmp_path: Path) -> None:
@@ -60,7 +81,7 @@ def test_a_page_of_ogg_with_another_checksum(tmp_path: Path) -> None:
     data = bytearray(source.read_bytes())
     data[len(data) // 2] ^= 1
     source.write_bytes(data)
-    with pytest.raises(VideoError, match=r"^it is damaged at byte \d+"):
+    with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off"):
         prepare(source, tmp_path / "clip")
 
 
@@ -71,13 +92,13 @@ def test_whole_videos_have_no_gap(kind: str, tmp_path: Path) -> None:
     data, container = source.read_bytes(), "ogg" if kind == "ogg" else "matroska"
     clip = prepare(source, tmp_path / "clip")
     assert (len(clip.index.visible), clip.source_remarks) == (48, ())
-    assert stated_end(source, container) == len(data)
+    assert find_extent(source, container).end == len(data)
     if kind != "live mkv":  # which may go on anywhere
         source.write_bytes(data + b"\xff" * 100)
-        assert stated_end(source, container) <= len(data) + 100
+        assert find_extent(source, container).end <= len(data) + 100
     if container == "matroska":
         source.write_bytes(2 * data)
-        assert stated_end(source, container) == 2 * len(data)
+        assert find_extent(source, container).end == 2 * len(data)
         assert len(prepare(source, tmp_path / "twice").index.visible) == 96
 
 
