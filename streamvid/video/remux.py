@@ -45,6 +45,7 @@ from streamvid.video.probe import (
     probe_first_frame,
     read_stream_info,
 )
+from streamvid.video.recordings import DAMAGED
 from streamvid.video.stored_clip import OVERLAPS, TIMES_SORTED, UNORDERED, StoredClip
 from streamvid.video.timestamps import in_output_order, scan_packet_times
 
@@ -185,8 +186,10 @@ def as_video_error() -> Iterator[None]:
     """
     try:
         yield
+    except av.error.BlockingIOError:  # of a transport stream with many zeros; as a cause it would mean the storage
+        raise VideoError(DAMAGED) from None
     except av.error.FFmpegError as error:
-        damaged = isinstance(error, (av.error.InvalidDataError, av.error.BlockingIOError, av.error.PermissionError))
+        damaged = isinstance(error, (av.error.InvalidDataError, av.error.PermissionError))
         raise VideoError(
             f"FFmpeg cannot read it: {error.strerror or type(error).__name__}"
             f"{'; if no player can, copy or download it again' * damaged}"
