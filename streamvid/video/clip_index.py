@@ -185,8 +185,7 @@ def _check_packets(kinds: list[PacketKind], codec: str, *, cut_only: bool) -> No
                 "were joined without decoding: join them by ffmpeg -f concat without -c copy"
             )
         raise CannotCopyError(
-            f"NAL unit lengths of its packet {broken[0]} do not add up, as where the file is damaged, or a download of "
-            "it was not finished: copy or download it again; or packets of this MP4 have start codes"
+            f"NAL unit lengths of its packet {broken[0]} do not add up: a damaged file, or start codes in an MP4"
         )
     if any(kind.drops_prior for kind in kinds):
         raise CannotCopyError("a sequence begins before a decoder has output all of the last one, and loses frames")

@@ -360,4 +360,6 @@ def demux(source: VideoFile, container: InputContainer, stream: VideoStream, cod
             if unpacked.size and started:
                 yield unpacked
     if is_empty:
-        raise _NoFrameError("its video track is empty: it holds no packet")
+        segment = "; if it is an initialization segment, join its segments behind it"
+        segment *= container.format.name.startswith("mov")
+        raise _NoFrameError(f"its video track is empty: it holds no packet{segment}")

@@ -440,6 +440,14 @@ def test_a_recording_that_was_stopped_before_its_first_frame(tmp_path: Path) -> 
         prepare(source, tmp_path / "clip")
 
 
+def test_an_initialization_segment_alone(tmp_path: Path) -> None:
+    """As init.mp4 beside the .m4s of HLS and DASH."""
+    source = write(Recipe(frames=6, muxer=(("movflags", "frag_keyframe+empty_moov"),)), tmp_path / "a.mp4")
+    source.write_bytes(source.read_bytes()[: source.read_bytes().index(b"moof") - 4])
+    with pytest.raises(VideoError, match="no packet; if it is an initialization segment, join its segments behind it"):
+        prepare(source, tmp_path / "clip")
+
+
 @pytest.mark.parametrize(("codec", "options"), [("libx264", _X264), ("mpeg2video", _MPEG), ("libx265", _X265)])
 def test_a_transport_stream_whose_packets_are_not_numbered(codec: str, options: dict[str, str], tmp_path: Path) -> None:
     """Some recorders leave continuity_counter (ISO/IEC 13818-1, 2.4.3.2) at 0. FFmpeg then marks each packet as
