@@ -77,7 +77,8 @@ class PacketTimes:
 
         FFmpeg's MP4 muxer divides the ticks of its sources, milliseconds into 16. Their times are rounded to the
         undivided ones, which samplers have to know (`streamvid.sampling.windows`). Where frames are one such tick
-        apart, or no container has such a slow clock, times are not rounded, and there are `_FINEST` or more.
+        apart, or no container has such a slow clock, times are not rounded: the ticks, `_FINEST` or more, have the end
+        of the last frame, too.
         """
         num, den = self.time_base
         times = (self.pts - self.origin) * num
@@ -85,6 +86,8 @@ class PacketTimes:
         ticks, factor = den // common, 1
         rounded = ticks >= _QUICKTIME or ticks == den == _GIF
         if not rounded or np.median(np.diff(np.unique(times))) == common:
+            common = math.gcd(common, self.last_duration * num)
+            ticks = den // common
             while factor * ticks < _FINEST:
                 factor *= 2
         last = max(round(self.last_duration * num * factor / common), min(self.last_duration, 1))  # 0 is not stated

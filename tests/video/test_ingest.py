@@ -158,7 +158,7 @@ def test_the_duration_of_the_last_frame_in_finer_ticks() -> None:
     none = np.zeros(3, dtype=np.bool_)
     pts = np.array([0, 20, 40])
     found = PacketTimes(pts, pts, none, none, 21, (1, 600)).in_coarsest_ticks()
-    assert (found.pts.tolist(), found.last_frame_ticks(), found.time_base) == ([0, 512, 1024], 512, (1, 15360))
+    assert (found.pts.tolist(), found.last_frame_ticks(), found.time_base) == ([0, 640, 1280], 640, (1, 19200))
 
 
 @pytest.mark.parametrize(
@@ -166,19 +166,10 @@ def test_the_duration_of_the_last_frame_in_finer_ticks() -> None:
     [
         ([0, 528, 1072, 1600], (1, 16000), [0, 33, 67, 100], 1000),
         ([90, 4595, 9095], (1, 90000), [0, 901, 1801], 18000),
+        ([90, 3093, 6096], (1, 90000), [0, 1001, 2002], 30000),
         ([0, 20, 41], (1, 600), [0, 20, 41], 600),
         ([0, 3, 7, 10], (1, 100), [0, 3, 7, 10], 100),
         ([0, 33, 34, 67, 100], (1, 1000), [0, 33, 34, 67, 100], 1000),
-        # Not rounded: as FFmpeg's muxer has them, at least 10,000.
-        ([7, 9, 11], (1, 25), [0, 1024, 2048], 12800),
-        ([0, 40, 120], (1, 1000), [0, 512, 1536], 12800),
-        ([0, 5, 9], (1, 120), [0, 640, 1152], 15360),
-        ([0, 40, 90], (1, 1000), [0, 512, 1152], 12800),
-        ([0, 1, 2], (1, 1200), [0, 16, 32], 19200),
-        ([5, 6, 7], (1001, 30000), [0, 1001, 2002], 30000),
-        ([90, 3093, 6096], (1, 90000), [0, 1001, 2002], 30000),
-        ([0, 0, 1, 1, 2, 2], (1, 1000), [0, 0, 16, 16, 32, 32], 16000),
-        ([3], (1, 90000), [0], 16384),
     ],
 )
 def test_the_coarsest_ticks(pts: list[int], base: tuple[int, int], wanted: list[int], ticks: int) -> None:
@@ -187,6 +178,33 @@ def test_the_coarsest_ticks(pts: list[int], base: tuple[int, int], wanted: list[
         found = PacketTimes(np.array(pts), np.array(pts), none, none, last, base).in_coarsest_ticks()
         assert (found.pts.tolist(), found.time_base) == (wanted, (1, ticks))
         assert found.last_duration == max(round(last * Fraction(*base) * ticks), min(last, 1))
+
+
+@pytest.mark.parametrize(
+    ("pts", "base", "wanted", "ticks"),
+    [
+        ([7, 9, 11], (1, 25), [0, 1024, 2048], 12800),
+        ([0, 40, 120], (1, 1000), [0, 512, 1536], 12800),
+        ([0, 5, 9], (1, 120), [0, 640, 1152], 15360),
+        ([0, 40, 90], (1, 1000), [0, 512, 1152], 12800),
+        ([0, 1, 2], (1, 1200), [0, 16, 32], 19200),
+        ([5, 6, 7], (1001, 30000), [0, 1001, 2002], 30000),
+        ([0, 0, 1, 1, 2, 2], (1, 1000), [0, 0, 16, 16, 32, 32], 16000),
+        ([3], (1, 90000), [0], 16384),
+    ],
+)
+def test_the_ticks_of_times_that_are_not_rounded(
+    pts: list[int], base: tuple[int, int], wanted: list[int], ticks: int
+) -> None:
+    """As FFmpeg's muxer has them, at least 10,000; finer where the last frame ends between two of them."""
+    none = np.zeros(len(pts), dtype=np.bool_)
+    found = PacketTimes(np.array(pts), np.array(pts), none, none, 0, base).in_coarsest_ticks()
+    assert (found.pts.tolist(), found.time_base, found.last_duration) == (wanted, (1, ticks), 0)
+    for last in (1, 6):
+        ended = PacketTimes(np.array(pts), np.array(pts), none, none, last, base).in_coarsest_ticks()
+        assert [t * Fraction(*ended.time_base) for t in ended.pts.tolist()] == [Fraction(t, ticks) for t in wanted]
+        assert ended.last_duration * Fraction(*ended.time_base) == last * Fraction(*base)
+        assert ended.time_base[1] >= 10_000
 
 
 def test_a_shard_is_the_same_from_an_unwritten_mp4_and_from_a_file(tmp_path: Path) -> None:
