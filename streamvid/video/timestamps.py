@@ -302,7 +302,8 @@ def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) ->
 
 def in_output_order(found: PacketTimes, output: OutputOrder) -> PacketTimes:
     """Reassign the times of the displayed packets, in the order in which a decoder outputs their pictures. A hidden
-    packet gets a time after that of the previous packet, in finer ticks if there is no room.
+    packet gets a time after that of the previous packet, in the coarsest ticks of the others if there is room, else in
+    the container's or in finer ones.
 
     Raises:
         ValueError: packets and frames do not match, two frames have the same time, or no frame is displayed.
@@ -315,11 +316,13 @@ def in_output_order(found: PacketTimes, output: OutputOrder) -> PacketTimes:
         raise ValueError("none of its frames is shown")
     last = np.maximum(np.cumsum(shown) - 1, 0)
     behind = np.arange(len(order)) - np.flatnonzero(shown)[last]
-    factor = 1 if behind.max() < np.diff(times).min(initial=len(order)) else int(behind.max()) + 1
+    most, tick = int(behind.max()), int(np.gcd.reduce(np.diff(times))) or 1
+    room = np.diff(times).min(initial=len(order) * tick)
+    tick, factor = tick if most * tick < room else 1, 1 if most < room else most + 1
     if (scale := found.time_base[1] * factor) >= 1 << 31:
         raise ValueError("its times need a finer time base than an MP4 can have")
     finer = replace(found, last_duration=found.last_duration * factor, time_base=(found.time_base[0], scale))
-    return replace(_shown(finer, order, times[last] * factor + behind), hidden=found.hidden)
+    return replace(_shown(finer, order, times[last] * factor + behind * tick), hidden=found.hidden)
 
 
 def _shown(found: PacketTimes, order: Int64, times: Int64) -> PacketTimes:

@@ -99,6 +99,10 @@ def test_what_an_edit_list_hides_stays_hidden(tmp_path: Path) -> None:
     assert not np.array_equal(ordered.pts, found.pts)
     np.testing.assert_array_equal(np.sort(ordered.pts[~found.hidden]), np.sort(found.pts[~found.hidden]))
     np.testing.assert_array_equal(ordered.hidden, found.hidden)
+    # Of times that are rounded to milliseconds, but count sixteenths of them, the hidden ones are milliseconds, too.
+    rounded = np.round(found.pts * found.time_base[0] / found.time_base[1] * 1000).astype(np.int64) * 16
+    ordered = in_output_order(replace(found, pts=rounded, time_base=(1, 16000)), output)
+    assert ordered.in_coarsest_ticks().time_base == (1, 1000)
     with pytest.raises(ValueError, match="none of its frames is shown"):
         in_output_order(replace(found, hidden=np.ones_like(found.hidden)), output)
     with pytest.raises(ValueError, match="same time"):
