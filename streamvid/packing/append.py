@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,17 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
-from streamvid.storage.url import join, redact
+from streamvid.storage.url import is_local, join, local_path, redact, split_query
+
+
+@dataclass(frozen=True)
+class VideoInPlace:
+    """A video in place of a dataset: its file, the file's version when it was indexed, and its clips that are not
+    forgotten, as shard and row."""
+
+    path: str
+    version: FileVersion
+    clips: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class BaseDataset:
         keys: the keys of all clips, case-folded and sorted.
         labelled: whether any clip has a label.
         rejected: the rows of rejected.parquet.
-        places: for each video in place, by name: its clips that are not forgotten, as shard and row, and its version.
+        in_place: its videos in place, by name, without those whose clips are all forgotten.
         next_number: the lowest shard number that no revision of the dataset has used.
         forgotten: the table of forgotten clips, see `streamvid.dataset.forgotten`.
     """
@@ -48,7 +59,7 @@ class BaseDataset:
     keys: tuple[str, ...]
     labelled: bool
     rejected: tuple[Rejected, ...]
-    places: Mapping[str, tuple[tuple[tuple[str, int], ...], FileVersion]]
+    in_place: Mapping[str, VideoInPlace]
     next_number: int
     forgotten: pa.Table
 
@@ -77,7 +88,7 @@ def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
         tuple(sorted(key.casefold() for key in dataset.clips.key)),
         bool((dataset.clips.label >= 0).any()),
         rejected,
-        _places(dataset),
+        _in_place(dataset),
         next_number(destination, manifest),
         forgotten,
     )
@@ -91,26 +102,58 @@ def _sources(dataset: Dataset, forgotten: pa.Table, rejected: Sequence[Rejected]
     return frozenset(dataset.clips.source) - (again - others)
 
 
-def _places(dataset: Dataset) -> dict[str, tuple[tuple[tuple[str, int], ...], FileVersion]]:
-    found: dict[str, tuple[tuple[tuple[str, int], ...], FileVersion]] = {}
+def _in_place(dataset: Dataset) -> dict[str, VideoInPlace]:
+    """`BaseDataset.in_place`."""
+    found: dict[str, VideoInPlace] = {}
     forgotten = set(dataset.forgotten.tolist())
     for row, source in enumerate(dataset.clips.source if dataset.clips.files is not None else ()):
         version = dataset.version(row)
         if version is not None and row not in forgotten:
-            clips, _ = found.get(source, ((), version))
-            found[source] = ((*clips, dataset.place_in_shard(row)), version)
+            clips = found[source].clips if source in found else ()
+            found[source] = VideoInPlace(dataset.location(row), version, (*clips, dataset.place_in_shard(row)))
     return found
 
 
 def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[str, tuple[tuple[str, int], ...]]:
-    """The sources that the dataset has in another version, with its clips of each, as shard and row."""
+    """The sources whose file has changed since the dataset indexed it, or was moved, with the dataset's clips of each,
+    as shard and row.
+
+    Raises:
+        InputError: a source has the name of a video in the dataset, and is another file; or is the file of one, and has
+            another name.
+    """
     changed = {}
+    names = {stored.path: name for name, stored in base.in_place.items()}
     for source in sources:
-        clips, version = base.places.get(source.name, ((), None))
-        now = source.file_bytes or source.size, source.mark
-        if version is not None and not source.problem and (version.size, version.mark) != now:
-            changed[source.name] = clips
+        stored = base.in_place.get(source.name)
+        if stored is None and source.part is None and source.path in names:
+            raise InputError(
+                f"{redact(source.path)}: the dataset has this file as {names[source.path]}, by the path below another "
+                f"folder, and not as {source.name}: give the same folders as before, or those of new files alone"
+            )
+        if stored is None or source.problem:
+            continue
+        same_version = (stored.version.size, stored.version.mark) == (source.file_bytes or source.size, source.mark)
+        if _is_at(source.path, stored.path):
+            is_new = not same_version
+        elif same_version:
+            is_new = is_local(stored.path) and not os.path.exists(local_path(stored.path))  # it was moved
+        else:
+            raise InputError(
+                f"{source.name}: the dataset has a video of this name, {redact(stored.path)}, of another size or time "
+                f"than {redact(source.path)}: index the new ones into a dataset of their own, and join both (streamvid "
+                "merge --prefix); or, if the videos have moved, index all anew (--overwrite)"
+            )
+        if is_new:
+            changed[source.name] = stored.clips
     return changed
+
+
+def _is_at(path: str, place: str) -> bool:
+    """Whether two paths or URLs name one file, also through links; the query of a URL does not count."""
+    if is_local(path) and is_local(place):
+        return path == place or os.path.realpath(local_path(path)) == os.path.realpath(local_path(place))
+    return split_query(path)[0] == split_query(place)[0]
 
 
 def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Collection[str] = ()) -> list[SourceVideo]:

@@ -430,6 +430,44 @@ def test_update_looks_at_what_is_new_or_changed(tmp_path: Path, videos: Path, mo
     assert len(Dataset.open(tmp_path / "indexed").forgotten) == 5
 
 
+def test_an_update_of_a_folder_that_was_moved_finds_its_videos_again(tmp_path: Path, videos: Path) -> None:
+    """There was nothing to do, and every clip stayed a bad one."""
+    made, moved, link = tmp_path / "indexed", tmp_path / "moved", tmp_path / "link"
+    index(videos, made, progress=False)
+    link.symlink_to(videos)
+    assert index(link, made, update=True, progress=False).was_there
+    videos.rename(moved)
+    assert index(moved, made, update=True, progress=False).clips == 6
+    assert verify(made, progress=False).problems == ()
+    assert len(Dataset.open(made).forgotten) == 6
+    link.unlink()
+    link.symlink_to(moved)
+    os.utime(moved / "slow.mp4")
+    assert index(link, made, update=True, progress=False).clips == 1
+
+
+def test_an_update_from_another_folder_forgets_no_clip_of_a_video_of_the_same_name(
+    tmp_path: Path, videos: Path
+) -> None:
+    """It took the other folder's video for a new version, and forgot the clips of the one that was there."""
+    made, others = tmp_path / "indexed", tmp_path / "others"
+    index(videos, made, progress=False)
+    shutil.copytree(videos, others, copy_function=shutil.copy2)
+    assert index(others, made, update=True, progress=False).was_there  # copies, of the same size and time
+    write(replace(CLIP, frames=8), others / "slow.mp4")
+    with pytest.raises(InputError, match=r"slow\.mp4: the dataset has a video of this name, .*of another size or time"):
+        index(others, made, update=True, progress=False)
+    assert not len(Dataset.open(made).forgotten)
+
+
+def test_an_update_from_a_folder_above_indexes_no_file_twice(tmp_path: Path, videos: Path) -> None:
+    """Files that the dataset had by their paths below another folder were added again: each came twice in an epoch."""
+    index(videos / "a", tmp_path / "indexed", progress=False)
+    with pytest.raises(InputError, match=r"a/one\.mp4: the dataset has this file as one\.mp4, .*not as a/one\.mp4"):
+        index(videos, tmp_path / "indexed", update=True, progress=False)
+    assert index(videos / "b", tmp_path / "indexed", update=True, progress=False).clips == 2
+
+
 def test_clips_of_a_changed_video_with_a_long_name_get_new_keys(tmp_path: Path) -> None:
     """The keys of its clips are shortened: the dataset had two of each, and could not be opened any more."""
     place, made, halves = tmp_path / "in", tmp_path / "ds", FixedLength(6, "frames")
