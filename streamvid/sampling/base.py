@@ -7,18 +7,22 @@ numbers, padding included. Each sampler is a pure function of a clip's timestamp
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import integer, one_of, shown
+from streamvid.checks import check, integer, one_of, shown
 from streamvid.errors import InputError
 from streamvid.sampling.padding import PADS, Pad, reflect_index
+
+_OURS: Final = f"{__name__.rpartition('.')[0]}."
+"""The package of the samplers whose results need no check."""
 
 
 def _no_frames() -> Int64:
@@ -116,17 +120,21 @@ class FrameSampler(Protocol):
     apart by their repr, as a dataclass has it; without one, by their class alone."""
 
     @property
+    @abstractmethod
     def pad(self) -> Pad:
         """What frame positions behind the clip's end show: a mode of `PaddedSampler`."""
 
     @property
+    @abstractmethod
     def num_frames(self) -> int | None:
         """Frame positions in a sample; None where it depends on the clip."""
 
     @property
+    @abstractmethod
     def num_random(self) -> int:
         """How many random numbers `sample` takes."""
 
+    @abstractmethod
     def num_samples(self, frames: Int64, duration: Int64, tick: Fraction, whole: bool = False) -> Int64:
         """int64 [clips]: how many samples each clip gives, from its frames and its duration in ticks.
 
@@ -134,10 +142,12 @@ class FrameSampler(Protocol):
         too short.
         """
 
+    @abstractmethod
     def sample(self, clip: ClipTimes, random: Float64, number: int) -> SlotLayout:
         """Place the frame positions of the clip's sample `number`; `random` is float64 [num_random], uniform in
         [0, 1)."""
 
+    @abstractmethod
     def is_too_short(self, frames: Int64, duration: Int64, tick: Fraction) -> Bool:
         """bool [clips]: which clips need padding even in their first sample; `frames` and `duration` (in ticks) are
         int64 [clips]."""
@@ -201,9 +211,14 @@ class FixedLengthSampler(PaddedSampler):
 
 
 def check_sampler(sampling: object) -> None:
-    """Raise InputError unless the value is a frame sampler."""
+    """Raise InputError unless the value is a frame sampler with valid properties."""
     if isinstance(sampling, type) or not isinstance(sampling, FrameSampler):
         raise InputError(f"sampling must be a frame sampler such as Window(frames=16, fps=8); it is {shown(sampling)}")
+    name = type(sampling).__name__
+    one_of(sampling.pad, PADS, f"{name}.pad")
+    integer(sampling.num_random, f"{name}.num_random", least=0)
+    if sampling.num_frames is not None:
+        integer(sampling.num_frames, f"{name}.num_frames")
 
 
 def select(sampler: FrameSampler, clip: ClipTimes, random: Float64, *, number: int = 0) -> Selection:
@@ -213,12 +228,36 @@ def select(sampler: FrameSampler, clip: ClipTimes, random: Float64, *, number: i
         random: float64 [sampler.num_random], uniform in [0, 1).
 
     Raises:
-        InputError: the clip is too short and the sampler's padding is "none", or the frames that the user's function or
-            column gives for the clip are invalid; the message names the clip.
+        InputError: the clip is too short and the sampler's padding is "none", or the frames that the user's sampler,
+            function or column gives for the clip are invalid; the message names the clip.
     """
     layout = sampler.sample(clip, random, number)
+    if not type(sampler).__module__.startswith(_OURS):
+        _check_layout(sampler, clip, layout)
     selection = _padded(clip, layout, sampler.pad)
     return selection if layout.length is None else lengthen(selection, layout.length, sampler.pad)
+
+
+def _check_layout(sampler: FrameSampler, clip: ClipTimes, layout: object) -> None:
+    """Raise InputError unless a user's sampler has placed its frame positions in the clip."""
+    name = f"{type(sampler).__name__}.sample"
+    check(isinstance(layout, SlotLayout), layout, f"the result of {name}", "a SlotLayout")
+    assert isinstance(layout, SlotLayout)
+    position, count = layout.position, sampler.num_frames
+    valid = (
+        isinstance(position, np.ndarray)
+        and position.dtype == np.int64
+        and position.ndim == 1
+        and (count is None or layout.length is not None or len(position) == count)
+        and position.min(initial=0) >= 0
+        and (layout.in_ticks or bool((position[position < layout.end] < clip.frames).all()))
+        and not (layout.in_ticks and bool((np.diff(position) < 0).any()))
+    )
+    if not valid:
+        raise InputError(
+            f"{name} must give int64 positions, {'' if count is None else f'{count} of them, '}from 0 on, those before "
+            f"`end` within the clip, and ticks in order; of clip {clip.key!r} it gives {shown(layout)}"
+        )
 
 
 def _padded(clip: ClipTimes, layout: SlotLayout, pad: Pad) -> Selection:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import streamvid as sv
 from streamvid.errors import InputError
-from streamvid.sampling.base import ClipTimes, lengthen
+from streamvid.sampling import base
+from streamvid.sampling.base import ClipTimes, FixedLengthSampler, FrameSampler, SlotLayout, check_sampler, lengthen
 from streamvid.sampling.explicit import ByClip, Frames
 from streamvid.sampling.padding import PADS, Pad
 from streamvid.sampling.spread import All, Keyframes, RandomFrames
@@ -177,3 +178,51 @@ def test_all_are_exported() -> None:
 def test_every_sampler_names_an_unknown_padding(make: Any) -> None:
     with pytest.raises(InputError, match="pad"):
         make("mirror")
+
+
+@dataclass(frozen=True, repr=False)
+class Own(FixedLengthSampler):
+    """A user's sampler."""
+
+    given: Any = None
+
+    def sample(self, clip: ClipTimes, random: Any, number: int) -> SlotLayout:
+        found: SlotLayout = self.given
+        return found
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (None, r"the result of Own\.sample must be a SlotLayout; it is None"),
+        (SlotLayout(np.array([-1, 0]), 3, False), "from 0 on, .*; of clip 'a' it gives SlotLayout"),
+        (SlotLayout(np.array([0, 3]), 9, False), "within the clip"),
+        (SlotLayout(np.array([0]), 3, False), "must give int64 positions, 2 of them, from 0 on"),
+        (SlotLayout(np.array([0.0, 1.0]), 3, False), "int64 positions"),
+        (SlotLayout([0, 1], 3, False), "int64 positions"),  # type: ignore[arg-type]
+        (SlotLayout(np.array([60, 0]), 90, True), "ticks in order"),
+    ],
+    ids=["none", "negative", "outside", "too few", "floats", "list", "falling ticks"],
+)
+def test_what_a_sampler_of_a_user_may_not_give(given: Any, said: str) -> None:
+    """Negative frame numbers counted from the clip's end, unnoticed; all others were errors that named nothing."""
+    clip = ClipTimes(np.array([0, 30, 60]), 90, Fraction(1, 900), "a")
+    with pytest.raises(InputError, match=said):
+        base.select(Own(2, given=given), clip, np.empty(0))
+    assert base.select(Own(2, given=SlotLayout(np.array([2, 3]), 3, False)), clip, np.empty(0)).frames.tolist() == [
+        2,
+        2,
+    ]
+
+
+def test_a_sampler_of_a_user_that_lacks_a_method() -> None:
+    """The method gave None, and the loader a TypeError about None."""
+
+    class Half(FrameSampler):
+        pad, num_frames, num_random = "edge", 2, 0
+
+    with pytest.raises(TypeError, match="abstract methods is_too_short, num_samples, sample"):
+        Half()  # type: ignore[abstract]
+    for wrong in ({"num_random": None}, {"num_frames": 0}):
+        with pytest.raises(InputError, match=rf"Wrong\.{next(iter(wrong))} must be"):
+            check_sampler(type("Wrong", (Own,), wrong)(2))
