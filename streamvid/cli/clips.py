@@ -59,12 +59,17 @@ def _ls(arguments: argparse.Namespace) -> int:
             print("\t".join(map(printable, table.column_names)))
         print("\n".join(_json_lines(table) if arguments.json else _tab_lines(table)), flush=True)
     if number < 0:
-        chosen = arguments.where is not None or arguments.keys is not None
-        log.warning(
-            "no clip is listed: %s",
-            "widen --where or --keys" if chosen else "the dataset has none, or all are forgotten",
-        )
+        _warn_of_none(arguments, "listed")
     return 0
+
+
+def _warn_of_none(arguments: argparse.Namespace, done: str) -> None:
+    chosen = arguments.where is not None or arguments.keys is not None
+    log.warning(
+        "no clip is %s: %s",
+        done,
+        "widen --where or --keys" if chosen else "the dataset has none, or all are forgotten",
+    )
 
 
 def _json_lines(table: pa.Table) -> list[str]:
@@ -116,6 +121,9 @@ def _extract(arguments: argparse.Namespace) -> int:
         )
     dataset = open_dataset(arguments.dataset, arguments, arguments.revision)
     report = call(extract, arguments, dataset=dataset, keys=arguments.key or arguments.keys)
+    if not (report.clips or report.there or report.bad):
+        _warn_of_none(arguments, "extracted")
+        return 0
     out = console()
     out.print(
         f"extracted {format_count(report.clips, 'clip')}, {format_bytes(report.bytes)}, to "

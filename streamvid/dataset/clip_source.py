@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -171,8 +171,8 @@ class ClipSource:
         bounds = self.shard_files[s].bounds
         return FileVersion(int(files.size[row]), mark, bounds.folders if local else bounds.hosts)
 
-    def file_error(self, error: DatasetError, rows: Mapping[str, int]) -> DatasetError:
-        """Turn the error of a file outside of shards into an error of a clip in it; return others unchanged.
+    def raise_file_error(self, error: DatasetError, rows: Mapping[str, int]) -> NoReturn:
+        """Raise the error of a file outside of shards as the error of a clip in it; raise others again, unchanged.
 
         Args:
             error: the error of reading.
@@ -180,11 +180,11 @@ class ClipSource:
         """
         row = next((row for path, row in rows.items() if redact(path) == error.path), None)
         if row is None or isinstance(error, StorageUnavailable | AccessRefused | ClipError):
-            return error
+            raise error
         path, offset = self.location(row), int(self.clips.mp4_offset[row])
         told = str(error).replace(f"Cannot read {error.path}:", "cannot be read:")
         what = told.removeprefix(f"{error.path} ").rstrip(".")
-        return self.clip_error(row, f"its file {what}", path, offset=offset, suspect="source")
+        raise self.clip_error(row, f"its file {what}", path, offset=offset, suspect="source") from error
 
     def shard_error(self, s: int, error: DatasetError) -> DatasetError:
         """An error of reading shard *s* that names the shard and its dataset."""

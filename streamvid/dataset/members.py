@@ -92,7 +92,7 @@ def read_members(
     try:
         blocks = (reader or source.reader).read(wanted, versions)
     except DatasetError as error:
-        raise source.file_error(error, paths) from error
+        source.raise_file_error(error, paths)
     for (name, at), block in zip(places, blocks, strict=True):
         found[name][at] = block.tobytes()
     return found

@@ -192,7 +192,8 @@ def _read_keys(path: str) -> list[str]:
         form = "give text with a key per line, or a .csv or .parquet with a column key"
         raise InputError(f"cannot read the keys in {shown}: {first_line(error)}; {form}") from error
     if table.schema.names.count("key") != 1:
-        raise InputError(f"{shown} has no single column 'key' but {', '.join(table.schema.names) or 'none'}")
+        named = ", ".join(table.schema.names) or "none"
+        raise InputError(f"{shown} has no single column 'key' but {named}: name the column of keys so")
     keys = table["key"]
     try:
         keys.validate(full=True)

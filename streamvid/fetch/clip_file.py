@@ -102,7 +102,7 @@ class ClipFile:
                 (block,) = source.reader.read([wanted], None if version is None else {path: version})
             except DatasetError as error:
                 if version is not None:
-                    raise source.file_error(error, {path: row}) from error
+                    source.raise_file_error(error, {path: row})
                 raise source.shard_error(int(source.clips.shard[row]), error) from error
             digest.update(block.data)
             yield block.data

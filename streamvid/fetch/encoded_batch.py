@@ -266,7 +266,7 @@ def read_slices(
         with shard_errors(dataset, {path: s for path, s in zip(paths, shards, strict=True) if path not in foreign}):
             read = iter(reader.read(wanted, versions))
     except DatasetError as error:
-        raise dataset.file_error(error, foreign) from error
+        dataset.raise_file_error(error, foreign)
     blocks = [list(itertools.islice(read, len(sample.spans))) for sample in samples]
     every = extract_each([sample.packets for sample in samples], [sample.spans for sample in samples], blocks)
     slices = []

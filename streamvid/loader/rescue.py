@@ -30,6 +30,7 @@ from streamvid.plan.epoch import Epoch, Step
 from streamvid.plan.sample_id import rows_of
 from streamvid.sampling.padding import Pad
 from streamvid.storage.range_reader import FileTooShort, RangeReader
+from streamvid.storage.url import redact
 from streamvid.video.packet_selection import EncodedSlice
 from streamvid.workers import WorkerCrashError
 
@@ -140,10 +141,7 @@ class Rescuer:
             except ClipError as error:
                 errors.setdefault(member.row, error)
             except FileTooShort as error:
-                path, at = self._dataset.location(member.row), int(self._dataset.clips.mp4_offset[member.row])
-                what = f"its file {str(error).removeprefix(f'{error.path} ')}"
-                short = self._dataset.clip_error(member.row, what, path, offset=at, suspect="shard")
-                errors.setdefault(member.row, short)
+                errors.setdefault(member.row, self._too_short(member.row, error))
         suspects = {sample for sample, (_, encoded) in read.items() if encoded.name == named} or set(read)
         tried = {sample: values for sample, values in read.items() if decode and sample in suspects}
         good.update((sample, values) for sample, values in read.items() if sample not in tried)
@@ -155,6 +153,17 @@ class Rescuer:
             else:
                 errors.setdefault(plan.clip, self._undecodable(plan, encoded, failure))
         return list(errors.values())
+
+    def _too_short(self, row: int, error: FileTooShort) -> ClipError:
+        """The error for a clip whose shard, or the .packets file of it, ends before the clip's bytes."""
+        clips, cause = self._dataset.clips, error.__cause__ if isinstance(error.__cause__, FileTooShort) else error
+        what = f"its file {str(cause).removeprefix(f'{cause.path} ')}"
+        index = self._dataset.shard_path(int(clips.shard[row]), "packets")
+        if cause.path == redact(index):
+            at = int(clips.index_offset[row])
+            return self._dataset.clip_error(row, what, index, offset=at, suspect="index")
+        path, at = self._dataset.location(row), int(clips.mp4_offset[row])
+        return self._dataset.clip_error(row, what, path, offset=at, suspect="shard")
 
     def _undecodable(self, plan: SamplePlan, encoded: EncodedSlice, failure: DamagedClipError) -> ClipError:
         """The error for a clip whose bytes are those that were packed, so that the video itself is bad."""

@@ -197,7 +197,7 @@ def label_column(table: pa.Table, shown: str) -> pa.Array:
     """The column `label`: int64 or large_string, null for empty cells.
 
     Raises:
-        InputError: the column has another type, or a number out of range.
+        InputError: the column has another type, a number out of range, or text with spaces around it.
     """
     column = table["label"].combine_chunks()
     if pa.types.is_dictionary(column.type):
@@ -215,6 +215,9 @@ def label_column(table: pa.Table, shown: str) -> pa.Array:
         raise InputError(f"the column 'label' of {shown} holds {kind}: use integers or text")
     if is_text(column.type):
         column = column.cast(pa.large_string())
+        padded = pc.index(pc.not_equal(column, pc.utf8_trim_whitespace(column)), True).as_py()
+        if padded >= 0:
+            raise InputError(f"{shown} has the label {column[padded].as_py()!r}, with spaces around it: remove them")
         return pc.if_else(pc.equal(column, ""), None, column)
     bounds: Any = pc.min_max(column)
     if not 0 <= (bounds["min"].as_py() or 0) <= (bounds["max"].as_py() or 0) < 1 << 31:

@@ -83,6 +83,8 @@ def annotate(
     keys = _keys(given, shown)
     if not names:
         raise InputError(f"{shown} has no column besides {KEY!r}: add the columns for the clips")
+    if not len(keys):
+        raise InputError(f"{shown} has no row: add one for each clip that gets values")
     with opened_to_change(dataset, roots) as (base, opened):
         record = forgotten_clips(base)
         rows, left_out = _rows(

@@ -163,9 +163,10 @@ class _Need(NamedTuple):
 def _row_groups(read: _ReadAt, size: int) -> list[tuple[int, list[_Chunk]]]:
     """The number of rows of each row group, and its columns' chunks."""
     try:
-        length = int.from_bytes(read(size - 8, 4), "little") if size >= 12 else 0
-        if length > size - 8:
-            raise ValueError("it is cut off")
+        end = read(size - 8, 8) if size >= 12 else b""
+        length = int.from_bytes(end[:4], "little")
+        if length > size - 8 or end[4:] != b"PAR1":
+            raise ValueError("it is cut off" if read(0, 4) == b"PAR1" else "it is no Parquet file")
         if length > MAX_FOOTER_BYTES:
             raise TooLargeError(f"its footer has {length} bytes, where {MAX_FOOTER_BYTES} are the most")
         found = _struct(read(size - 8 - length, length), 0, _FOOTER, [_MAX_ITEMS])[0]

@@ -140,13 +140,14 @@ class Retry:
             error = next(
                 (refused for refused in errors.values() if isinstance(refused, AccessRefused)), errors[left[0]]
             )
+            what = f"{str(error).rstrip('.')}."
             begin, limit = since, self.seconds
             if not isinstance(error, StorageUnavailable):
                 limit = min(limit, REFUSED_SECONDS)
                 if refused_since is None:
                     refused_since = before
                     how = ", with credentials looked up again" if isinstance(error, AccessRefused) else ""
-                    log.warning("%s It is tried for %.0f s%s.", error, limit, how)
+                    log.warning("%s It is tried for %.0f s%s.", what, limit, how)
                 begin = refused_since
             else:
                 refused_since = None
@@ -157,10 +158,10 @@ class Retry:
                 said = now
                 log.warning(
                     "%s %d reads wait, for %.0f s until now, for %.0f s at most (retry_for).",
-                    error, len(left), waited, limit,
+                    what, len(left), waited, limit,
                 )  # fmt: skip
             else:
-                log.info("%s It is tried again.", error)
+                log.info("%s It is tried again.", what)
             # Jitter, because all processes of a job see an outage at the same time.
             pause = max(_SHORTEST, min(delay * random.uniform(0.5, 1.5), remaining, said + SAY_SECONDS - now))
             delay = min(2 * delay, LONGEST_DELAY)

@@ -45,6 +45,8 @@ def test_ls(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert main(["ls", str(folder / "ds"), "--where", "frames == 13"]) == 0
     assert capsys.readouterr().err == "streamvid: no clip is listed: widen --where or --keys\n"
+    assert main(["extract", str(folder / "ds"), str(folder / "none"), "--where", "frames == 13"]) == 0
+    assert capsys.readouterr() == ("", "streamvid: no clip is extracted: widen --where or --keys\n")
     assert main(["ls", str(folder / "ds"), "--json", "--limit", "2", "--columns", "key, caption"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["caption"] for row in found] == ["a\t0 \x1b[2J\u202e", "a\t1 \x1b[2J\u202e"]

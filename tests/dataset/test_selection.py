@@ -89,7 +89,7 @@ def test_keys_refused(small: Dataset, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="one of them is 3"):
         select_rows(small, keys=["clip1", 3])  # type: ignore[list-item]
     for name, data, said in (
-        ("x.csv", b"name\nclip1\n", "no single column 'key' but name"),
+        ("x.csv", b"name\nclip1\n", "no single column 'key' but name: name the column of keys so"),
         ("y.csv", b"key,key\nclip1,clip1\n", "no single column 'key'"),
         ("z.csv", b"", "cannot read the keys in"),
         ("x.parquet", b"junk", "cannot read the keys in"),

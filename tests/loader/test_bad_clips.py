@@ -687,6 +687,26 @@ def test_a_damaged_shard_in_a_bucket_costs_its_damaged_clips(whole: Path, tmp_pa
         epochs(one)
 
 
+@pytest.mark.parametrize(("kind", "suspect"), [("tar", "shard"), ("packets", "index")])
+def test_a_file_that_is_cut_off_is_named_once_with_one_remedy(
+    whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, suspect: str
+) -> None:
+    """The remedy came twice, and a .packets file that was cut off was blamed on its tar."""
+    path = with_zeroed(whole, tmp_path / "set")
+    with loader(path, tmp_path) as one:
+        data, last = one.dataset, int(one.dataset.clips.shard[-1])
+        file = data.shard_path(last, kind)
+        at = int((data.clips.mp4_offset if kind == "tar" else data.clips.index_offset)[-1])
+        os.truncate(file, at + 10)
+        epochs(one)
+    (entry,) = entries(tmp_path)
+    assert (entry["row"], entry["suspect"]) == (19, suspect)
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert f"byte {at}): its file ends before byte " in said
+    assert f"({file}); restore the shard" in said
+    assert said.count("restore") == 1
+
+
 @pytest.mark.parametrize(("engine", "what"), [("default", "the folder"), ("dali", "its files")])
 def test_a_cache_that_is_removed_while_its_files_are_in_use(tmp_path: Path, engine: Any, what: str) -> None:
     """By a cleaner of temporary folders, at the worst moment: between a file's lease and its opening."""

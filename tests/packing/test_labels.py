@@ -86,6 +86,14 @@ def test_a_column_of_numbers_and_texts(tmp_path: Path) -> None:
         attach_metadata(SOURCES, str(tmp_path / "l.jsonl"), MetadataLists())
 
 
+@pytest.mark.parametrize("text", ["path,label\na, cat\nb,cat\n", "path,label\na,cat\nb,cat \n", "path,label\na,  \n"])
+def test_labels_with_spaces_are_no_classes_of_their_own(tmp_path: Path, text: str) -> None:
+    """The spaces made classes: of ' cat', of 'cat' and of 'cat '."""
+    (tmp_path / "l.csv").write_text(text)
+    with pytest.raises(InputError, match=r"l\.csv has the label '.*', with spaces around it: remove them"):
+        attach_labels(SOURCES, str(tmp_path / "l.csv"), MetadataLists())
+
+
 def test_labels_without_labels_point_to_metadata(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("path,n\na,1\n")
     with pytest.raises(InputError, match=r"no column 'label' .* or give the list as --metadata"):

@@ -194,6 +194,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "key of numbers": (pa.table({"key": [1], "a": [1]}), "holds int64, not text"),
     "empty key": (table(["clip0", None], a=[1, 2]), "holds empty cells"),
     "nothing": (table(), "no column besides 'key'"),
+    "no row": (pa.table({"key": pa.array([], pa.string()), "a": pa.array([], pa.int64())}), "the table has no row"),
     "built-in": (table(["clip0"], width=[1]), "has a column 'width'"),
     "source": (table(["clip0"], source=["x"]), "has a column 'source'"),
     "binary": (table(["clip0"], a=[b"x"]), "the column 'a' of the table holds binary, which JSON has no form for"),

@@ -139,6 +139,10 @@ def test_a_footer_of_garbage() -> None:
     for broken in (b"", b"PAR1", data[:-4], data[:-8] + b"\xff\xff\xff\x7fPAR1", data[:100] + data[-100:]):
         with pytest.raises((OSError, ValueError)):
             read_parquet(broken)
+    with pytest.raises(ValueError, match="it is no Parquet file"):
+        read_parquet(b"path,label\na.mp4,cat\n")
+    with pytest.raises(ValueError, match="it is cut off"):
+        read_parquet(data[:-4])
 
 
 def footer(children: list[int | None], schema: int = 12, more: bytes = b"") -> bytes:

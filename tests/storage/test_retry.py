@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from streamvid.errors import DatasetError, InputError
-from streamvid.storage.explain import AccessRefused, StorageUnavailable
+from streamvid.storage.explain import AccessRefused, MissingFile, StorageUnavailable
 from streamvid.storage.retry import REFUSED_SECONDS, SAY_SECONDS, Retry, Trouble
 from tests.support.clock import Clock
 
@@ -69,10 +69,12 @@ def test_a_refusal_after_an_outage_has_its_own_time() -> None:
 
 def test_a_refusal_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """It may be a mistake, and nobody should wait for half a minute without knowing for what."""
-    _, attempt = failing(*[AccessRefused("The key is wrong.")] * 3)
-    assert Clock().retry()(attempt) == "done"
+    for error in (AccessRefused("The key is wrong."), MissingFile("a cannot be opened (No such file)")):
+        _, attempt = failing(*[error] * 3)
+        assert replace(Clock().retry(), retry_missing=True)(attempt) == "done"
     assert [record.getMessage() for record in caplog.records] == [
-        "The key is wrong. It is tried for 30 s, with credentials looked up again."
+        "The key is wrong. It is tried for 30 s, with credentials looked up again.",
+        "a cannot be opened (No such file). It is tried for 30 s.",
     ]
 
 
