@@ -69,6 +69,8 @@ _TYPES: Final[Mapping[str, Callable[[str], object]]] = {
     "N": int, "PIXELS": int, "FRAMES": int, "PRICE": float, "SECONDS": float, "SIZE": parse_size,
 }  # fmt: skip
 """Types of values by their names in usage lines; all others are text."""
+_SELECTING: Final = ("CONDITION", "FILE", "LIST")
+"""Values of options that select or describe clips: who gives two of them means both."""
 _COMMON: Final = {
     "dataset": ("dataset DATASET", "folder or URL"),
     "where": ("--where CONDITION", "condition on columns, such as 'seconds >= 2 and \"dog\" in caption'"),
@@ -138,9 +140,25 @@ def add_options(
             more = {"choices": tuple(form.split("|"))}
         elif value != form:
             more |= {"action": "append", "default": []}
+        elif value in _SELECTING:
+            more["action"] = _Once
         if default:
             more["default"] = default
         command.add_argument(name, help=text, **more | dict(details.get(name.lstrip("-").replace("-", "_"), {})))
+
+
+class _Once(argparse.Action):
+    """Stores the value of an option that may be given once. Of others the last one counts, as usual."""
+
+    _given = False
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if self._given:
+            raise argparse.ArgumentError(self, "it is given more than once, and takes one value")
+        self._given = True
+        setattr(namespace, self.dest, values)
 
 
 def check_needs(arguments: argparse.Namespace, given: Sequence[str]) -> None:

@@ -341,6 +341,8 @@ def test_help_and_version() -> None:
         (["pack", "in", "out", "--engine", "x"], "argument --engine: invalid choice: 'x'"),
         (["pack", "in", "out", "--clip", "x"], "argument --clip: 'x' is not a length; write 10s"),
         (["nope"], "argument COMMAND: invalid choice: 'nope'"),
+        (["ls", "ds", "--where", "a", "--where=b"], "argument --where: it is given more than once, and takes one"),
+        (["pack", "in", "out", "--labels", "a", "--labels", "b"], "argument --labels: it is given more than once"),
     ],
 )
 def test_wrong_options_are_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
