@@ -12,22 +12,22 @@ from typing import Final
 
 import numpy as np
 
-from streamvid.arrays import Bool, Float64, Int64
+from streamvid.arrays import Bool, Int64
 from streamvid.bitstream import mpeg4
 from streamvid.mp4.edit_list import Edit, read_edit
 from streamvid.video.containers import TRUSTED_TIMES, is_timed
 from streamvid.video.gaps import before_gaps
+from streamvid.video.missing_times import NO_PTS, fill_gaps, fill_times
 from streamvid.video.output_order import OutputOrder, distinct, output_order, ticks_needed
 from streamvid.video.packet_times import PacketTimes, fit_pauses
 from streamvid.video.probe import StreamInfo, VideoFile, demux
 from streamvid.video.raw_rate import frame_rate
-from streamvid.video.recordings import DAMAGED, RESTART_FRAMES, clock_offsets, follow_on, gapless, incomplete_packets
+from streamvid.video.recordings import DAMAGED, clock_offsets, follow_on, gapless, incomplete_packets
 
 _REORDERED: Final = (
     "h264", "hevc", "mpeg4", "mpeg1video", "mpeg2video", "vc1", "wmv3", "rv30", "rv40", "cavs", "vvc",
 )  # fmt: skip
 """Codecs whose decode order may differ from presentation order."""
-_NO_PTS: Final = -(1 << 63)
 _DATES_PACKS: Final = ("mpeg",)
 """Containers with times of packs, which may have several frames; times that FFmpeg derives may be wrong."""
 _COARSE: Final = ("flv", "matroska")  # they count in ms: frames of different times may have one there
@@ -151,27 +151,27 @@ def _date_by_order(
     if container in _DATES_PACKS:
         pts = clock = _stored_times(source, codec, len(pts))
     elif container == "matroska" and codec in _REORDERED and _has_decode_times_alone(source, codec):
-        pts = np.full(len(pts), _NO_PTS)
+        pts = np.full(len(pts), NO_PTS)
     elif container == "ogg" and codec in _REORDERED:  # OGM: decode times, one for each page
-        clock = _fill_gaps(_stored_times(source, codec, len(pts)), demuxed.duration)
-        pts = np.full(len(pts), _NO_PTS)
-    timeless = (pts == _NO_PTS) & (clock == _NO_PTS)
+        clock = fill_gaps(_stored_times(source, codec, len(pts)), demuxed.duration)
+        pts = np.full(len(pts), NO_PTS)
+    timeless = (pts == NO_PTS) & (clock == NO_PTS)
     if not is_timed(container, source.path) or (len(pts) and timeless.all()):
         raise NoTimesError("none of its frames has a time")
-    complete = not (pts == _NO_PTS).any()
+    complete = not (pts == NO_PTS).any()
     if complete and (codec not in _REORDERED or container in TRUSTED_TIMES):
         if container == "mpegts":
-            _check_clock(clock, clock != _NO_PTS, demuxed.parts)
+            _check_clock(clock, clock != NO_PTS, demuxed.parts)
         elif codec not in _REORDERED:
             _check_clock(pts, ~demuxed.packets.hidden, demuxed.parts)
         return None
     order = output_order(source, codec, count=count).matched(count)
-    if not (clock == _NO_PTS).any():
+    if not (clock == NO_PTS).any():
         return order.packets, order.shown_at(clock)
     times, lasts = pts[order.packets], demuxed.duration[order.packets]
     if complete:
         return order.packets, distinct(times, order.packets)
-    return order.packets, (_fill_times if container in _DATES_PACKS else _fill_gaps)(times, lasts)
+    return order.packets, (fill_times if container in _DATES_PACKS else fill_gaps)(times, lasts)
 
 
 def _check_clock(times: Int64, counts: Bool, parts: Int64 | tuple[()] = ()) -> None:
@@ -186,8 +186,8 @@ class _Demuxed:
     """A video track as FFmpeg demuxes it.
 
     Attributes:
-        packets: its packets; `_NO_PTS` for packets without a presentation time.
-        clock: int64 [packets], decode times in ticks; `_NO_PTS` for packets without one.
+        packets: its packets; `NO_PTS` for packets without a presentation time.
+        clock: int64 [packets], decode times in ticks; `NO_PTS` for packets without one.
         duration: int64 [packets], duration of each in ticks; 0 if unknown.
         expected: number of packets according to the container's header; 0 if it has none.
         track: the track's number in the container.
@@ -207,7 +207,7 @@ def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
     """int64 [packets]: the presentation times in the container, without those that FFmpeg invents."""
     with source.open(fill_times=False) as (container, stream):
         found = demux(source, container, stream, codec)
-        pts = np.array([_NO_PTS if packet.pts is None else packet.pts for packet in found], dtype=np.int64)
+        pts = np.array([NO_PTS if packet.pts is None else packet.pts for packet in found], dtype=np.int64)
     if len(pts) != count:
         raise ValueError("its frames cannot be matched with their times")
     return pts
@@ -228,8 +228,8 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         rows = np.fromiter(
             (
                 (
-                    _NO_PTS if packet.pts is None else packet.pts,
-                    _NO_PTS if packet.dts is None else packet.dts,
+                    NO_PTS if packet.pts is None else packet.pts,
+                    NO_PTS if packet.dts is None else packet.dts,
                     packet.size,
                     packet.is_keyframe,
                     packet.is_discard,
@@ -250,17 +250,17 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
             incomplete = incomplete_packets(corrupt, rows["keyframe"])
     pts, clock, parts = rows["pts"].copy(), rows["clock"].copy(), np.empty(0, dtype=np.int64)
     if incomplete is not None:
-        for number in np.flatnonzero((pts[1:] == _NO_PTS) & incomplete[1:]).tolist():
+        for number in np.flatnonzero((pts[1:] == NO_PTS) & incomplete[1:]).tolist():
             pts[number + 1] = pts[number] + 1  # the beginning of a packet, with its time, is missing
-    complete = not (pts == _NO_PTS).any()
-    if name == "flv" and complete and not (clock == _NO_PTS).any():
+    complete = not (pts == NO_PTS).any()
+    if name == "flv" and complete and not (clock == NO_PTS).any():
         added = clock_offsets(clock)
         pts, clock, parts = pts + added, clock + added, np.flatnonzero(np.diff(added)) + 1
     if complete and not rows["discarded"].any():
         pts, behind = follow_on(pts, rows["keyframe"], rows["duration"])
         parts = np.union1d(parts, behind)
     finer = ticks_needed(pts) if complete and name in _COARSE else 1
-    clock[clock != _NO_PTS] *= finer
+    clock[clock != NO_PTS] *= finer
     durations = rows["duration"][rows["duration"] != 0] * finer
     packets = PacketTimes(
         pts=pts * finer,
@@ -288,7 +288,7 @@ def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) ->
     Returns:
         the needed packets; None if FFmpeg loses none, or if that is unknown.
     """
-    if edit is None or (whole.pts == _NO_PTS).any():
+    if edit is None or (whole.pts == NO_PTS).any():
         return None
     shown = (whole.pts >= edit.begin) & (whole.pts < edit.end)
     if shown.sum() <= np.count_nonzero(~edited.hidden):
@@ -328,76 +328,3 @@ def in_output_order(found: PacketTimes, output: OutputOrder) -> PacketTimes:
 def _shown(found: PacketTimes, order: Int64, times: Int64) -> PacketTimes:
     """The packets at new times, int64 [packets], ascending, in the order of their pictures."""
     return replace(found, pts=times[np.argsort(order)], hidden=np.zeros(len(order), dtype=bool))
-
-
-def _fill_gaps(times: Int64, durations: Int64) -> Int64:
-    """Times of all frames, where a few have none, as FFmpeg reads none below 0 from Matroska. The times that there are
-    stay what they are. Arguments and errors as of `_fill_times`."""
-    at, numbers = np.flatnonzero(times != _NO_PTS), np.arange(len(times))
-    usual = np.median(np.diff(times[at]) / np.diff(at)) if len(at) > 1 else np.median(durations)
-    filled: Int64 = np.round(np.interp(numbers, at, times[at])).astype(np.int64)
-    outside = np.minimum(numbers - at[0], 0) + np.maximum(numbers - at[-1], 0)
-    filled += np.round(outside * usual).astype(np.int64)
-    return _rising(filled)
-
-
-def _fill_times(times: Int64, durations: Int64) -> Int64:
-    """The times of all frames from a container that has only some: see `_DATES_PACKS`.
-
-    A frame begins when the previous one ends, and stored times correct that. FFmpeg's parsers give a time to the wrong
-    frame, too, if a start code lies across two packs. So one that two frames have is ignored and, where most agree with
-    the frames' durations, one that is too early or a frame late.
-
-    Args:
-        times: int64 [frames], in display order, in ticks; -2**63 for frames without a time.
-        durations: int64 [frames], in ticks; 0 if unknown.
-
-    Returns:
-        int64 [frames].
-
-    Raises:
-        ValueError: the times do not rise.
-    """
-    at = np.flatnonzero(times != _NO_PTS)
-    twice = np.concatenate([[False], np.diff(times[at]) == 0, [False]])
-    at = at[~(twice[1:] | twice[:-1])]
-    if not len(at):
-        raise ValueError("its frames have the same time")
-    if not (durations > 0).all():
-        steps = np.diff(times[at]) / np.diff(at)
-        durations = np.full(len(times), round(float(np.median(steps))) if len(steps) else 1)
-    ends = np.cumsum(durations)
-    ahead = times[at] - (ends - durations)[at]
-    usual = np.median(durations)
-    if len(at) > 2 and np.mean(np.abs(np.diff(ahead)) < usual / 2) > 0.5:
-        parts = np.flatnonzero(np.diff(times[at]) < -RESTART_FRAMES * usual) + 1
-        ahead = np.concatenate(
-            [_smoothed(*part, usual) for part in zip(np.split(ahead, parts), np.split(times[at], parts), strict=True)]
-        )
-    # The clock falls back where recordings were joined; then the frames' durations continue the times.
-    steps = np.diff(ahead)
-    ahead -= np.concatenate([[0], np.cumsum(np.where(steps < -RESTART_FRAMES * usual, steps, 0))])
-    filled: Int64 = ends - durations + np.round(np.interp(np.arange(len(times)), at, ahead)).astype(np.int64)
-    return _rising(filled)
-
-
-def _smoothed(ahead: Float64, times: Int64, usual: float) -> Float64:
-    """How far the stored times of a recording are ahead of the frames' durations, corrected where a time is too early,
-    a frame late, or later than the next. Times that are later by more come behind a pause.
-
-    Args:
-        ahead, times: [stored], in ticks, in display order.
-        usual: a frame's duration in ticks.
-    """
-    if len(ahead) < 3:
-        return ahead
-    middle = np.median(np.stack([ahead[:-2], ahead[1:-1], ahead[2:]]), axis=0)
-    middle = np.concatenate([ahead[:1], middle, middle[-1:]])
-    is_wrong = (ahead - middle < 1.5 * usual) | (np.diff(times, append=times[-1] + 1) <= 0)
-    return np.where(is_wrong, middle, ahead)
-
-
-def _rising(times: Int64) -> Int64:
-    if (np.diff(times) <= 0).any():
-        raise ValueError("its times do not rise from frame to frame")
-    return times

@@ -23,10 +23,11 @@ from streamvid.storage.retry import Retry
 from streamvid.video import recordings
 from streamvid.video.containers import FORMATS, RAW_STREAMS
 from streamvid.video.encoders import leave_real_time
+from streamvid.video.missing_times import fill_times
 from streamvid.video.probe import CannotCopyError, VideoFile, open_video
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import CUT_OFF, UNNUMBERED, StoredClip
-from streamvid.video.timestamps import _fill_times, decoded_times
+from streamvid.video.timestamps import decoded_times
 from streamvid.video.transcode import TranscodeOptions
 from tests.support import images, mpeg4
 from tests.support.clips import decoded_pictures, frames_of, write
@@ -233,7 +234,7 @@ def test_a_program_stream_of_a_variable_rate(times: list[int], tmp_path: Path) -
 ])  # fmt: skip
 def test_frames_without_times_between_those_with_times(times: dict[int, int], filled: list[int]) -> None:
     stored = np.array([times.get(number, -(1 << 63)) for number in range(9)])
-    assert _fill_times(stored, np.full(9, 10)).tolist() == filled
+    assert fill_times(stored, np.full(9, 10)).tolist() == filled
 
 
 @pytest.mark.parametrize(("muxer", "codec", "options"), [("vob", "mpeg2video", _MPEG), ("mpeg", "libx264", _X264)])
