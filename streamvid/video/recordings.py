@@ -41,7 +41,8 @@ RESTART_FRAMES: Final = 10
 def follow_on(pts: Int64, keyframe: Bool, duration: Int64, *, least: float = RESTART_FRAMES) -> tuple[Int64, Int64]:
     """Presentation times in which each part of a joined recording follows the one before, at the usual distance of its
     frames. A part begins with a key frame whose time is far before that of an earlier frame, unless the next frames go
-    on behind that: then the time of the key frame alone is wrong.
+    on behind that: then the time of the key frame alone is wrong. A clock that leaps to where it would be if it had not
+    fallen back has come back, and there is no pause.
 
     Args:
         pts, keyframe, duration: [packets], in decode order: times in ticks, the container's flags, and durations in
@@ -69,6 +70,11 @@ def follow_on(pts: Int64, keyframe: Bool, duration: Int64, *, least: float = RES
                 made[key:] = pts[key:] + (made[part].max() + usual - low)
                 parts.append(key)
                 highest = high
+        elif low - highest > (added := int(made[key] - pts[key])) > 0:
+            usual = int(np.median(np.diff(np.unique(pts[parts[-1] : key]))))
+            if low - highest - added <= 2 * usual:  # the clock comes back: it fell for a while
+                made[key:] = pts[key:]
+                parts.append(key)
         highest = max(highest, high)
     return made, np.array(parts[1:], dtype=np.int64)
 

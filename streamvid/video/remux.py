@@ -189,11 +189,8 @@ def as_video_error() -> Iterator[None]:
     except av.error.BlockingIOError:  # of a transport stream with many zeros; as a cause it would mean the storage
         raise VideoError(DAMAGED) from None
     except av.error.FFmpegError as error:
-        damaged = isinstance(error, (av.error.InvalidDataError, av.error.PermissionError))
-        raise VideoError(
-            f"FFmpeg cannot read it: {error.strerror or type(error).__name__}"
-            f"{'; if no player can, copy or download it again' * damaged}"
-        ) from error
+        why = error.strerror or type(error).__name__
+        raise VideoError(f"FFmpeg cannot read it: {why}; if no player can, copy or download it again") from error
     except VideoError:
         raise
     except ValueError as error:

@@ -539,6 +539,25 @@ def test_a_key_frame_whose_time_alone_falls_back(codec: Any, name: str, tmp_path
     assert 30 < longest("pause", 1000, -1000) < 63
 
 
+@pytest.mark.parametrize(("by", "longest"), [(1000, 1.2), (1700, 1.2), (400, 1.2), (-900, 28)])
+def test_a_clock_that_falls_back_for_one_group(by: int, longest: float, tmp_path: Path) -> None:
+    """By its length, half or twice that: the next one was said to come behind a pause of the same length. A clock that
+    is ahead for a group is in a pause."""
+    recipe = Recipe(container="mkv", frames=120, gop=30, b_frames=0, width=160, height=144)
+    with av.open(str(write(recipe, tmp_path / "a.mkv"))) as container:
+        stream: Any = container.streams.video[0]
+        packets: list[Any] = [packet for packet in container.demux(stream) if packet.size]
+        times = [2000 + round(1000 * packet.pts * stream.time_base) for packet in packets]
+        private = stream.codec_context.extradata or b""
+    moved = [time - by * (60 <= number < 90) for number, time in enumerate(times)]
+    source = _write_matroska(
+        tmp_path / "b.mkv", b"V_MPEG4/ISO/AVC", private, (160, 144), zip(moved, packets, strict=True)
+    )
+    clip, _ = prepare(source, tmp_path / "clip")
+    steps = np.diff(clip.index.frame_pts) * clip.time_base[0] / clip.time_base[1] * recipe.fps
+    assert longest - 0.3 < steps.max() < longest + 0.3
+
+
 def test_a_frame_that_is_decoded_before_sixteen_others(tmp_path: Path) -> None:
     """Its clock does not fall back."""
     options = {"x264-params": "bframes=16:b-adapt=0:b-pyramid=none:scenecut=0:threads=1:keyint=60"}
