@@ -1,5 +1,6 @@
-"""Whether Matroska, WebM and Ogg files are whole. Behind a gap, as of a download that was not finished or of a lost
-sector of a disk, FFmpeg's demuxers look for the next whole part, and leave out the frames before it without a word."""
+"""Whether Matroska, WebM, Ogg, GIF and fragmented MP4 files are whole. Behind a gap, as of a download that was not
+finished or of a lost sector of a disk, FFmpeg's demuxers look for the next whole part, or end (MP4), and leave frames
+out without a word."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from typing import Final
 import numpy as np
 
 from streamvid.arrays import Bool, Int64
+from streamvid.mp4.boxes import iter_file_boxes
 from streamvid.video.mapped import mapped
 from streamvid.video.probe import VideoFile
-from streamvid.video.recordings import track_packets
+from streamvid.video.recordings import DAMAGED, track_packets
 
+END_STATED: Final = ("matroska", "mov", "ogg", "gif")
 _EBML: Final = b"\x1a\x45\xdf\xa3"
 _SEGMENT: Final = 0x18538067
 _CLUSTER: Final = 0x1F43B675
@@ -24,6 +27,9 @@ _BLOCK_GROUP: Final = 0xA0
 _BLOCKS: Final = (0xA1, 0xA3)
 _BLOCK_HEADER: Final = 4
 """Bytes of a block's track, time and flags, of which the first is the track's number, up to 126 (RFC 9559, 10.1)."""
+_BOX: Final = re.compile(rb"[ -~\xa9][ -~]{3}")
+_MOOF: Final = re.compile(rb"moof....mfhd", re.DOTALL)
+_ZEROS: Final = re.compile(rb"\0+")
 _NEXT_CLUSTER: Final = re.compile(_CLUSTER.to_bytes(4, "big"))
 _NEXT_PAGE: Final = re.compile(b"OggS")
 _ID_BYTES: Final = 4
@@ -40,8 +46,8 @@ class Extent:
     """How far a file is whole.
 
     Attributes:
-        end: the byte where its headers say that it ends; `math.inf` if its last whole part is followed by something
-            else. If the file is shorter, it is cut off. 0: they do not say.
+        end: the byte where its headers say that it ends; `math.inf` if something else follows its last whole part. If
+            the file is shorter, it is cut off. 0: they do not say.
         gaps: bytes at which parts are missing. Behind the last one nothing may follow.
         blocks: where the blocks of Matroska begin, behind their size, and their tracks.
     """
@@ -61,16 +67,17 @@ def find_extent(source: Path, container: str) -> Extent:
     """The extent of a file.
 
     Args:
-        container: FFmpeg's demuxer. Of others than Matroska and Ogg nothing is known.
+        container: FFmpeg's demuxer. Of others than those in `END_STATED` nothing is known.
 
     Raises:
-        ValueError: the file is several Ogg or NUT files, of which FFmpeg decodes the first alone.
+        ValueError: the file is several Ogg or NUT files, of which FFmpeg decodes the first alone; or a GIF with a gap.
     """
     if container == "nut" and (second := re.search(_NUT, mapped(source).data[1:])):
         raise _joined("NUT", second.start() + 1)
-    if container == "matroska":
-        return _matroska(mapped(source).data)
-    return _ogg(mapped(source).data) if container == "ogg" else Extent()
+    if container == "mov":
+        return _fragments(source)
+    find = {"matroska": _matroska, "ogg": _ogg, "gif": _gif}.get(container)
+    return find(mapped(source).data) if find else Extent()
 
 
 def before_gaps(source: VideoFile, position: Int64) -> Bool:
@@ -156,6 +163,47 @@ def _ogg(data: memoryview) -> Extent:
         flags = data[at + 5]
         at, begun = end, begun or not flags & _FIRST
     return Extent(at, tuple(gaps))
+
+
+def _gif(data: memoryview) -> Extent:
+    """The extent of GIF: blocks that follow each other up to a trailer (GIF89a, 18 to 27)."""
+    at = 13 + _color_table(data[10])
+    while at < len(data) and data[at] != 0x3B:
+        if data[at] == 0x21:  # an extension
+            at += 2
+        elif data[at] == 0x2C:  # an image
+            at += 11 + _color_table(data[min(at + 9, len(data) - 1)])
+        elif zeros := _ZEROS.match(data, at):
+            if zeros.end() == len(data):
+                return Extent(math.inf)
+            at = zeros.end()
+            continue
+        else:
+            raise ValueError(DAMAGED)
+        while at < len(data) and data[at]:  # blocks of up to 255 bytes
+            at += 1 + data[at]
+        at += 1
+    return Extent(at)
+
+
+def _color_table(flags: int) -> int:
+    """Bytes of a colour table of GIF, by the flags before it."""
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _fragments(source: Path) -> Extent:
+    """The extent of a fragmented MP4: FFmpeg takes zeros, and what is no box, for a last one that reaches to the
+    end."""
+    at, length, fragmented = 0, source.stat().st_size, False
+    with source.open("rb") as file:
+        for kind, payload, end in iter_file_boxes(file, length):
+            if end < payload or not _BOX.fullmatch(kind):
+                break
+            at, fragmented = end, fragmented or kind == b"moof"
+    if at >= length or not fragmented:
+        return Extent()
+    rest = mapped(source)[at:]  # other bytes may be anything, but no fragments
+    return Extent(math.inf) if not rest.any() or _MOOF.search(rest.data) else Extent()
 
 
 def _page_crc(page: memoryview) -> int:

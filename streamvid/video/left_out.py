@@ -3,6 +3,7 @@ what nobody can know to be missing."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from itertools import islice
@@ -11,7 +12,7 @@ from typing import BinaryIO, Final
 
 from streamvid.mp4.boxes import children, iter_file_boxes, read_moov
 from streamvid.mp4.sample_entry import read_entries
-from streamvid.video.gaps import find_extent
+from streamvid.video.gaps import END_STATED, find_extent
 from streamvid.video.mapped import mapped
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import is_numbered
@@ -21,6 +22,8 @@ from streamvid.video.tracks import video_streams
 _MEDIA: Final = (b"mdat", b"moof", b"moov")
 """Boxes with pictures and tables of them: behind the last there may be anything."""
 _MAX_CHUNKS: Final = 1 << 12
+_ZEROS: Final = 1 << 16
+"""Bytes of zeros at the end of a file that was not downloaded to its end, or not written."""
 _HEADERS: Final[Mapping[str, bytes]] = {
     "flv": rb"FLV\x01[\x00-\x07]\x00\x00\x00\x09\x00\x00\x00\x00",  # and the size of no tag
     "asf": rb"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\x00\xaa\x00\x62\xce\x6c",
@@ -74,16 +77,19 @@ def _is_joined(path: Path, container: str) -> bool:
 
 
 def _is_cut_off(path: Path, container: str) -> bool:
-    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which Matroska, Ogg, MP4, AVI and
-    FLV do. Raises as `find_extent`."""
+    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which those of `END_STATED`, AVI
+    and FLV do, or ends with many zeros. Raises as `find_extent`."""
     length = path.stat().st_size
     with path.open("rb") as file:
-        if container == "mov":
-            return any(kind in _MEDIA and end > length for kind, _, end in iter_file_boxes(file, length))
-        if container == "avi":
-            return _riff_end(file) > length
-        if container == "flv":
-            return _breaks_off(file, length)
+        boxes = iter_file_boxes(file, length) if container == "mov" else ()
+        if any(kind in _MEDIA and end > length for kind, _, end in boxes):
+            return True
+        if (container == "avi" and _riff_end(file) > length) or (container == "flv" and _breaks_off(file, length)):
+            return True
+        if container not in END_STATED and length > _ZEROS:
+            file.seek(-_ZEROS, os.SEEK_END)
+            if not any(file.read()):
+                return True
     return find_extent(path, container).end > length
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +38,21 @@ def make(kind: str, folder: Path) -> Path:
     return target
 
 
-def encode(target: Path, codec: str) -> None:
-    with av.open(str(target), "w") as output:
-        stream: Any = output.add_stream(codec, rate=30)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for _ in range(24):
-            output.mux(stream.encode(av.VideoFrame(64, 48, "yuv420p")))
-        output.mux(stream.encode(None))
-
-
 def prepare(source: Path, folder: Path, decoders: Purpose = "any") -> StoredClip:
     folder.mkdir()
     return remux_or_build(str(source), source, folder, PackOptions(decoders), Retry(), cut_only=False)[0]
+
+
+def encode(target: Path, codec: str, pix_fmt: str = "yuv420p") -> None:
+    """24 frames, which a codec of FFmpeg encodes."""
+    rng = np.random.default_rng(0)
+    with av.open(str(target), "w") as output:
+        stream: Any = output.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, pix_fmt
+        for _ in range(24):
+            noise = rng.integers(0, 256, (48, 64, 3), dtype=np.uint8)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(noise).reformat(format=pix_fmt)))
+        output.mux(stream.encode(None))
 
 
 def decoded(path: Path) -> list[np.ndarray[Any, Any]]:
@@ -84,6 +88,52 @@ def test_a_video_that_ends_with_zeros_is_cut_off(kind: str, tmp_path: Path) -> N
     assert clip.source_remarks == (CUT_OFF,)
     assert 6 < len(found) == len(clip.index.visible) < 24
     assert all(np.array_equal(one, other) for one, other in zip(found, whole, strict=False))
+
+
+def test_fragments_of_an_mp4_behind_a_gap(tmp_path: Path) -> None:
+    """FFmpeg takes zeros for a box that reaches to the end, and all behind them was lost without a word."""
+    source = write(Recipe(frames=48, gop=12, muxer=(("movflags", "frag_keyframe+empty_moov"),)), tmp_path / "a.mp4")
+    data = source.read_bytes()
+    begin, behind = (found.start() - 4 for found in [*re.finditer(b"moof", data)][2:])
+    tail = bytes(len(data) - begin)
+    for number, hole in enumerate((bytes(behind - begin), bytes(8) + data[begin + 8 : behind], b"\xff" * 99, tail)):
+        source.write_bytes(data[:begin] + hole + (b"" if hole is tail else data[behind:]))
+        clip = prepare(source, tmp_path / f"clip{number}")
+        assert (len(clip.index.visible), clip.source_remarks) == (24, (CUT_OFF,))
+    source.write_bytes(data + b"trailing text")
+    assert not prepare(source, tmp_path / "whole").source_remarks
+
+
+def test_a_gif_with_a_gap_or_without_its_end(tmp_path: Path) -> None:
+    source = tmp_path / "a.gif"
+    encode(source, "gif", "rgb8")
+    data = source.read_bytes()
+    assert find_extent(source, "gif").end <= len(data)
+    begin = len(data) // 2
+    source.write_bytes(data[:begin] + bytes(99) + b"?" + data[begin + 100 :])
+    with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off"):
+        prepare(source, tmp_path / "gap", "gpu")
+    for number, end in enumerate((b"", bytes(99))):
+        source.write_bytes(data[:begin] + end)
+        clip = prepare(source, tmp_path / f"end{number}", "gpu")
+        assert 0 < len(clip.index.visible) < 24
+        assert clip.source_remarks == (CUT_OFF,)
+    source.write_bytes(data[:-1] + bytes(2) + data[-1:])  # zeros between blocks are no gap
+    assert not prepare(source, tmp_path / "padded", "gpu").source_remarks
+    source.write_bytes(data[:-1])  # without the trailer, as some are
+    assert not prepare(source, tmp_path / "whole", "gpu").source_remarks
+
+
+def test_a_file_that_ends_with_many_zeros_is_cut_off(tmp_path: Path) -> None:
+    """An AVI that was not downloaded to its end is as long as its header says."""
+    source = write(Recipe(codec="mjpeg", container="avi", frames=48, style="texture"), tmp_path / "a.avi")
+    data = source.read_bytes()
+    zeros = len(data) // 2
+    assert zeros > 1 << 16
+    source.write_bytes(data[:-zeros] + bytes(zeros))
+    clip = prepare(source, tmp_path / "clip")
+    assert 0 < len(clip.index.visible) < 30
+    assert clip.source_remarks == (CUT_OFF,)
 
 
 def test_a_page_of_ogg_with_another_checksum(tmp_path: Path) -> None:
