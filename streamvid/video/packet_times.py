@@ -100,14 +100,14 @@ class PacketTimes:
 
     def last_frame_ticks(self) -> int:
         """Duration of the last frame in ticks: see `last_frame_duration`."""
-        return last_frame_duration(np.unique(self.pts), self.last_duration, Fraction(*self.time_base))
+        return last_frame_duration(np.unique(self.pts[~self.hidden]), self.last_duration, Fraction(*self.time_base))
 
 
 def last_frame_duration(times: Int64, stated: int, time_base: Fraction) -> int:
     """Duration of the last frame of a video in ticks.
 
     Args:
-        times: int64 [frames], presentation times, ascending.
+        times: int64 [frames], presentation times of the displayed frames, ascending.
         stated: the duration in the container, in ticks.
         time_base: seconds per tick.
 

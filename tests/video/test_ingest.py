@@ -161,6 +161,16 @@ def test_the_duration_of_the_last_frame_in_finer_ticks() -> None:
     assert (found.pts.tolist(), found.last_frame_ticks(), found.time_base) == ([0, 640, 1280], 640, (1, 19200))
 
 
+def test_hidden_packets_say_nothing_about_the_duration_of_the_last_frame() -> None:
+    """Those between the parts of an edit list are a tick apart: the last frame lasted a few if no duration was stated,
+    and 17 ms if that was stated, where the shortest distance of frames is 16."""
+    hidden = np.array([0, 0, 0, 1, 1, 1, 0], dtype=np.bool_)
+    pts = np.array([0, 10, 20, 21, 22, 23, 30])
+    assert PacketTimes(pts, pts, hidden, hidden, 0, (1, 600)).last_frame_ticks() == 10
+    pts = np.array([0, 17, 33, 34, 35, 36, 50])
+    assert PacketTimes(pts, pts, hidden, hidden, 17, (1, 1000)).last_frame_ticks() == 16
+
+
 @pytest.mark.parametrize(
     ("pts", "base", "wanted", "ticks"),
     [
