@@ -62,14 +62,20 @@ class FrameIndex:
     @cached_property
     def frame_pts(self) -> Int64:
         """int64 [frames]: presentation time of each visible frame in ticks, ascending."""
-        return self.pts[self.visible]
+        return _read_only(self.pts[self.visible])
 
     @cached_property
     def keyframes(self) -> Int64:
         """int64 [keyframes]: the numbers of the frames at which a decoder may start, ascending."""
-        return np.flatnonzero((self.flags[self.visible] & RANDOM_ACCESS) != 0)
+        return _read_only(np.flatnonzero((self.flags[self.visible] & RANDOM_ACCESS) != 0))
 
     @cached_property
     def starts(self) -> Int64:
         """int64 [random access packets]: their positions in decode order."""
         return np.flatnonzero((self.flags & RANDOM_ACCESS) != 0)
+
+
+def _read_only(array: Int64) -> Int64:
+    """The array, which the functions of users see and must not change: an index is kept for later samples."""
+    array.setflags(write=False)
+    return array

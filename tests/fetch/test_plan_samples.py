@@ -28,3 +28,13 @@ def test_damaged_metadata(text: str) -> None:
     times = clip_times(dataset, 1, index_of_one_frame())
     with pytest.raises(DatasetError, match=r"clip 'clip1' .*its metadata are not a JSON object"):
         _ = times.meta
+
+
+def test_a_function_of_a_user_cannot_change_the_times_of_a_clip() -> None:
+    """They are kept for later samples: `clip.pts += …` shifted the frames of all of them, without a word."""
+    index = index_of_one_frame()
+    times = clip_times(dataset_of(["{}"]), 0, index)
+    for array in (times.pts, times.keyframes):
+        with pytest.raises(ValueError, match="read-only"):
+            array += 5
+    assert index.frame_pts.tolist() == [0]
