@@ -39,7 +39,7 @@ class Pps:
 
     def smallest_tile(self, width: int, height: int) -> tuple[int, int]:
         """The least width and the least height of a tile, in coding tree blocks, of a picture of so many."""
-        return _least(width, self.columns, self.widths), _least(height, self.rows, self.heights)
+        return _smallest(width, self.columns, self.widths), _smallest(height, self.rows, self.heights)
 
 
 def read_pictures(sets: bytes) -> list[Pps]:
@@ -86,8 +86,8 @@ def _sizes(bits: BitReader, count: int) -> tuple[int, ...]:
     return tuple(bits.ue() + 1 for _ in range(count - 1))
 
 
-def _least(total: int, count: int, stated: Iterable[int] | None) -> int:
-    """The least of so many parts: equations 6-3 and 6-4."""
+def _smallest(total: int, count: int, stated: Iterable[int] | None) -> int:
+    """The smallest of the `count` parts of `total` coding tree blocks; `stated` as in `Pps.widths` (6-3 and 6-4)."""
     if stated is None:
         return total // count
     parts = [*stated]

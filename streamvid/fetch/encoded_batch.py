@@ -276,7 +276,7 @@ def read_slices(
         slices.append(encoded_slice(dataset.clips, sample.clip, sample.packets, data))
         reader.turn.pause()
         if path in foreign and (sample.packets.crc32c < 0).any():
-            _check_unknown(dataset, sample, path, slices[-1])
+            _check_bitstream(dataset, sample, path, slices[-1])
     return slices
 
 
@@ -296,7 +296,7 @@ def _check(dataset: ClipSource, sample: SamplePlan, path: str, origin: int, data
     )
 
 
-def _check_unknown(dataset: ClipSource, sample: SamplePlan, path: str, read: EncodedSlice) -> None:
+def _check_bitstream(dataset: ClipSource, sample: SamplePlan, path: str, read: EncodedSlice) -> None:
     """Compare packets of a clip that was indexed without reading it (`--fast`) with their bitstream, once. Raises a
     ClipError if they contradict the index."""
     part = sample.packets
@@ -358,13 +358,13 @@ def encoded_batch(
         epochs=np.array([sample.epoch for sample in samples], dtype=np.int64),
         labels=labels_of(dataset, clips),
         valid=np.array([sample.valid for sample in samples]),
-        mask=_rows([selection.mask for selection in selections]),
-        seconds=_rows([selection.seconds for selection in selections]),
+        mask=_stacked([selection.mask for selection in selections]),
+        seconds=_stacked([selection.seconds for selection in selections]),
         heights=rows.height[clips].astype(np.int64),
         widths=rows.width[clips].astype(np.int64),
         rotations=rows.rotation[clips].astype(np.int64),
-        gather=_ranks(_rows([selection.frames for selection in selections])),
-        random=_rows([sample.random for sample in samples]),
+        gather=_gather(_stacked([selection.frames for selection in selections])),
+        random=_stacked([sample.random for sample in samples]),
         bytes_read=bytes_of(samples),
         absent=np.array([sample.absent for sample in samples], dtype=np.int64),
         number=number,
@@ -372,13 +372,13 @@ def encoded_batch(
     )
 
 
-def _rows(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
+def _stacked(arrays: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
     """`np.stack` of arrays of one length, in a quarter of its time."""
     return np.concatenate(arrays).reshape(len(arrays), len(arrays[0]))
 
 
-def _ranks(frames: Int64) -> Int64:
-    """int64 [clips, frames]: the rank of each frame among the clip's distinct frames; -1 for a black frame."""
+def _gather(frames: Int64) -> Int64:
+    """`EncodedBatch.gather` of frame numbers, int64 [clips, frames]: where each is among its clip's distinct ones."""
     order = np.argsort(frames, axis=1, kind="stable")
     rising = np.take_along_axis(frames, order, axis=1)
     new = rising >= 0

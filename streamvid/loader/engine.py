@@ -18,7 +18,7 @@ from streamvid.fetch.encoded_batch import EncodedBatch
 from streamvid.fetch.epoch_reader import Rescue, read_epoch
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.forks import HomeProcess
-from streamvid.loader.pipeline import Background, RenderPipeline, begun
+from streamvid.loader.pipeline import Background, RenderPipeline, begun_at_call
 from streamvid.loader.preflight import ClipRoute, Fallback, find_cpu_decoded, probe_slice, routes_to
 from streamvid.loader.quarantine import Quarantine
 from streamvid.loader.rescue import epoch_rescuer
@@ -82,13 +82,13 @@ class StagedEngine:
     ) -> None:
         self._read, self._pipeline, self._rescuer, self.home = read, pipeline, rescuer, pipeline.home
         self._begins = begins
-        self._begun: tuple[Epoch, threading.Event, Generator[RenderedBatch, None, None]] | None = None
+        self._begun: _Rendering | None = None
         self._next: _Reading | None = None
 
     def run(self, epoch: Epoch, following: Callable[[], Epoch] | None = None) -> Generator[RenderedBatch, None, None]:
-        if self._begun is not None and self._begun[0] is epoch:
-            (_, asked, rendered), self._begun = self._begun, None
-            asked.set()
+        if self._begun is not None and self._begun.epoch is epoch:
+            self._begun.asked.set()
+            rendered, self._begun = self._begun.batches, None
         else:
             rendered = self._render(self._read_ahead(epoch), following)
         try:
@@ -97,7 +97,7 @@ class StagedEngine:
                     self._drop()
                     asked, reading = threading.Event(), self._start(following())
                     reading = replace(reading, batches=_first_alone(reading.batches, asked, reading.stop))
-                    self._begun = reading.epoch, asked, self._render(reading, None)
+                    self._begun = _Rendering(reading.epoch, asked, self._render(reading, None))
                 yield next(rendered)
             next(rendered, None)  # runs the generator to its end, so that its decoder is kept for the next epoch
         finally:
@@ -141,7 +141,7 @@ class StagedEngine:
     def _drop(self) -> None:
         begun, self._begun = self._begun, None
         if begun is not None:
-            begun[2].close()
+            begun.batches.close()
         reading, self._next = self._next, None
         if reading is not None:
             reading.batches.close()
@@ -157,7 +157,17 @@ class _Reading:
     batches: Generator[EncodedBatch, None, None]
 
 
-@begun
+@dataclass(frozen=True)
+class _Rendering:
+    """An epoch whose first batch is rendered in advance; `asked` is set when the loop asks for it, and lets the reader
+    go on to the second."""
+
+    epoch: Epoch
+    asked: threading.Event
+    batches: Generator[RenderedBatch, None, None]
+
+
+@begun_at_call
 def _taken(reading: Background[EncodedBatch], stop: threading.Event) -> Generator[EncodedBatch | None, None, None]:
     """The batches that a thread reads; closing the generator ends the thread."""
     try:

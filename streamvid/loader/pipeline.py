@@ -27,7 +27,7 @@ _POLL_SECONDS: Final = 0.1
 """How often a thread that waits for room or for an item checks whether it has been told to stop."""
 
 
-def begun(
+def begun_at_call(
     function: Callable[P, Generator[T | None, None, None]],
 ) -> Callable[P, Generator[T, None, None]]:
     """Decorate a generator function so that its generators run to their first item, None, at the call: a generator that
@@ -67,7 +67,7 @@ class RenderPipeline:
         self._used: list[Renderer] = []
         """One for each iteration under way."""
 
-    @begun
+    @begun_at_call
     def run(
         self,
         batches: Generator[EncodedBatch, None, None],

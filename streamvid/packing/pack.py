@@ -362,7 +362,7 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
 
 
 def _report(spec: JobSpec, run: JobRun, manifest: Manifest, rejected: tuple[Rejected, ...]) -> PackReport:
-    """The report of a pack that wrote nothing."""
+    """The report of a pack before the clips, bytes and notices that it wrote are counted."""
     return PackReport(
         run.destination,
         manifest,

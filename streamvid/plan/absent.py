@@ -43,8 +43,8 @@ class AbsentRows:
         """Number of clips found bad during the epoch."""
         return len(self._found)
 
-    def knew(self, other: AbsentRows) -> bool:
-        """Whether these same rows were known before the epoch."""
+    def knows_as(self, other: AbsentRows) -> bool:
+        """Whether the rows known before the epoch are those that `other` knows."""
         return np.array_equal(self._known, other._known)
 
     def add(self, row: int, step: int) -> None:

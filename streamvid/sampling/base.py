@@ -246,7 +246,7 @@ def _check_layout(sampler: FrameSampler, clip: ClipTimes, layout: object) -> Non
     position, count = layout.position, sampler.num_frames
     valid = (
         isinstance(position, np.ndarray)
-        and position.dtype == np.int64
+        and position.dtype.kind == "i"
         and position.ndim == 1
         and (count is None or layout.length is not None or len(position) == count)
         and position.min(initial=0) >= 0
@@ -254,9 +254,10 @@ def _check_layout(sampler: FrameSampler, clip: ClipTimes, layout: object) -> Non
         and not (layout.in_ticks and bool((np.diff(position) < 0).any()))
     )
     if not valid:
+        many = "" if count is None else f"{count} of them, "
         raise InputError(
-            f"{name} must give int64 positions, {'' if count is None else f'{count} of them, '}from 0 on, those before "
-            f"`end` within the clip, and ticks in order; of clip {clip.key!r} it gives {shown(layout)}"
+            f"{name} must give an array of whole numbers, {many}from 0 on, those before `end` within the clip, and ticks "
+            f"in order; of clip {clip.key!r} it gives {shown(layout)}"
         )
 
 

@@ -197,9 +197,9 @@ class Own(FixedLengthSampler):
         (None, r"the result of Own\.sample must be a SlotLayout; it is None"),
         (SlotLayout(np.array([-1, 0]), 3, False), "from 0 on, .*; of clip 'a' it gives SlotLayout"),
         (SlotLayout(np.array([0, 3]), 9, False), "within the clip"),
-        (SlotLayout(np.array([0]), 3, False), "must give int64 positions, 2 of them, from 0 on"),
-        (SlotLayout(np.array([0.0, 1.0]), 3, False), "int64 positions"),
-        (SlotLayout([0, 1], 3, False), "int64 positions"),  # type: ignore[arg-type]
+        (SlotLayout(np.array([0]), 3, False), "must give an array of whole numbers, 2 of them, from 0 on"),
+        (SlotLayout(np.array([0.0, 1.0]), 3, False), "an array of whole numbers"),
+        (SlotLayout([0, 1], 3, False), "an array of whole numbers"),  # type: ignore[arg-type]
         (SlotLayout(np.array([60, 0]), 90, True), "ticks in order"),
     ],
     ids=["none", "negative", "outside", "too few", "floats", "list", "falling ticks"],

@@ -27,6 +27,16 @@ def test_the_first_value_of_a_key_stays() -> None:
     assert (cache.put(1, "one"), cache.put(1, "other"), cache.get(1)) == ("one", "one", "one")
 
 
+def test_a_value_that_is_dropped_makes_room() -> None:
+    cache: LruCache[str, bytes] = LruCache(10, len)
+    cache.put("a", bytes(6))
+    cache.drop("a")
+    cache.drop("none")
+    cache.put("b", bytes(4))
+    cache.put("c", bytes(6))
+    assert [cache.get(key) is not None for key in "abc"] == [False, True, True]
+
+
 def test_threads_agree_on_the_size() -> None:
     cache: LruCache[int, bytes] = LruCache(50, len)
 
