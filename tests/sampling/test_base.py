@@ -200,7 +200,7 @@ class Own(FixedLengthSampler):
         (SlotLayout(np.array([0]), 3, False), "must give an array of whole numbers, 2 of them, from 0 on"),
         (SlotLayout(np.array([0.0, 1.0]), 3, False), "an array of whole numbers"),
         (SlotLayout([0, 1], 3, False), "an array of whole numbers"),  # type: ignore[arg-type]
-        (SlotLayout(np.array([60, 0]), 90, True), "ticks in order"),
+        (SlotLayout(np.array([60, 0]), 90, True), "ticks in order; of clip"),
     ],
     ids=["none", "negative", "outside", "too few", "floats", "list", "falling ticks"],
 )
