@@ -256,8 +256,8 @@ def _check_layout(sampler: FrameSampler, clip: ClipTimes, layout: object) -> Non
     if not valid:
         many = "" if count is None else f"{count} of them, "
         raise InputError(
-            f"{name} must give an array of whole numbers, {many}from 0 on, those before `end` within the clip, ticks in "
-            f"order; of clip {clip.key!r} it gives {shown(layout)}"
+            f"{name} must give an array of whole numbers, {many}from 0 on, those before `end` within the clip, ticks "
+            f"in order; of clip {clip.key!r} it gives {shown(layout)}"
         )
 
 
