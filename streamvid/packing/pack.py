@@ -50,7 +50,7 @@ from streamvid.packing.kept_sources import KeptSources, check_packed, inputs_dig
 from streamvid.packing.options import PackOptions
 from streamvid.packing.partition import Group, GroupCursor
 from streamvid.packing.patience import broken, unavailable
-from streamvid.packing.report import PackReport, report_document
+from streamvid.packing.report import PackReport, other_options, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
 from streamvid.packing.tables import write_tables
@@ -206,7 +206,13 @@ def pack(
         base=read_base(to) if append else None,
         images=images,
     )
-    return run_job(run.plan(paths, state, plan), run)
+    spec = run.plan(paths, state, plan)
+    if append and spec.sources and (others := other_options(spec, state.report)):
+        log.warning(
+            "%s was packed with another %s, by its pack-report.json: give the same if all clips are to be alike",
+            redact(to), " and ".join(others),
+        )  # fmt: skip
+    return run_job(spec, run)
 
 
 def run_job(spec: JobSpec, run: JobRun) -> PackReport:

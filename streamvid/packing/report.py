@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,6 +15,8 @@ from streamvid.packing.labels import Join
 
 _REASONS: Final = 50
 """Most frequent reasons that pack-report.json lists; the others are summed up."""
+_OF_CLIPS: Final = ("compatible_with", "cutting", "exact_cuts", "fps", "track", "transcode")
+"""The fields of `PackOptions` that determine what clips are made of a video."""
 
 
 @dataclass(frozen=True)
@@ -95,3 +97,11 @@ def report_document(
         "options": to_json(spec.settings),
         "versions": dict(spec.job.versions),
     }
+
+
+def other_options(spec: JobSpec, report: Mapping[str, object] | None) -> list[str]:
+    """The names of the options that determine clips and differ from those of a dataset's last pack, by its report."""
+    before, now = (report or {}).get("options"), to_json(spec.settings)
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return []
+    return [name for name in _OF_CLIPS if name in before and before[name] != now[name]]

@@ -66,6 +66,21 @@ def test_new_videos_come_behind_the_old(videos: Path, tmp_path: Path) -> None:
     assert digests(destination) == after
 
 
+def test_options_that_the_last_pack_had_otherwise_are_named(
+    videos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whole videos among clips of half a second, because --clip was left out the second time, came without a word."""
+    options = PackOptions(cutting=FixedLength(6, "frames"))
+    pack([some(videos, tmp_path / "in", "3.mp4")], tmp_path / "ds", options=options)
+    pack([some(videos, tmp_path / "in", "4.mp4")], tmp_path / "ds", options=options, shard_size=SHARD, append=True)
+    assert caplog.messages == []
+    pack([some(videos, tmp_path / "in", "5.mp4")], tmp_path / "ds", options=PackOptions(track=0), append=True)
+    assert caplog.messages == [
+        f"{tmp_path}/ds was packed with another cutting and track, by its pack-report.json: give the same if all clips "
+        "are to be alike"
+    ]
+
+
 def test_videos_rejected_before_are_tried_again_and_stay_listed(videos: Path, tmp_path: Path) -> None:
     source, destination = some(videos, tmp_path / "in", "3.mp4"), tmp_path / "ds"
     (source / "bad.mp4").write_bytes(b"no video")
