@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
+
+import numpy as np
 
 from streamvid.checks import MAX_WORKERS, integer, suggest_keywords
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.revisions import Base, change, kept_manifests
 from streamvid.dataset.roots import grant
-from streamvid.errors import InputError, StreamvidError
+from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.host import usable_cores
 from streamvid.loader.quarantine import quarantined
 from streamvid.packing.clip_rows import clip_columns, place_columns
@@ -30,11 +34,15 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.progress import Progress
 from streamvid.revising.rewrite import Clip, rewrite_shard
 from streamvid.storage.url import AnyPath, given_paths
+from streamvid.text import format_count
 from streamvid.video.image import EXTENSIONS as IMAGE_CODECS
 from streamvid.video.index_file import encode_index
 from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
-_SHOWN = 3
+log = logging.getLogger(__name__)
+
+_MOST_DAMAGED: Final = 4
+"""A clip of fewer packets may have been damaged in all of them."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,7 @@ def repair(
             if not made:
                 why = next(iter(bad.values()), f"there is no video {opened.clips.source[rows[0]]!r}")
                 raise InputError(f"none of the {len(rows)} clips can be repaired: {why}")
+            _warn_of_others(opened, made)
             kept = dict.fromkeys((*base.manifest.roots, *(s.root for s in wanted.values() if s.file)))
             clips: dict[int, dict[int, Clip | None]] = defaultdict(dict)
             for row, prepared in made.items():
@@ -198,6 +207,23 @@ def _made(
                     bad[dataset.key(row)] = result.reason
             bar.advance(1)
     return made, bad
+
+
+def _warn_of_others(dataset: Dataset, made: Mapping[int, PreparedClip]) -> None:
+    """Warn of new clips that have none of the old one's packets, as they have if only some of these were damaged."""
+    others = []
+    for row, prepared in made.items():
+        with suppress(DatasetError):  # its frame index is what was damaged
+            known = dataset.indexes([row])[0].crc32c
+            known = known[known >= 0]
+            if len(known) >= _MOST_DAMAGED and not np.isin(known, prepared.clip.index.crc32c).any():
+                others.append(dataset.key(row))
+    if others:
+        log.warning(
+            "%s, such as %r, of which no packet is as before: see that the videos are those that were packed, and not "
+            "others of the same name; the revision before has what was there",
+            format_count(len(others), "repaired clip"), others[0],
+        )  # fmt: skip
 
 
 def _clip(prepared: PreparedClip, source: SourceVideo, roots: list[str]) -> Clip:

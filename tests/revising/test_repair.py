@@ -89,6 +89,23 @@ def test_bad_clips_are_sound_again(folder: Path, videos: Path, packed: Path, tmp
     assert found_bad(folder, tmp_path / "other", revision=0) == set(BAD)
 
 
+def test_another_video_of_the_same_name_is_told(
+    folder: Path, videos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It took the place of the bad clip, with that one's label, without a word."""
+    spoil(folder)
+    assert found_bad(folder, tmp_path / "quarantine") == set(BAD)
+    shutil.copytree(videos, tmp_path / "others")
+    other = tmp_path / "others" / str(sv.Dataset.open(folder).clips.source[1])
+    other.unlink()
+    write(Recipe(width=64, height=64, frames=6, gop=3, b_frames=0, seed=77), other)
+    caplog.clear()
+    assert sv.repair(folder, tmp_path / "others", quarantine=tmp_path / "quarantine", progress=False).repaired
+    (said,) = caplog.messages
+    assert said.startswith("1 repaired clip, such as 'clip1', of which no packet is as before: see that the videos are")
+    assert sv.Dataset.open(folder, revision=0).clips.frames.tolist() == sv.Dataset.open(folder).clips.frames.tolist()
+
+
 def test_shards_with_the_same_clips(tmp_path: Path) -> None:
     """Their indexes are equal: only the clip that the run found bad is packed again."""
     videos, folder = tmp_path / "in", tmp_path / "ds"
