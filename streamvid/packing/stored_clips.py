@@ -105,7 +105,11 @@ def _copy(source: ClipSource, row: int, sha256: str, folder: Path) -> StoredClip
         )  # fmt: skip
     if file.stored and is_local(path):
         name = Path(local_path(path))
-        status = os.stat(name)
+        try:
+            status = os.stat(name)
+        except FileNotFoundError:
+            at = int(source.clips.mp4_offset[row])
+            raise source.clip_error(row, "its file is gone", path, offset=at, suspect="source") from None
         for _ in file.read():
             pass
         where = UnwrittenMp4(

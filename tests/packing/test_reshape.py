@@ -180,6 +180,17 @@ def test_a_damaged_clip_ends_it(made: Path, tmp_path: Path) -> None:
     assert reshard(dataset, tmp_path / "new", **QUIET).clips == 6
 
 
+def test_a_part_whose_videos_are_gone_is_told_with_the_clip(made: Path, tmp_path: Path) -> None:
+    """The error was the system's alone: a path, and that there is no such file."""
+    shutil.copytree(made / "one", tmp_path / "one")
+    split(tmp_path / "one", tmp_path / "parts", shares={"a": 0.5}, **QUIET)
+    (tmp_path / "one").rename(tmp_path / "moved")
+    with pytest.raises(
+        DatasetError, match=r"^clip '.*' \(shard .*\): its file is gone \(.*/one/shards/.*tar\)"
+    ):
+        reshard(tmp_path / "parts" / "a", tmp_path / "new", **QUIET)
+
+
 def test_a_worker_that_is_killed_rejects_nothing(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(InlineWorkers):
         def submit(self, function: Any, *args: Any, limit_s: float | None = None) -> Any:
