@@ -364,7 +364,7 @@ class StreamLoader(BatchLoader[Cursor]):
     def _epoch(self, cursor: Cursor) -> Epoch:
         """The rest of an epoch: the one prepared in advance, unless bad clips were found since then."""
         absent = self._quarantine.absent()
-        if self._begun is not None and self._begun[0] is cursor and self._begun[1].absent.knows_as(absent):
+        if self._begun is not None and self._begun[0] is cursor and self._begun[1].absent.knows_same_as(absent):
             return self._begun[1]
         return replace(cursor.epoch(), absent=absent)
 

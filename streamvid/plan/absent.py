@@ -43,7 +43,7 @@ class AbsentRows:
         """Number of clips found bad during the epoch."""
         return len(self._found)
 
-    def knows_as(self, other: AbsentRows) -> bool:
+    def knows_same_as(self, other: AbsentRows) -> bool:
         """Whether the rows known before the epoch are those that `other` knows."""
         return np.array_equal(self._known, other._known)
 

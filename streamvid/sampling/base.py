@@ -246,7 +246,7 @@ def _check_layout(sampler: FrameSampler, clip: ClipTimes, layout: object) -> Non
     position, count = layout.position, sampler.num_frames
     valid = (
         isinstance(position, np.ndarray)
-        and position.dtype.kind == "i"
+        and position.dtype.kind in "iu"
         and position.ndim == 1
         and (count is None or layout.length is not None or len(position) == count)
         and position.min(initial=0) >= 0
