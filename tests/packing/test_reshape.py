@@ -185,9 +185,7 @@ def test_a_part_whose_videos_are_gone_is_told_with_the_clip(made: Path, tmp_path
     shutil.copytree(made / "one", tmp_path / "one")
     split(tmp_path / "one", tmp_path / "parts", shares={"a": 0.5}, **QUIET)
     (tmp_path / "one").rename(tmp_path / "moved")
-    with pytest.raises(
-        DatasetError, match=r"^clip '.*' \(shard .*\): its file is gone \(.*/one/shards/.*tar\)"
-    ):
+    with pytest.raises(DatasetError, match=r"^clip '.*' \(shard .*\): its file is gone \(.*/one/shards/.*tar\)"):
         reshard(tmp_path / "parts" / "a", tmp_path / "new", **QUIET)
 
 
