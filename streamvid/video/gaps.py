@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 import re
 import zlib
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +24,12 @@ END_STATED: Final = ("matroska", "mov", "ogg", "gif")
 _EBML: Final = b"\x1a\x45\xdf\xa3"
 _SEGMENT: Final = 0x18538067
 _CLUSTER: Final = 0x1F43B675
+_ANYWHERE: Final = (0xEC, 0xBF)
+"""Void and CRC-32. All other elements outside of clusters have ids of four bytes."""
 _BLOCK_GROUP: Final = 0xA0
 _BLOCKS: Final = (0xA1, 0xA3)
-_BLOCK_HEADER: Final = 4
-"""Bytes of a block's track, time and flags, of which the first is the track's number, up to 126 (RFC 9559, 10.1)."""
+_BLOCK_HEADER: Final = 3
+"""Bytes of a block's time and flags, behind the number of its track (RFC 9559, 10.1)."""
 _BOX: Final = re.compile(rb"[ -~\xa9][ -~]{3}")
 _MOOF: Final = re.compile(rb"moof....mfhd", re.DOTALL)
 _ZEROS: Final = re.compile(rb"\0+")
@@ -49,12 +52,12 @@ class Extent:
         end: the byte where its headers say that it ends; `math.inf` if something else follows its last whole part. If
             the file is shorter, it is cut off. 0: they do not say.
         gaps: bytes at which parts are missing. Behind the last one nothing may follow.
-        blocks: where the blocks of Matroska begin, behind their size, and their tracks.
+        blocks: int64 [blocks, 2], where the blocks of Matroska begin, behind their size, and their tracks.
     """
 
     end: float = 0
     gaps: tuple[int, ...] = ()
-    blocks: tuple[tuple[int, int], ...] = ()
+    blocks: Int64 = field(default_factory=lambda: np.empty((0, 2), dtype=np.int64))
 
     @property
     def ends_in_gap(self) -> bool:
@@ -80,19 +83,24 @@ def find_extent(source: Path, container: str) -> Extent:
     return find(mapped(source).data) if find else Extent()
 
 
-def before_gaps(source: VideoFile, position: Int64) -> Bool:
+def before_gaps(source: VideoFile, container: str, position: Int64) -> Bool:
     """bool [packets]: the last packet before each gap that others follow, and before each block of the track that
     FFmpeg leaves out: all up to the next cluster, if it cannot read one of any track. The packet may be damaged, too.
 
     Args:
+        container: as for `find_extent`.
         position: int64 [packets], the bytes at which packets of the track begin, ascending.
+
+    Raises:
+        ValueError: as `find_extent`.
     """
-    found = np.zeros(len(position), dtype=bool)
-    with source.open() as (container, stream):
-        extent = find_extent(source.path, container.format.name.split(",")[0])
-        read = {packet.pos for packet in track_packets(container, stream)} if extent.blocks else {}
-    tracks = {track for at, track in extent.blocks if at in read}
-    left_out = [at for at, track in extent.blocks if track in tracks and at not in read]
+    found, extent = np.zeros(len(position), dtype=bool), find_extent(source.path, container)
+    at, track = extent.blocks.T
+    left_out = at[np.isin(track, track[np.isin(at, position)]) & ~np.isin(at, position)]
+    if len(left_out):  # or empty, or before the first key frame, or joined with the next
+        with source.open() as (opened, stream):
+            read = [-1 if packet.pos is None else packet.pos for packet in track_packets(opened, stream)]
+        left_out = np.setdiff1d(left_out, read)
     if len(position):
         gaps = np.array([*(gap for gap in extent.gaps if gap < position[-1]), *left_out], dtype=np.int64)
         found[np.maximum(np.searchsorted(position, gaps) - 1, 0)] = True
@@ -108,9 +116,9 @@ def _joined(kind: str, at: int) -> ValueError:
 
 def _matroska(data: memoryview) -> Extent:
     """The extent of Matroska and WebM: elements that follow each other (RFC 8794, 4 to 6; RFC 9559, 5.1)."""
-    at, segment_end, cluster_end = 0, math.inf, math.inf
+    at, segment_end, cluster_end = 0, math.inf, 0.0
     gaps: list[int] = []
-    blocks: list[tuple[int, int]] = []
+    blocks = array("q")  # of hours of video, too
     while at < len(data):
         if at >= segment_end:
             if bytes(data[at : at + _ID_BYTES]) != _EBML:  # no other file
@@ -121,23 +129,32 @@ def _matroska(data: memoryview) -> Extent:
         kind, unknown = int.from_bytes(data[at:start], "big"), (1 << 7 * (begin - start)) - 1
         size = int.from_bytes(data[start:begin], "big") & unknown
         end = math.inf if size == unknown else begin + size  # live recordings do not state it
-        cluster_end = math.inf if at >= cluster_end else cluster_end
+        fits = end <= cluster_end if at < cluster_end else start - at == _ID_BYTES or kind in _ANYWHERE
         if kind == _SEGMENT:
             at, segment_end = begin, end
         elif kind == _CLUSTER:
+            gaps += [at] * (at < cluster_end < math.inf)
             at, cluster_end = begin, end
-        elif start - at > _ID_BYTES or begin - start > 8 or end > cluster_end or end == math.inf:
+        elif start - at > _ID_BYTES or begin - start > 8 or end == math.inf or not fits:
             gaps.append(at)
             if (cluster := _NEXT_CLUSTER.search(data, at + 1)) is None:
-                return Extent(math.inf, tuple(gaps), tuple(blocks))
-            at, cluster_end = cluster.start(), math.inf
+                return Extent(math.inf, tuple(gaps), _rows(blocks))
+            at, cluster_end = cluster.start(), 0.0
+        elif end > (last := int(min(segment_end, len(data)))) and (cluster := _NEXT_CLUSTER.search(data, at + 1, last)):
+            gaps.append(at)  # its size is wrong
+            at, cluster_end = cluster.start(), 0.0
         elif kind == _BLOCK_GROUP:
             at = begin
         else:
-            if kind in _BLOCKS and size > _BLOCK_HEADER and end <= len(data):
-                blocks.append((begin, data[begin]))
+            header = begin + 9 - data[begin].bit_length() if begin < end <= len(data) else begin
+            if kind in _BLOCKS and end > header + _BLOCK_HEADER and header > begin:  # others are empty
+                blocks.extend((begin, int.from_bytes(data[begin:header], "big")))
             at = int(end)
-    return Extent(max(at, segment_end) if segment_end < math.inf else at, tuple(gaps), tuple(blocks))
+    return Extent(max(at, segment_end) if segment_end < math.inf else at, tuple(gaps), _rows(blocks))
+
+
+def _rows(blocks: array[int]) -> Int64:
+    return np.array(blocks, dtype=np.int64).reshape(-1, 2)
 
 
 def _ogg(data: memoryview) -> Extent:
@@ -162,7 +179,8 @@ def _ogg(data: memoryview) -> Extent:
             continue
         flags = data[at + 5]
         at, begun = end, begun or not flags & _FIRST
-    return Extent(at, tuple(gaps))
+    is_page = bytes(data[at : at + 4]) == b"OggS"  # of which the header is cut off
+    return Extent(at + _PAGE_HEADER * is_page, tuple(gaps))
 
 
 def _gif(data: memoryview) -> Extent:

@@ -51,8 +51,8 @@ def left_out(source: VideoFile) -> tuple[str, ...]:
         audio, several = bool(container.streams.audio), len(video_streams(container)) > 1
         name = container.format.name.split(",")[0]
         joined = _is_joined(source.path, name)
-        cut_off = _is_cut_off(source.path, name) or (source.cut_off and not joined)
         codec = stream.codec_context.codec.canonical_name if stream.codec_context else ""
+        cut_off = _is_cut_off(source.path, name, codec) or (source.cut_off and not joined)
         unnumbered = name == "mpegts" and not is_numbered(source.path, stream.id, codec)
     found = {AUDIO: audio, OTHER_TRACKS: several, CUT_OFF: cut_off, JOINED: joined, UNNUMBERED: unnumbered}
     return tuple(remark for remark, applies in found.items() if applies)
@@ -76,9 +76,9 @@ def _is_joined(path: Path, container: str) -> bool:
     return bool(moov) and b"mvex" not in children(moov, 0, len(moov))
 
 
-def _is_cut_off(path: Path, container: str) -> bool:
+def _is_cut_off(path: Path, container: str, codec: str) -> bool:
     """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which those of `END_STATED`, AVI
-    and FLV do, or ends with many zeros. Raises as `find_extent`."""
+    and FLV do, or ends with many zeros, which are no black picture. Raises as `find_extent`."""
     length = path.stat().st_size
     with path.open("rb") as file:
         boxes = iter_file_boxes(file, length) if container == "mov" else ()
@@ -86,7 +86,7 @@ def _is_cut_off(path: Path, container: str) -> bool:
             return True
         if (container == "avi" and _riff_end(file) > length) or (container == "flv" and _breaks_off(file, length)):
             return True
-        if container not in END_STATED and length > _ZEROS:
+        if container not in END_STATED and codec != "rawvideo" and length > _ZEROS:
             file.seek(-_ZEROS, os.SEEK_END)
             if not any(file.read()):
                 return True

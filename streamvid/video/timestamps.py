@@ -243,7 +243,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
         name, track, incomplete = container.format.name.split(",")[0], stream.id, None
-        corrupt = rows["corrupt"] if name == "mpegts" else before_gaps(source, rows["position"])
+        corrupt = rows["corrupt"] if name == "mpegts" else before_gaps(source, name, rows["position"])
         if corrupt.any() and not (name == "mpegts" and gapless(source.path, track, codec)):
             if codec not in ("h264", "hevc"):
                 raise ValueError(DAMAGED)

@@ -18,7 +18,7 @@ from streamvid.storage.retry import Retry
 from streamvid.video.gaps import find_extent
 from streamvid.video.gpu_support import Purpose
 from streamvid.video.recordings import DAMAGED
-from streamvid.video.stored_clip import CUT_OFF, StoredClip
+from streamvid.video.stored_clip import CUT_OFF, OTHER_TRACKS, StoredClip
 from tests.support.clips import decoded_pictures, write
 from tests.support.remux import remuxing
 from tools.recipes import Recipe
@@ -161,6 +161,106 @@ def test_whole_videos_have_no_gap(kind: str, tmp_path: Path) -> None:
         source.write_bytes(2 * data)
         assert find_extent(source, container).end == 2 * len(data)
         assert len(prepare(source, tmp_path / "twice").index.visible) == 96
+
+
+def element(kind: int, payload: bytes) -> bytes:
+    """An element of Matroska, with a size of eight bytes."""
+    return kind.to_bytes((kind.bit_length() + 7) // 8, "big") + (len(payload) | 1 << 56).to_bytes(8, "big") + payload
+
+
+def elements(data: bytes) -> list[tuple[int, bytes]]:
+    """The elements in a payload: ids and payloads."""
+    found, at = [], 0
+    while at < len(data):
+        start = at + 9 - data[at].bit_length()
+        begin = start + 9 - data[start].bit_length()
+        size = int.from_bytes(data[start:begin], "big") & (1 << 7 * (begin - start)) - 1
+        found.append((int.from_bytes(data[at:start], "big"), data[begin : begin + size]))
+        at = begin + size
+    return found
+
+
+def test_tracks_of_matroska_with_numbers_of_two_bytes(tmp_path: Path) -> None:
+    """The blocks of track 201 counted as blocks of track 200 that FFmpeg leaves out."""
+
+    def entry(data: bytes, number: int) -> bytes:
+        renumbered = {0xD7: number.to_bytes(2, "big"), 0x73C5: number.to_bytes(2, "big")}  # and its UID
+        return element(0xAE, b"".join(element(kind, renumbered.get(kind, part)) for kind, part in elements(data)))
+
+    def block(data: bytes) -> bytes:
+        return b"".join(element(0xA3, bytes((0x40, number)) + data[1:]) for number in (200, 201))
+
+    def copy(kind: int, data: bytes) -> bytes:
+        if kind == 0x1654AE6B:  # Tracks
+            (track,) = (part for kind, part in elements(data) if kind == 0xAE)
+            return element(kind, entry(track, 200) + entry(track, 201))
+        if kind == 0x1F43B675:  # Cluster
+            parts = elements(data)
+            return element(kind, b"".join(block(part) if kind == 0xA3 else element(kind, part) for kind, part in parts))
+        return b""
+
+    (_, header), (segment, data) = elements(make("mkv", tmp_path).read_bytes())
+    whole = b"".join(copy(*part) for part in elements(data))
+    source = tmp_path / "b.mkv"
+    source.write_bytes(element(0x1A45DFA3, header) + element(segment, whole))
+    with av.open(str(source)) as container:
+        assert len(container.streams.video) == 2
+    clip = prepare(source, tmp_path / "clip")
+    assert (len(clip.index.visible), clip.source_remarks) == (48, (OTHER_TRACKS,))
+
+
+@pytest.mark.parametrize("kind", ["webm", "mkv", "live mkv"])
+def test_a_block_with_a_size_that_reaches_behind_the_end(kind: str, tmp_path: Path) -> None:
+    """It counted as a file that is cut off there, though FFmpeg reads on behind it."""
+    source = make(kind, tmp_path)
+    data = source.read_bytes()
+    cluster = [found.start() for found in re.finditer(b"\x1f\x43\xb6\x75", data)][-2]
+    hole = element(0xEC, b"")[:-8] + (1 << 56 | 1 << 30).to_bytes(8, "big")  # Void, of a GB
+    source.write_bytes(data[:cluster] + hole + data[cluster + len(hole) :])
+    with av.open(str(source)) as container:
+        assert 0 < sum(packet.size > 0 for packet in container.demux(video=0)) < 48
+    with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off"):
+        prepare(source, tmp_path / "clip")
+
+
+@pytest.mark.parametrize("lost", ["its last blocks", "a cluster"])
+def test_a_cluster_of_another_size_than_it_says(lost: str, tmp_path: Path) -> None:
+    """What follows was taken for the next element."""
+    source = make("mkv", tmp_path)
+    data = source.read_bytes()
+    first, behind = [found.start() for found in re.finditer(b"\x1f\x43\xb6\x75", data)][-3:-1]
+    with av.open(str(source)) as container:
+        places = [packet.pos for packet in container.demux(video=0) if packet.size]
+    begin = next(place for place in places if place is not None and place > first + 2000) - 3
+    assert data[begin] == 0xA3
+    if lost == "a cluster":  # an element that clusters alone have hides it
+        hidden = element(0xA7, bytes(behind - first - 9))
+        source.write_bytes(data[:first] + hidden + data[behind:])
+    else:
+        source.write_bytes(data[:begin] + data[behind:])
+    with av.open(str(source)) as container:
+        assert 24 < sum(packet.size > 0 for packet in container.demux(video=0)) < 48
+    with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off"):
+        prepare(source, tmp_path / "clip")
+
+
+def test_an_ogg_file_that_is_cut_off_in_the_header_of_a_page(tmp_path: Path) -> None:
+    source = make("ogg", tmp_path)
+    data = source.read_bytes()
+    source.write_bytes(data[: data.rindex(b"OggS") + 20])
+    clip = prepare(source, tmp_path / "clip")
+    assert 0 < len(clip.index.visible) < 48
+    assert clip.source_remarks == (CUT_OFF,)
+
+
+def test_a_black_picture_at_the_end_of_uncompressed_video(tmp_path: Path) -> None:
+    """Its zeros are no missing end."""
+    source = tmp_path / "a.y4m"
+    pictures = (bytes([200 - 40 * number]) * (320 * 240) for number in range(6))
+    header = b"YUV4MPEG2 W320 H240 F25:1 Ip A1:1 Cmono\n"
+    source.write_bytes(header + b"".join(b"FRAME\n" + picture for picture in pictures))
+    clip = prepare(source, tmp_path / "clip", "gpu")
+    assert (len(clip.index.visible), clip.source_remarks) == (6, ())
 
 
 def test_an_ogg_file_that_is_cut_off(tmp_path: Path) -> None:
