@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,10 +29,11 @@ from streamvid.storage.url import is_local, join, local_path, redact, split_quer
 
 @dataclass(frozen=True)
 class VideoInPlace:
-    """A video in place of a dataset: its file, the file's version when it was indexed, and its clips that are not
-    forgotten, as shard and row."""
+    """A video in place of a dataset: its file, where in it the video begins, the file's version when it was indexed,
+    and the video's clips that are not forgotten, as shard and row."""
 
     path: str
+    offset: int
     version: FileVersion
     clips: tuple[tuple[str, int], ...]
 
@@ -110,7 +112,8 @@ def _in_place(dataset: Dataset) -> dict[str, VideoInPlace]:
         version = dataset.version(row)
         if version is not None and row not in forgotten:
             clips = found[source].clips if source in found else ()
-            found[source] = VideoInPlace(dataset.location(row), version, (*clips, dataset.place_in_shard(row)))
+            at = dataset.location(row), int(dataset.clips.mp4_offset[row])
+            found[source] = VideoInPlace(*at, version, (*clips, dataset.place_in_shard(row)))
     return found
 
 
@@ -123,17 +126,22 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
             another name.
     """
     changed = {}
-    names = {stored.path: name for name, stored in base.in_place.items()}
+    real = cache(os.path.realpath)
+    names = {(_in_folder(stored.path, real), stored.offset): name for name, stored in base.in_place.items()}
     for source in sources:
-        stored = base.in_place.get(source.name)
-        if stored is None and source.part is None and source.path in names:
-            raise InputError(
-                f"{redact(source.path)}: the dataset has this file as {names[source.path]}, by the path below another "
-                f"folder, and not as {source.name}: give the same folders as before, or those of new files alone"
-            )
-        if stored is None or source.problem:
+        if source.problem:
             continue
-        same_version = (stored.version.size, stored.version.mark) == (source.file_bytes or source.size, source.mark)
+        stored = base.in_place.get(source.name)
+        if stored is None:
+            name = names.get((_in_folder(source.path, real), source.part[0] if source.part else 0))
+            # What begins there in another version of a tar may be another video.
+            if name is None or (source.part and not _is_version(source, base.in_place[name].version)):
+                continue
+            raise InputError(
+                f"{redact(source.path)}: the dataset has this file as {name}, by the path below another folder, and "
+                f"not as {source.name}: give the same folders as before, or those of new files alone"
+            )
+        same_version = _is_version(source, stored.version)
         if _is_at(source.path, stored.path):
             is_new = not same_version
         elif same_version:
@@ -147,6 +155,18 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
         if is_new:
             changed[source.name] = stored.clips
     return changed
+
+
+def _is_version(source: SourceVideo, version: FileVersion) -> bool:
+    return (source.file_bytes or source.size, source.mark) == (version.size, version.mark)
+
+
+def _in_folder(path: str, real: Callable[[str], str]) -> str:
+    """A path without links to folders, by a `real` path for each; a URL as it is."""
+    if not is_local(path):
+        return path
+    folder, name = os.path.split(local_path(path))
+    return os.path.join(real(folder), name)
 
 
 def _is_at(path: str, place: str) -> bool:

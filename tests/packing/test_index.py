@@ -466,6 +466,27 @@ def test_an_update_from_a_folder_above_indexes_no_file_twice(tmp_path: Path, vid
     with pytest.raises(InputError, match=r"a/one\.mp4: the dataset has this file as one\.mp4, .*not as a/one\.mp4"):
         index(videos, tmp_path / "indexed", update=True, progress=False)
     assert index(videos / "b", tmp_path / "indexed", update=True, progress=False).clips == 2
+    (tmp_path / "link").symlink_to(videos)
+    with pytest.raises(InputError, match=r"link/a/one\.mp4: the dataset has this file as one\.mp4"):
+        index(tmp_path / "link", tmp_path / "indexed", update=True, progress=False)
+
+
+def test_an_update_of_tars_that_cannot_be_read_to_their_end(tmp_path: Path) -> None:
+    """It was an error: the line that says what is wrong with a tar counted as its file by another name."""
+    one, two = (encoded(replace(CLIP, seed=seed), tmp_path) for seed in range(2))
+    tar, made = tmp_path / "in" / "some" / "a.tar", tmp_path / "ds"
+    write_tar(tar, [("1.mp4", two), ("0.mp4", one), ("0.mp4", one), ("2.mp4", b"no video")])
+    assert index(tar.parent, made, progress=False).clips == 2
+    report = index(tar.parent, made, update=True, progress=False)
+    assert (report.clips, [video.source for video in report.rejected]) == (0, ["a.tar", "a.tar/2.mp4"])
+    with pytest.raises(
+        InputError, match=r"a\.tar: the dataset has this file as a\.tar/0\.mp4, .*not as some/a\.tar/0\.mp4"
+    ):
+        index(tar.parents[1], made, update=True, progress=False)
+    write_tar(tar, [("3.mp4", one), ("0.mp4", one)])  # where another one began
+    assert index(tar.parent, made, update=True, progress=False).clips == 2
+    os.truncate(tar, 600)
+    assert len(index(tar.parent, made, update=True, progress=False).rejected) == 1
 
 
 def test_clips_of_a_changed_video_with_a_long_name_get_new_keys(tmp_path: Path) -> None:
