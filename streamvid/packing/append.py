@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.forgotten import forgotten_rows, purged_name, read_table
 from streamvid.dataset.manifest import FILE_NAME, Manifest
 from streamvid.dataset.revisions import next_number
+from streamvid.dataset.roots import resolve_roots
 from streamvid.errors import InputError
 from streamvid.packing.destination import read_rejected
 from streamvid.packing.journal import Rejected
@@ -25,6 +27,9 @@ from streamvid.storage import filesystem
 from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.storage.url import is_local, join, local_path, redact, split_query
+from streamvid.text import format_count
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class BaseDataset:
         labelled: whether any clip has a label.
         rejected: the rows of rejected.parquet.
         in_place: its videos in place, by name, without those whose clips are all forgotten.
+        roots: the real paths, or URLs, of its roots.
         next_number: the lowest shard number that no revision of the dataset has used.
         forgotten: the table of forgotten clips, see `streamvid.dataset.forgotten`.
     """
@@ -62,6 +68,7 @@ class BaseDataset:
     labelled: bool
     rejected: tuple[Rejected, ...]
     in_place: Mapping[str, VideoInPlace]
+    roots: frozenset[str]
     next_number: int
     forgotten: pa.Table
 
@@ -91,6 +98,7 @@ def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
         bool((dataset.clips.label >= 0).any()),
         rejected,
         _in_place(dataset),
+        frozenset(map(_real, resolve_roots(destination, manifest.roots, roots))),
         next_number(destination, manifest),
         forgotten,
     )
@@ -122,10 +130,10 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
     as shard and row.
 
     Raises:
-        InputError: a source has the name of a video in the dataset, and is another file; or is the file of one, and has
-            another name.
+        InputError: a source has the name of a video in the dataset, and is another file, below a new root; or is the
+            file of one, and has another name.
     """
-    changed = {}
+    changed, elsewhere = {}, []
     real = cache(os.path.realpath)
     names = {(_in_folder(stored.path, real), stored.offset): name for name, stored in base.in_place.items()}
     for source in sources:
@@ -146,6 +154,9 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
             is_new = not same_version
         elif same_version:
             is_new = is_local(stored.path) and not os.path.exists(local_path(stored.path))  # it was moved
+        elif _real(source.root) in base.roots:
+            elsewhere.append(f"{source.name} ({redact(stored.path)})")
+            continue
         else:
             raise InputError(
                 f"{source.name}: the dataset has a video of this name, {redact(stored.path)}, of another size or time "
@@ -154,6 +165,12 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
             )
         if is_new:
             changed[source.name] = stored.clips
+    if elsewhere:
+        log.warning(
+            "%s of another size or time, which the dataset has elsewhere by that name, as from a repair: left out; the "
+            "first is %s",
+            format_count(len(elsewhere), "video"), elsewhere[0],
+        )  # fmt: skip
     return changed
 
 
@@ -171,9 +188,11 @@ def _in_folder(path: str, real: Callable[[str], str]) -> str:
 
 def _is_at(path: str, place: str) -> bool:
     """Whether two paths or URLs name one file, also through links; the query of a URL does not count."""
-    if is_local(path) and is_local(place):
-        return path == place or os.path.realpath(local_path(path)) == os.path.realpath(local_path(place))
-    return split_query(path)[0] == split_query(place)[0]
+    return path == place or _real(path) == _real(place)
+
+
+def _real(path: str) -> str:
+    return os.path.realpath(local_path(path)) if is_local(path) else split_query(path)[0]
 
 
 def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Collection[str] = ()) -> list[SourceVideo]:

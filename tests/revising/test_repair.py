@@ -142,7 +142,7 @@ def test_clips_that_were_cut(videos: Path, tmp_path: Path) -> None:
     assert sv.verify(folder, decode=True, progress=False).ok
 
 
-def test_videos_that_stay_where_they_are(videos: Path, tmp_path: Path) -> None:
+def test_videos_that_stay_where_they_are(videos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     places = Path(shutil.copytree(videos, tmp_path / "in"))
     folder = tmp_path / "ds"
     sv.index([places], folder, progress=False)
@@ -154,6 +154,15 @@ def test_videos_that_stay_where_they_are(videos: Path, tmp_path: Path) -> None:
     assert report.repaired == ("clip3",)
     assert found_bad(folder, tmp_path / "q2") == set()
     assert read_manifest(str(folder)).roots != read_manifest(str(folder), revision=0).roots
+    # The damaged file is another one of the same name: an update ended with an error.
+    shutil.copy(videos / "clip0.mp4", places / "new.mp4")
+    caplog.clear()
+    assert sv.index([places], folder, update=True, progress=False).clips == 1
+    assert caplog.messages == [
+        "1 video of another size or time, which the dataset has elsewhere by that name, as from a repair: left out; "
+        f"the first is clip3.mp4 ({videos}/clip3.mp4)"
+    ]
+    assert len(sv.Dataset.open(folder).forgotten) == 0
 
 
 def test_killed_after_it_was_published(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
