@@ -104,4 +104,6 @@ def other_options(spec: JobSpec, report: Mapping[str, object] | None) -> list[st
     before, now = (report or {}).get("options"), to_json(spec.settings)
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []
-    return [name for name in _OF_CLIPS if name in before and before[name] != now[name]]
+    differing = [name for name in _OF_CLIPS if name in before and before[name] != now[name]]
+    # Without a rate, no video has needed one.
+    return [name for name in differing if name != "fps" or None not in (before[name], now[name])]

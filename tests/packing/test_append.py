@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,7 +74,8 @@ def test_options_that_the_last_pack_had_otherwise_are_named(
     """Whole videos among clips of half a second, because --clip was left out the second time, came without a word."""
     options = PackOptions(cutting=FixedLength(6, "frames"))
     pack([some(videos, tmp_path / "in", "3.mp4")], tmp_path / "ds", options=options)
-    pack([some(videos, tmp_path / "in", "4.mp4")], tmp_path / "ds", options=options, shard_size=SHARD, append=True)
+    given: dict[str, Any] = {"options": replace(options, fps=30), "shard_size": SHARD, "append": True}
+    pack([some(videos, tmp_path / "in", "4.mp4")], tmp_path / "ds", **given)  # the rate is that of images, of none here
     assert caplog.messages == []
     pack([some(videos, tmp_path / "in", "5.mp4")], tmp_path / "ds", options=PackOptions(track=0), append=True)
     assert caplog.messages == [
