@@ -23,7 +23,7 @@ from streamvid.cli import clips, export, info, pack, reshape, revising, verify
 from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, check_needs, fail
 from streamvid.errors import InputError, StreamvidError
 from streamvid.host import limit_met
-from streamvid.text import module_at_fault
+from streamvid.text import module_at_fault, printable
 
 _AGAIN_SECONDS: Final = 0.05
 """Delay before a lost signal is sent again."""
@@ -35,6 +35,13 @@ class _Interrupted(KeyboardInterrupt):
 
 class _Terminated(SystemExit):
     """SIGTERM as an exception, so that temporary files are removed and worker processes end, as on Ctrl-C."""
+
+
+class _Formatter(logging.Formatter):
+    """Without control characters: messages name files, also those in tars of others."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name of the standard library
+        return printable(super().formatMessage(record))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -75,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _open_streams()
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="streamvid: %(message)s", stream=sys.stderr, force=True)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("streamvid: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     # Only warnings of other libraries: their details are long, and botocore's contain secrets.
     for name, level in (
         ("streamvid", logging.DEBUG if arguments.verbose else logging.WARNING),

@@ -65,7 +65,8 @@ def path_parts(path: str) -> tuple[str, ...]:
 
 def count_extensions(files: Sequence[str], before: str = ": ") -> str:
     """The number of files by extension, most frequent first, after the text `before`; "" without files."""
-    counted = Counter(posixpath.splitext(split_query(path)[0])[1].lower() or "without one" for path in files)
+    extensions = (posixpath.splitext(split_query(path)[0])[1][:_LONGEST].lower() for path in files)
+    counted = Counter(extension or "without one" for extension in extensions)
     counts = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
     words = [f"{count:,} {extension}" for extension, count in counts[:_EXTENSIONS_SHOWN]]
     if len(counts) > len(words):
@@ -74,6 +75,8 @@ def count_extensions(files: Sequence[str], before: str = ": ") -> str:
 
 
 _EXTENSIONS_SHOWN: Final = 5
+_LONGEST: Final = 20
+"""Characters of an extension that are shown: a member of a tar may have a million."""
 _PLAIN: Final = re.compile(r"[^/\x00-\x1f:]+(/[^/\x00-\x1f:]+)*")
 _NAMES: Final = re.compile(r"[^/\x00-\x1f]+(/[^/\x00-\x1f]+)*/?")
 

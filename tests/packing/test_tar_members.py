@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from streamvid.cli.main import main
 from streamvid.errors import InputError
 from streamvid.packing.inputs import find_sources
 from streamvid.packing.metadata import MetadataLists
@@ -172,6 +173,18 @@ def test_samples_that_give_no_clip_are_counted(tmp_path: Path, caplog: pytest.Lo
     ((source,), _) = find(tmp_path / "none.tar")
     assert source.problem == "it holds no videos and no images; found 2 .heic"
     assert not caplog.records
+
+
+def test_names_in_tars_cannot_write_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A warning that counts extensions printed them as they were, of any length."""
+    members = [("0.mp4", VIDEO), ("1.\x1b[31m\u202e\n", b"a"), (f"2.{'z' * 3000}", b"a")]
+    write_tar(tmp_path / "in" / "a.tar", members, format=tarfile.GNU_FORMAT)
+    main(["index", str(tmp_path / "in"), str(tmp_path / "ds")])
+    said = capsys.readouterr().err.splitlines()[0]
+    assert said == (
+        "streamvid: 2 samples in tars hold nothing that becomes a clip, and are left out: 1 .\ufffd[31m\ufffd\ufffd, "
+        f"1 .{'z' * 19}"
+    )
 
 
 def test_tars_one_behind_the_other_are_read_to_the_last(tmp_path: Path) -> None:
