@@ -59,22 +59,23 @@ def follow_on(pts: Int64, keyframe: Bool, duration: Int64, *, least: float = RES
     highest = highs[0]
     ends = [*keys.tolist(), len(pts), len(pts)]
     for key, low, high, end in zip(ends[1:-2], lows[1:], highs[1:], ends[3:], strict=True):
-        if pts[key] < highest:
+        added = int(made[key] - pts[key])
+        falls, leaps = pts[key] < highest, low - highest > added > 0
+        if falls or leaps:
             part = slice(parts[-1], key)
             steps = np.diff(np.unique(pts[part]))
             usual = int(np.median(steps)) if len(steps) else max(1, int(duration[key - 1]))
+        if falls:
             later = pts[key:end][pts[key:end] > highest]
             goes_on = len(later) and later.min() <= highest + RESTART_FRAMES * usual
-            falls = highest - int(pts[key])
-            if falls > least * usual and not (goes_on and 2 * (end - key - len(later)) * usual < falls):
+            fall = highest - int(pts[key])
+            if fall > least * usual and not (goes_on and 2 * (end - key - len(later)) * usual < fall):
                 made[key:] = pts[key:] + (made[part].max() + usual - low)
                 parts.append(key)
                 highest = high
-        elif low - highest > (added := int(made[key] - pts[key])) > 0:
-            usual = int(np.median(np.diff(np.unique(pts[parts[-1] : key]))))
-            if low - highest - added <= 2 * usual:  # the clock comes back: it fell for a while
-                made[key:] = pts[key:]
-                parts.append(key)
+        elif leaps and low - highest - added <= 2 * usual:  # the clock comes back: it fell for a while
+            made[key:] = pts[key:]
+            parts.append(key)
         highest = max(highest, high)
     return made, np.array(parts[1:], dtype=np.int64)
 
