@@ -31,6 +31,7 @@ _BLOCKS: Final = (0xA1, 0xA3)
 _BLOCK_HEADER: Final = 3
 """Bytes of a block's time and flags, behind the number of its track (RFC 9559, 10.1)."""
 _BOX: Final = re.compile(rb"[ -~\xa9][ -~]{3}")
+_BOX_HEADER: Final = 8
 _MOOF: Final = re.compile(rb"moof....mfhd", re.DOTALL)
 _ZEROS: Final = re.compile(rb"\0+")
 _NEXT_CLUSTER: Final = re.compile(_CLUSTER.to_bytes(4, "big"))
@@ -185,7 +186,7 @@ def _ogg(data: memoryview) -> Extent:
 
 def _gif(data: memoryview) -> Extent:
     """The extent of GIF: blocks that follow each other up to a trailer (GIF89a, 18 to 27)."""
-    at = 13 + _color_table(data[10])
+    at = 13 + (_color_table(data[10]) if len(data) > 10 else 0)
     while at < len(data) and data[at] != 0x3B:
         if data[at] == 0x21:  # an extension
             at += 2
@@ -218,7 +219,7 @@ def _fragments(source: Path) -> Extent:
             if end < payload or not _BOX.fullmatch(kind):
                 break
             at, fragmented = end, fragmented or kind == b"moof"
-    if at >= length or not fragmented:
+    if length - at < _BOX_HEADER or not fragmented:
         return Extent()
     rest = mapped(source)[at:]  # other bytes may be anything, but no fragments
     return Extent(math.inf) if not rest.any() or _MOOF.search(rest.data) else Extent()

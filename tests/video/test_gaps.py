@@ -100,8 +100,9 @@ def test_fragments_of_an_mp4_behind_a_gap(tmp_path: Path) -> None:
         source.write_bytes(data[:begin] + hole + (b"" if hole is tail else data[behind:]))
         clip = prepare(source, tmp_path / f"clip{number}")
         assert (len(clip.index.visible), clip.source_remarks) == (24, (CUT_OFF,))
-    source.write_bytes(data + b"trailing text")
-    assert not prepare(source, tmp_path / "whole").source_remarks
+    for number, after in enumerate((b"trailing text", bytes(4))):
+        source.write_bytes(data + after)
+        assert not prepare(source, tmp_path / f"whole{number}").source_remarks
 
 
 def test_a_gif_with_a_gap_or_without_its_end(tmp_path: Path) -> None:
@@ -122,6 +123,15 @@ def test_a_gif_with_a_gap_or_without_its_end(tmp_path: Path) -> None:
     assert not prepare(source, tmp_path / "padded", "gpu").source_remarks
     source.write_bytes(data[:-1])  # without the trailer, as some are
     assert not prepare(source, tmp_path / "whole", "gpu").source_remarks
+
+
+@pytest.mark.parametrize("length", range(6, 14))
+def test_the_beginning_of_a_gif(length: int, tmp_path: Path) -> None:
+    """FFmpeg opens it from 9 bytes on. It was rejected for an unexpected IndexError."""
+    source = tmp_path / "a.gif"
+    source.write_bytes(b"GIF89a@\0@\0\xf7\0\0"[:length])
+    with pytest.raises(VideoError):
+        prepare(source, tmp_path / "clip", "gpu")
 
 
 def test_a_file_that_ends_with_many_zeros_is_cut_off(tmp_path: Path) -> None:
