@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, MISSING, dataclass, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, fields, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Final, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from streamvid.arrays import Bool, Float64, Int64
-from streamvid.checks import check, integer, one_of, shown
+from streamvid.checks import check, integer, is_integer, one_of, shown
 from streamvid.errors import InputError
 from streamvid.sampling.padding import PADS, Pad, reflect_index
 
@@ -233,32 +233,36 @@ def select(sampler: FrameSampler, clip: ClipTimes, random: Float64, *, number: i
     """
     layout = sampler.sample(clip, random, number)
     if not type(sampler).__module__.startswith(_OURS):
-        _check_layout(sampler, clip, layout)
+        layout = _checked(sampler, clip, layout)
     selection = _padded(clip, layout, sampler.pad)
     return selection if layout.length is None else lengthen(selection, layout.length, sampler.pad)
 
 
-def _check_layout(sampler: FrameSampler, clip: ClipTimes, layout: object) -> None:
-    """Raise InputError unless a user's sampler has placed its frame positions in the clip."""
+def _checked(sampler: FrameSampler, clip: ClipTimes, layout: object) -> SlotLayout:
+    """The layout of a user's sampler, in int64. Raises InputError unless its frame positions are placed in the clip."""
     name = f"{type(sampler).__name__}.sample"
     check(isinstance(layout, SlotLayout), layout, f"the result of {name}", "a SlotLayout")
     assert isinstance(layout, SlotLayout)
     position, count = layout.position, sampler.num_frames
-    valid = (
-        isinstance(position, np.ndarray)
-        and position.dtype.kind in "iu"
-        and position.ndim == 1
-        and (count is None or layout.length is not None or len(position) == count)
-        and position.min(initial=0) >= 0
-        and (layout.in_ticks or bool((position[position < layout.end] < clip.frames).all()))
-        and not (layout.in_ticks and bool((np.diff(position) < 0).any()))
+    if isinstance(position, np.ndarray) and position.dtype.kind in "iu" and position.ndim == 1 and len(position):
+        position = position.astype(np.int64)
+        length = len(position) if layout.length is None else layout.length
+        if (
+            is_integer(layout.end)
+            and is_integer(length)
+            and len(position) <= length
+            and (count is None or length == count)
+            and position.min() >= 0
+            and position.max(initial=0, where=position < layout.end)
+            < (clip.duration if layout.in_ticks else clip.frames)
+            and not (layout.in_ticks and (np.diff(position) < 0).any())
+        ):
+            return replace(layout, position=position)
+    many = "" if count is None else f"{count} of them, or so many by `length`, "
+    raise InputError(
+        f"{name} must give an array of whole numbers, {many}from 0 on, those before `end` within the clip, ticks in "
+        f"order; of clip {clip.key!r} it gives {shown(layout)}"
     )
-    if not valid:
-        many = "" if count is None else f"{count} of them, "
-        raise InputError(
-            f"{name} must give an array of whole numbers, {many}from 0 on, those before `end` within the clip, ticks "
-            f"in order; of clip {clip.key!r} it gives {shown(layout)}"
-        )
 
 
 def _padded(clip: ClipTimes, layout: SlotLayout, pad: Pad) -> Selection:

@@ -197,22 +197,29 @@ class Own(FixedLengthSampler):
         (None, r"the result of Own\.sample must be a SlotLayout; it is None"),
         (SlotLayout(np.array([-1, 0]), 3, False), "from 0 on, .*; of clip 'a' it gives SlotLayout"),
         (SlotLayout(np.array([0, 3]), 9, False), "within the clip"),
-        (SlotLayout(np.array([0]), 3, False), "must give an array of whole numbers, 2 of them, from 0 on"),
+        (SlotLayout(np.array([0]), 3, False), "must give an array of whole numbers, 2 of them, or so many by `length`"),
+        (SlotLayout(np.array([0, 1]), 3, False, length=3), "2 of them"),
+        (SlotLayout(np.array([0, 1, 2]), 3, False, length=2), "2 of them"),
+        (SlotLayout(np.array([0, 1]), 3, False, length="2"), "2 of them"),  # type: ignore[arg-type]
+        (SlotLayout(np.empty(0, dtype=int), 3, False, length=2), "2 of them"),
+        (SlotLayout(np.array([0, 1]), None, False), "those before `end`"),  # type: ignore[arg-type]
+        (SlotLayout(np.array([0, 90]), 99, True), "those before `end` within the clip"),
+        (SlotLayout(np.array([0, 2**64 - 1], dtype=np.uint64), 3, False), "from 0 on"),
         (SlotLayout(np.array([0.0, 1.0]), 3, False), "an array of whole numbers"),
         (SlotLayout([0, 1], 3, False), "an array of whole numbers"),  # type: ignore[arg-type]
         (SlotLayout(np.array([60, 0]), 90, True), "ticks in order; of clip"),
     ],
-    ids=["none", "negative", "outside", "too few", "floats", "list", "falling ticks"],
 )
 def test_what_a_sampler_of_a_user_may_not_give(given: Any, said: str) -> None:
     """Negative frame numbers counted from the clip's end, unnoticed; all others were errors that named nothing."""
     clip = ClipTimes(np.array([0, 30, 60]), 90, Fraction(1, 900), "a")
     with pytest.raises(InputError, match=said):
         base.select(Own(2, given=given), clip, np.empty(0))
-    assert base.select(Own(2, given=SlotLayout(np.array([2, 3]), 3, False)), clip, np.empty(0)).frames.tolist() == [
-        2,
-        2,
-    ]
+    for kind in (np.int64, np.uint64, np.uint8):  # the number of a black frame, -1, was 255 in uint8
+        own = Own(2, given=SlotLayout(np.array([2, 3], dtype=kind), 3, False), pad="constant")
+        assert base.select(own, clip, np.empty(0)).frames.tolist() == [2, -1]
+    own = Own(2, given=SlotLayout(np.array([2]), 3, False, length=2))
+    assert base.select(own, clip, np.empty(0)).frames.tolist() == [2, 2]
 
 
 def test_a_sampler_of_a_user_that_lacks_a_method() -> None:
