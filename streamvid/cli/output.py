@@ -140,7 +140,7 @@ def add_options(
             more = {"choices": tuple(form.split("|"))}
         elif value != form:
             more |= {"action": "append", "default": []}
-        elif value in _SELECTING:
+        elif value in _SELECTING and not default:
             more["action"] = _Once
         if default:
             more["default"] = default

@@ -29,7 +29,24 @@ def test_it_writes_a_page(
     assert "frames of 2 of 2 clips" in out
     assert err == ""
     options = ["--sampling", "sv.Window(4, fps=8, start='first')", "--transform", "Transform(resize=48, crop=(32, 40))"]
-    assert main(["preview", str(packed), "--out", "b.html", *options, "--where", "frames > 1", "--clips", "1"]) == 0
+    assert (
+        main(
+            [
+                "preview",
+                str(packed),
+                "--out",
+                "a.html",
+                "--out",
+                "b.html",
+                *options,
+                "--where",
+                "frames > 1",
+                "--clips",
+                "1",
+            ]
+        )
+        == 0
+    )
     text = (tmp_path / "b.html").read_text()
     assert "Window(frames=4, fps=8, start=&#x27;first&#x27;), Transform(resize=48, crop=(32, 40))" in text
     assert text.count('width="40" height="32"') == 4
