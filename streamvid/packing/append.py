@@ -26,7 +26,7 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
-from streamvid.storage.url import is_local, join, local_path, redact, split_query
+from streamvid.storage.url import is_local, join, local_path, redact
 from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,8 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
                 continue
             raise InputError(
                 f"{redact(source.path)}: the dataset has this file as {name}, by the path below another folder, and "
-                f"not as {source.name}: give the same folders as before, or those of new files alone"
+                f"not as {source.name}: give the same folders as before, or those of new files alone; or index all "
+                "anew (--overwrite)"
             )
         same_version = _is_version(source, stored.version)
         if _is_at(source.path, stored.path):
@@ -187,12 +188,12 @@ def _in_folder(path: str, real: Callable[[str], str]) -> str:
 
 
 def _is_at(path: str, place: str) -> bool:
-    """Whether two paths or URLs name one file, also through links; the query of a URL does not count."""
+    """Whether two paths or URLs name one file, also through links."""
     return path == place or _real(path) == _real(place)
 
 
 def _real(path: str) -> str:
-    return os.path.realpath(local_path(path)) if is_local(path) else split_query(path)[0]
+    return os.path.realpath(local_path(path)) if is_local(path) else path
 
 
 def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Collection[str] = ()) -> list[SourceVideo]:

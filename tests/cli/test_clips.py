@@ -69,6 +69,13 @@ def test_extract_and_diff(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["extract", str(folder / "ds"), str(out), "slow", "top"]) == 0
     assert "extracted 2 clips, " in capsys.readouterr().out
     assert {path.name for path in out.iterdir()} == {"slow.mp4", "slow.json", "top.mp4", "top.json"}
+    assert main(["extract", str(folder / "ds"), str(out), "slow", "top"]) == 0
+    assert "2 clips had been extracted before" in capsys.readouterr().out
+    damaged = shutil.copytree(folder / "ds", tmp_path / "damaged")
+    for tar in (damaged / "shards").glob("*.tar"):
+        tar.write_bytes(bytes(tar.stat().st_size))
+    assert main(["extract", str(damaged), str(tmp_path / "none"), "slow"]) == 1
+    assert "1 clip cannot be read:" in capsys.readouterr().out
     assert main(["pack", str(out), str(tmp_path / "ds"), "--for", "any"]) == 0
     capsys.readouterr()
     assert main(["diff", str(folder / "ds"), str(folder / "ds")]) == 0

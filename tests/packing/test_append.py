@@ -19,6 +19,7 @@ from streamvid.inspection.verify import verify
 from streamvid.packing.append import new_sources, read_base
 from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
+from streamvid.packing.reshape import merge
 from streamvid.packing.source_video import SourceVideo
 from tests.packing.test_resume import die_before_change
 from tests.support.packed import digests, make_videos
@@ -82,6 +83,12 @@ def test_options_that_the_last_pack_had_otherwise_are_named(
         f"{tmp_path}/ds was packed with another cutting and track, by its pack-report.json: give the same if all clips "
         "are to be alike"
     ]
+    caplog.clear()
+    pack([tmp_path / "in"], tmp_path / "ds", options=options, append=True)  # there is nothing to add
+    merge([tmp_path / "ds"], tmp_path / "merged", progress=False)  # its report has no options of clips
+    pack([some(videos, tmp_path / "new", "6.mp4")], tmp_path / "merged", options=options, append=True)
+    pack([tmp_path / "in"], tmp_path / "ds", options=PackOptions(), overwrite=True)
+    assert caplog.messages == []
 
 
 def test_videos_rejected_before_are_tried_again_and_stay_listed(videos: Path, tmp_path: Path) -> None:

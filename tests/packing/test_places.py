@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from streamvid.packing.places import Found, Places, path_parts
+from streamvid.packing.places import Found, Places, count_extensions, path_parts
 
 SITE = "https://example.com/public"
+
+
+def test_extensions_are_counted_and_rare_ones_summed_up() -> None:
+    files = [f"{number}.{letter}" for number, letter in enumerate("aabBcdefg")]
+    assert count_extensions(files) == ": 2 .a, 2 .b, 1 .c, 1 .d, 1 .e, 2 others"
+    assert count_extensions([*files[:-1], "x", "y.tar?a.z"], "") == "2 .a, 2 .b, 1 .c, 1 .d, 1 .e, 3 others"
+    assert count_extensions(["https://a/b.zip?c.d"]) == ": 1 .zip"
 
 
 @pytest.mark.parametrize("file", ["a.mp4", "b/..a.mp4", "b/%2E%2E%2E/a%20b.mp4"])

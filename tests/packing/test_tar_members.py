@@ -172,6 +172,9 @@ def test_samples_that_give_no_clip_are_counted(tmp_path: Path, caplog: pytest.Lo
     write_tar(tmp_path / "none.tar", [("0.heic", heic), ("1.heic", heic)])
     ((source,), _) = find(tmp_path / "none.tar")
     assert source.problem == "it holds no videos and no images; found 2 .heic"
+    (tmp_path / "none.tar").write_bytes((tmp_path / "none.tar").read_bytes()[:2000])
+    ((source,), _) = find(tmp_path / "none.tar")
+    assert "cannot be read as a tar to its end" in source.problem
     assert not caplog.records
 
 

@@ -133,3 +133,12 @@ def test_repeats_are_drawn_evenly() -> None:
     counts = np.bincount(drawn, minlength=10)
     assert counts[9] == 0
     assert counts[:9].min() > 50
+
+
+def test_an_epoch_that_was_prepared_is_kept_while_the_same_clips_are_known() -> None:
+    """Not one prepared before another clip was found bad; what is found during an epoch counts from the next on."""
+    known = AbsentRows(np.array([7, 3]))
+    known.add(5, 0)
+    assert known.knows_same_as(AbsentRows(np.array([3, 7, 3])))
+    assert not known.knows_same_as(AbsentRows(np.array([3, 5, 7])))
+    assert not known.knows_same_as(AbsentRows())

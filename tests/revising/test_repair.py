@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,32 @@ def test_another_video_of_the_same_name_is_told(
     assert sv.Dataset.open(folder, revision=0).clips.frames.tolist() == sv.Dataset.open(folder).clips.frames.tolist()
 
 
+@pytest.mark.parametrize("known", ["three packets", "damaged index", "fast"])
+def test_of_too_few_known_packets_nothing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, known: str) -> None:
+    """All of them may have been damaged."""
+    folder, count = tmp_path / "ds", 3 if known == "three packets" else 6
+    recipe = Recipe(width=64, height=64, frames=count, gop=3, b_frames=0)
+    for number, name in enumerate(("in", "others")):
+        (tmp_path / name).mkdir()
+        write(replace(recipe, seed=number), tmp_path / name / "one.mp4")
+    write(replace(recipe, seed=2), tmp_path / "in" / "sound.mp4")
+    if known == "fast":
+        sv.index([tmp_path / "in"], folder, fast=True, progress=False)
+        (tmp_path / "in" / "one.mp4").write_bytes(b"")
+    else:
+        pack([tmp_path / "in"], folder, progress=False)
+        spoil(folder, ("one",))
+    assert found_bad(folder, tmp_path / "q") == {"one"}
+    if known == "damaged index":
+        dataset = sv.Dataset.open(folder)
+        with open(dataset.shard_path(0, "packets"), "r+b") as file:
+            file.seek(int(dataset.clips.index_offset[dataset.row("one")]))
+            file.write(bytes(40))
+    caplog.clear()
+    assert sv.repair(folder, tmp_path / "others", quarantine=tmp_path / "q", progress=False).repaired == ("one",)
+    assert caplog.messages == []
+
+
 def test_shards_with_the_same_clips(tmp_path: Path) -> None:
     """Their indexes are equal: only the clip that the run found bad is packed again."""
     videos, folder = tmp_path / "in", tmp_path / "ds"
@@ -163,6 +190,8 @@ def test_videos_that_stay_where_they_are(videos: Path, tmp_path: Path, caplog: p
         f"the first is clip3.mp4 ({videos}/clip3.mp4)"
     ]
     assert len(sv.Dataset.open(folder).forgotten) == 0
+    (tmp_path / "link").symlink_to(places)
+    assert sv.index([tmp_path / "link"], folder, update=True, progress=False).was_there
 
 
 def test_killed_after_it_was_published(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

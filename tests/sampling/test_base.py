@@ -218,6 +218,8 @@ def test_what_a_sampler_of_a_user_may_not_give(given: Any, said: str) -> None:
     for kind in (np.int64, np.uint64, np.uint8):  # the number of a black frame, -1, was 255 in uint8
         own = Own(2, given=SlotLayout(np.array([2, 3], dtype=kind), 3, False), pad="constant")
         assert base.select(own, clip, np.empty(0)).frames.tolist() == [2, -1]
+    own = Own(2, given=SlotLayout(np.array([0, 60]), 90, True))
+    assert base.select(own, clip, np.empty(0)).frames.tolist() == [0, 2]
     own = Own(2, given=SlotLayout(np.array([2]), 3, False, length=2))
     assert base.select(own, clip, np.empty(0)).frames.tolist() == [2, 2]
 
