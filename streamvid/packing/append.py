@@ -134,38 +134,34 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
             file of one, and has another name.
     """
     changed, elsewhere = {}, []
-    real = cache(os.path.realpath)
-    names = {(_in_folder(stored.path, real), stored.offset): name for name, stored in base.in_place.items()}
+    folders = cache(os.path.realpath)
+    names = {(_place(stored.path, folders), stored.offset): name for name, stored in base.in_place.items()}
     for source in sources:
         if source.problem:
             continue
-        stored = base.in_place.get(source.name)
+        stored, place = base.in_place.get(source.name), _place(source.path, folders)
         if stored is None:
-            name = names.get((_in_folder(source.path, real), source.part[0] if source.part else 0))
+            name = names.get((place, source.part[0] if source.part else 0))
             # What begins there in another version of a tar may be another video.
-            if name is None or (source.part and not _is_version(source, base.in_place[name].version)):
-                continue
-            raise InputError(
-                f"{redact(source.path)}: the dataset has this file as {name}, by the path below another folder, and "
-                f"not as {source.name}: give the same folders as before, or those of new files alone; or index all "
-                "anew (--overwrite)"
-            )
-        same_version = _is_version(source, stored.version)
-        if _is_at(source.path, stored.path):
-            is_new = not same_version
-        elif same_version:
-            is_new = is_local(stored.path) and not os.path.exists(local_path(stored.path))  # it was moved
+            if name and (not source.part or _is_version(source, base.in_place[name].version)):
+                raise InputError(
+                    f"{redact(source.path)}: the dataset has this file as {name}, by the path below another folder, "
+                    f"and not as {source.name}: give the same folders as before, or those of new files alone; or index "
+                    "all anew (--overwrite)"
+                )
+        elif _is_version(source, stored.version):
+            if place != _place(stored.path, folders) and _is_gone(stored.path):
+                changed[source.name] = stored.clips  # it was moved
+        elif place == _place(stored.path, folders):
+            changed[source.name] = stored.clips
         elif _real(source.root) in base.roots:
             elsewhere.append(f"{source.name} ({redact(stored.path)})")
-            continue
         else:
             raise InputError(
                 f"{source.name}: the dataset has a video of this name, {redact(stored.path)}, of another size or time "
                 f"than {redact(source.path)}: index the new ones into a dataset of their own, and join both (streamvid "
                 "merge --prefix); or, if the videos have moved, index all anew (--overwrite)"
             )
-        if is_new:
-            changed[source.name] = stored.clips
     if elsewhere:
         log.warning(
             "%s of another size or time, which the dataset has elsewhere by that name, as from a repair: left out; the "
@@ -179,17 +175,16 @@ def _is_version(source: SourceVideo, version: FileVersion) -> bool:
     return (source.file_bytes or source.size, source.mark) == (version.size, version.mark)
 
 
-def _in_folder(path: str, real: Callable[[str], str]) -> str:
-    """A path without links to folders, by a `real` path for each; a URL as it is."""
+def _is_gone(path: str) -> bool:
+    return is_local(path) and not os.path.exists(local_path(path))
+
+
+def _place(path: str, folders: Callable[[str], str]) -> str:
+    """A path without links to folders, which `folders` resolves; a URL as it is."""
     if not is_local(path):
         return path
     folder, name = os.path.split(local_path(path))
-    return os.path.join(real(folder), name)
-
-
-def _is_at(path: str, place: str) -> bool:
-    """Whether two paths or URLs name one file, also through links."""
-    return path == place or _real(path) == _real(place)
+    return os.path.join(folders(folder), name)
 
 
 def _real(path: str) -> str:
