@@ -10,7 +10,7 @@ import zlib
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,28 +21,28 @@ from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import DAMAGED, track_packets
 
 END_STATED: Final = ("matroska", "mov", "ogg", "gif")
-_EBML: Final = b"\x1a\x45\xdf\xa3"
+"""FFmpeg's demuxers for containers of which `find_extent` tells where they end."""
+_EBML: Final = 0x1A45DFA3
 _SEGMENT: Final = 0x18538067
 _CLUSTER: Final = 0x1F43B675
-_ANYWHERE: Final = (0xEC, 0xBF)
-"""Void and CRC-32. All other elements outside of clusters have ids of four bytes."""
 _BLOCK_GROUP: Final = 0xA0
 _BLOCKS: Final = (0xA1, 0xA3)
+_ANYWHERE: Final = (0xEC, 0xBF)
+"""Void and CRC-32. All other elements outside of clusters have ids of four bytes."""
+_NEXT_CLUSTER: Final = re.compile(_CLUSTER.to_bytes(4, "big"))
 _BLOCK_HEADER: Final = 3
 """Bytes of a block's time and flags, behind the number of its track (RFC 9559, 10.1)."""
+_NEXT_PAGE: Final = re.compile(b"OggS")
+_PAGE_HEADER: Final = 27
+_FIRST: Final = 2
+_LAST: Final = 4
+"""Flags of an Ogg page: its stream begins (`_FIRST`), and ends (RFC 3533, 6)."""
+_MIRRORED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 _BOX: Final = re.compile(rb"[ -~\xa9][ -~]{3}")
 _BOX_HEADER: Final = 8
 _MOOF: Final = re.compile(rb"moof....mfhd", re.DOTALL)
 _ZEROS: Final = re.compile(rb"\0+")
-_NEXT_CLUSTER: Final = re.compile(_CLUSTER.to_bytes(4, "big"))
-_NEXT_PAGE: Final = re.compile(b"OggS")
-_ID_BYTES: Final = 4
-_FIRST: Final = 2
-_LAST: Final = 4
-"""Flags of an Ogg page: its stream begins (`_FIRST`), and ends (RFC 3533, 6)."""
-_PAGE_HEADER: Final = 27
 _NUT: Final = b"nut/multimedia container\0"
-_MIRRORED: Final = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 @dataclass(frozen=True)
@@ -115,41 +115,66 @@ def _joined(kind: str, at: int) -> ValueError:
     )
 
 
+class _Element(NamedTuple):
+    """An element of Matroska: its id, 0 if there can be no such element; and where its data begins and ends, `math.inf`
+    if it does not say, as in live recordings."""
+
+    id: int
+    begin: int
+    end: float
+
+
+def _element(data: memoryview, at: int) -> _Element:
+    """The element at a byte (RFC 8794, 4 to 6)."""
+    start = _number_end(data, at)
+    begin = _number_end(data, start) if start < len(data) else start + 1
+    unknown = (1 << 7 * (begin - start)) - 1
+    size = int.from_bytes(data[start:begin], "big") & unknown
+    kind, end = int.from_bytes(data[at:start], "big"), math.inf if size == unknown else begin + size
+    is_valid = start - at <= 4 and begin - start <= 8 and (end < math.inf or kind in (_SEGMENT, _CLUSTER))
+    return _Element(kind if is_valid else 0, begin, end)
+
+
+def _number_end(data: memoryview, at: int) -> int:
+    """Where a number ends: the leading zeros of its first byte count the bytes that follow."""
+    return at + 9 - data[at].bit_length()
+
+
 def _matroska(data: memoryview) -> Extent:
-    """The extent of Matroska and WebM: elements that follow each other (RFC 8794, 4 to 6; RFC 9559, 5.1)."""
+    """The extent of Matroska and WebM: elements that follow each other, those of clusters and block groups as well
+    (RFC 9559, 5.1)."""
     at, segment_end, cluster_end = 0, math.inf, 0.0
     gaps: list[int] = []
     blocks = array("q")  # of hours of video, too
     while at < len(data):
+        kind, begin, end = _element(data, at)
         if at >= segment_end:
-            if bytes(data[at : at + _ID_BYTES]) != _EBML:  # no other file
+            if kind != _EBML:  # no other file
                 break
             segment_end = math.inf
-        start = at + 9 - data[at].bit_length()  # the leading zeros of the first byte count those that follow
-        begin = start + 9 - data[start].bit_length() if start < len(data) else start + 1
-        kind, unknown = int.from_bytes(data[at:start], "big"), (1 << 7 * (begin - start)) - 1
-        size = int.from_bytes(data[start:begin], "big") & unknown
-        end = math.inf if size == unknown else begin + size  # live recordings do not state it
-        fits = end <= cluster_end if at < cluster_end else start - at == _ID_BYTES or kind in _ANYWHERE
+        if begin > len(data):  # the file ends within its header
+            at = begin
+            break
+        fits = end <= cluster_end if at < cluster_end else kind >> 24 or kind in _ANYWHERE
         if kind == _SEGMENT:
             at, segment_end = begin, end
         elif kind == _CLUSTER:
             gaps += [at] * (at < cluster_end < math.inf)
             at, cluster_end = begin, end
-        elif start - at > _ID_BYTES or begin - start > 8 or end == math.inf or not fits:
+        elif not kind or not fits or end > min(segment_end, len(data)):
+            cluster = _NEXT_CLUSTER.search(data, at + 1)
+            if cluster is None and kind and fits:  # the file ends within it
+                at = int(end)
+                continue
             gaps.append(at)
-            if (cluster := _NEXT_CLUSTER.search(data, at + 1)) is None:
+            if cluster is None:
                 return Extent(math.inf, tuple(gaps), _rows(blocks))
-            at, cluster_end = cluster.start(), 0.0
-        elif end > (last := int(min(segment_end, len(data)))) and (cluster := _NEXT_CLUSTER.search(data, at + 1, last)):
-            gaps.append(at)  # its size is wrong
             at, cluster_end = cluster.start(), 0.0
         elif kind == _BLOCK_GROUP:
             at = begin
         else:
-            header = begin + 9 - data[begin].bit_length() if begin < end <= len(data) else begin
-            if kind in _BLOCKS and end > header + _BLOCK_HEADER and header > begin:  # others are empty
-                blocks.extend((begin, int.from_bytes(data[begin:header], "big")))
+            if kind in _BLOCKS and end > begin and end > (behind := _number_end(data, begin)) + _BLOCK_HEADER:
+                blocks.extend((begin, int.from_bytes(data[begin:behind], "big")))  # others are empty
             at = int(end)
     return Extent(max(at, segment_end) if segment_end < math.inf else at, tuple(gaps), _rows(blocks))
 
