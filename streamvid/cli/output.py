@@ -150,14 +150,11 @@ def add_options(
 class _Once(argparse.Action):
     """Stores the value of an option that may be given once. Of others the last one counts, as usual."""
 
-    _given = False
-
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
     ) -> None:
-        if self._given:
+        if getattr(namespace, self.dest) is not self.default:
             raise argparse.ArgumentError(self, "it is given more than once, and takes one value")
-        self._given = True
         setattr(namespace, self.dest, values)
 
 

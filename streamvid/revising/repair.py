@@ -41,7 +41,7 @@ from streamvid.workers import WorkerCrashError, Workers, WorkerStuckError
 
 log = logging.getLogger(__name__)
 
-_MOST_DAMAGED: Final = 4
+_FEWEST_PACKETS: Final = 4
 """A clip of fewer packets may have been damaged in all of them."""
 
 
@@ -112,7 +112,7 @@ def repair(
             if not made:
                 why = next(iter(bad.values()), f"there is no video {opened.clips.source[rows[0]]!r}")
                 raise InputError(f"none of the {len(rows)} clips can be repaired: {why}")
-            _warn_of_others(opened, made)
+            _warn_of_other_videos(opened, made)
             kept = dict.fromkeys((*base.manifest.roots, *(s.root for s in wanted.values() if s.file)))
             clips: dict[int, dict[int, Clip | None]] = defaultdict(dict)
             for row, prepared in made.items():
@@ -209,14 +209,14 @@ def _made(
     return made, bad
 
 
-def _warn_of_others(dataset: Dataset, made: Mapping[int, PreparedClip]) -> None:
+def _warn_of_other_videos(dataset: Dataset, made: Mapping[int, PreparedClip]) -> None:
     """Warn of new clips that have none of the old one's packets, as they have if only some of these were damaged."""
     others = []
     for row, prepared in made.items():
         with suppress(DatasetError):  # its frame index is what was damaged
             known = dataset.indexes([row])[0].crc32c
             known = known[known >= 0]
-            if len(known) >= _MOST_DAMAGED and not np.isin(known, prepared.clip.index.crc32c).any():
+            if len(known) >= _FEWEST_PACKETS and not np.isin(known, prepared.clip.index.crc32c).any():
                 others.append(dataset.key(row))
     if others:
         log.warning(
