@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from fractions import Fraction
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain, pairwise, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -149,14 +149,16 @@ def sequence_video(
         with as_video_error():
             _mux_jpegs(names, images, target, base, ticks, end)
         return target, False
-    from streamvid.video.transcode import TimedFrames, encode
+    from streamvid.video.timed_frames import TimedFrame, TimedFrames
+    from streamvid.video.transcode import encode
 
     rate = Fraction(len(ticks)) / (end * base) if end > 0 else Fraction(25)
     begin = next(images)
     rotation = _rotation(begin)
-    frames = zip(_decoded(names, chain([begin], images), kind, rotation), ticks, strict=True)
+    decoded = _decoded(names, chain([begin], images), kind, rotation)
+    frames = starmap(TimedFrame, zip(decoded, ticks, [*ticks[1:], end], strict=True))
     with as_video_error():
-        encode(TimedFrames(frames, base, rate, rotation, end), target, options)
+        encode(TimedFrames(frames, base, rate, rotation), target, options)
     return target, True
 
 

@@ -31,7 +31,8 @@ from streamvid.video.pixel_format import EncoderFormat, encoded_size
 from streamvid.video.probe import CannotCopyError
 from streamvid.video.remux import store_clip
 from streamvid.video.stored_clip import CUT_OFF, StoredClip
-from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
+from streamvid.video.timed_frames import TimedFrame, TimedFrames
+from streamvid.video.transcode import TranscodeOptions, encode, transcode
 from tests.support.clips import frames_of, hard_clips, without_packets, write
 from tests.support.field_pictures import Picture, write_fields
 from tests.support.ogm import write_ogm
@@ -145,7 +146,11 @@ def test_the_size_is_kept(codec: Target, width: int, height: int, tmp_path: Path
 def test_the_smallest_pictures(codec: Target, tmp_path: Path) -> None:
     side = ENCODERS[codec].min_side
     frame = av.VideoFrame(1, 3, "yuv444p")
-    encode(TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions(codec))
+    encode(
+        TimedFrames([TimedFrame(frame, 0, 1)], Fraction(1, 25), Fraction(25)),
+        tmp_path / "a.mp4",
+        TranscodeOptions(codec),
+    )
     clip = store_clip(tmp_path / "a.mp4", tmp_path)
     assert (clip.width, clip.height) == (max(2, side), max(2, side))
 
@@ -163,9 +168,10 @@ def test_no_thread_becomes_a_real_time_one(codec: Target, tmp_path: Path) -> Non
     """In a container, users are root, and all other processes wait for a real-time one."""
     seen = set()
 
-    def frames() -> Iterator[tuple[Any, int]]:
+    def frames() -> Iterator[TimedFrame]:
         for tick in range(4):
-            yield av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), format="rgb24"), tick
+            black = av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), format="rgb24")
+            yield TimedFrame(black, tick, tick + 1)
             if tick:
                 for thread in os.listdir("/proc/self/task"):
                     with suppress(ProcessLookupError):  # it has ended meanwhile
@@ -187,7 +193,7 @@ def test_saturated_noise_in_444(codec: Target, tmp_path: Path) -> None:
             blocks = 255 * rng.integers(0, 2, (plane.height // 8, plane.line_size // 8), dtype=np.uint8)
             plane.update(blocks.repeat(8, axis=0).repeat(8, axis=1).tobytes())
         frames.append(noise)
-    timed = TimedFrames(list(zip(frames, range(3), strict=True)), Fraction(1, 25), Fraction(25))
+    timed = TimedFrames([TimedFrame(f, n, n + 1) for n, f in enumerate(frames)], Fraction(1, 25), Fraction(25))
     encode(timed, tmp_path / "a.mp4", TranscodeOptions(codec, crf=1))
     got = decode_with_pyav(whole(store_clip(tmp_path / "a.mp4", tmp_path)))
     to_420 = EncoderFormat(frames[0], codec, None)
@@ -271,7 +277,11 @@ def test_levels_of_gray_stay_what_they_mean(codec: Target, pix_fmt: str, full_ra
     lines = lines.reshape(64, -1)[:, : 64 * len(frame.format.components)]
     lines[:] = np.repeat(stored, len(frame.format.components))
     frame.color_range = 2 if full_range else 1
-    encode(TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions(codec, crf=1))
+    encode(
+        TimedFrames([TimedFrame(frame, 0, 1)], Fraction(1, 25), Fraction(25)),
+        tmp_path / "a.mp4",
+        TranscodeOptions(codec, crf=1),
+    )
     clip = store_clip(tmp_path / "a.mp4", tmp_path)
     assert clip.color_range == ("pc" if codec == "mjpeg" or full_range else "tv")
     shown = decode_with_pyav(whole(clip))[0, 32, 8::16].astype(int)
@@ -284,7 +294,7 @@ def test_ycgco_is_kept_or_refused(tmp_path: Path) -> None:
     for plane, level in zip(frame.planes, (120, 100, 170), strict=True):
         plane.update(bytes([level]) * plane.buffer_size)
     frame.colorspace = 8
-    timed = TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25))
+    timed = TimedFrames([TimedFrame(frame, 0, 1)], Fraction(1, 25), Fraction(25))
     encode(timed, tmp_path / "a.mp4", TranscodeOptions("h264", crf=1))
     assert store_clip(tmp_path / "a.mp4", tmp_path).color_space == "ycgco"
     with pytest.raises(VideoError, match="YCgCo"):
@@ -333,6 +343,50 @@ def test_frames_above_the_rate_are_left_out(
     assert clip.duration * Fraction(*clip.time_base) == end
 
 
+@pytest.mark.parametrize("max_fps", [None, Fraction(10)])
+@pytest.mark.parametrize(
+    ("codec", "pix_fmt", "name"),
+    [
+        ("gif", "rgb8", "a.gif"),
+        ("ffv1", "yuv420p", "a.mkv"),
+        ("prores", "yuv422p10le", "a.mov"),
+        ("h263", "yuv420p", "a.3gp"),
+    ],
+)
+def test_the_last_frame_of_a_file_lasts_as_long_as_it_says(
+    codec: str, pix_fmt: str, name: str, max_fps: Fraction | None, tmp_path: Path
+) -> None:
+    """As the pause at a GIF's end. The last of 8 frames is dropped if at most 10 a second are kept."""
+    with av.open(str(tmp_path / name), "w") as output:
+        stream: Any = output.add_stream(codec, rate=25)
+        stream.width, stream.height, stream.pix_fmt = 128, 96, pix_fmt
+        for number in range(8):
+            frame = av.VideoFrame.from_ndarray(np.full((96, 128, 3), 25 * number, dtype=np.uint8))
+            for packet in stream.encode(frame.reformat(format=pix_fmt)):
+                packet.duration = 6 if number == 7 else 1
+                output.mux(packet)
+    clip = converted(tmp_path / name, tmp_path / "out", TranscodeOptions(max_fps=max_fps))
+    shown = [0, 3, 5] if max_fps else [*range(8)]
+    assert times(clip) == [Fraction(number, 25) for number in shown]
+    assert clip.duration * Fraction(*clip.time_base) == Fraction(13, 25)
+
+
+def test_the_last_frame_of_an_avi_that_is_dropped(tmp_path: Path) -> None:
+    """An AVI's stream of 1 ms says of each frame that it lasts 1 ms. It is 40 ms, as of the others."""
+    with av.open(str(tmp_path / "a.avi"), "w") as output:
+        stream: Any = output.add_stream("ffv1", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
+        stream.codec_context.time_base = Fraction(1, 1000)
+        for number in range(8):
+            frame = av.VideoFrame(64, 64, "yuv420p")
+            frame.pts, frame.time_base = 40 * number, Fraction(1, 1000)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode())
+    clip = converted(tmp_path / "a.avi", tmp_path / "out", TranscodeOptions(max_fps=Fraction(10)))
+    assert [float(at) for at in times(clip)] == [0, 0.12, 0.2]
+    assert clip.duration * Fraction(*clip.time_base) == Fraction(8, 25)
+
+
 @pytest.mark.parametrize("most", [5, 12.5])
 def test_the_rate_may_be_any_number(most: float, tmp_path: Path) -> None:
     recipe = Recipe(width=96, height=64, frames=20, fps=Fraction(25))
@@ -344,11 +398,11 @@ def test_the_rate_may_be_any_number(most: float, tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=60), st.integers(1, 50))
 def test_no_second_has_more_frames_than_asked_for(steps: list[int], most: int) -> None:
-    from streamvid.video.transcode import _limit_fps
+    from streamvid.video.transcode import _FrameClock
 
     ticks = np.cumsum([0, *steps]).tolist()
-    footage = TimedFrames([(None, at) for at in ticks], Fraction(1, 1000), Fraction(25))  # type: ignore[list-item]
-    kept = [at for _, at in _limit_fps(footage, Fraction(most))]
+    clock = _FrameClock(Fraction(1, 1000), (), Fraction(most))
+    kept = [at for at in ticks if clock.add(at, at) is not None]
     assert kept[0] == 0
     assert set(kept) <= set(ticks)
     for n in range(len(kept)):
@@ -438,7 +492,11 @@ def test_alpha_is_dropped_and_rgb_becomes_bt601(tmp_path: Path) -> None:
     picture[:, :, 3] = 255
     picture[:, :80, 0] = picture[:, 80:, 2] = 255  # red beside blue
     frame = av.VideoFrame.from_ndarray(picture, format="rgba")
-    encode(TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions("h264"))
+    encode(
+        TimedFrames([TimedFrame(frame, 0, 1)], Fraction(1, 25), Fraction(25)),
+        tmp_path / "a.mp4",
+        TranscodeOptions("h264"),
+    )
     clip = store_clip(tmp_path / "a.mp4", tmp_path)
     assert (clip.pix_fmt, clip.color_space, clip.color_range) == ("yuv420p", "smpte170m", "tv")
     (shown,) = decode_with_pyav(whole(clip))
@@ -467,7 +525,7 @@ def test_times_must_rise(tmp_path: Path) -> None:
     frame = av.VideoFrame(64, 64, "yuv420p")
     with pytest.raises(VideoError, match="do not rise"):
         encode(
-            TimedFrames([(frame, 0), (frame, 5), (frame, 5)], Fraction(1, 25), Fraction(25)),
+            TimedFrames([TimedFrame(frame, at, at + 1) for at in (0, 5, 5)], Fraction(1, 25), Fraction(25)),
             tmp_path / "a.mp4",
             TranscodeOptions(),
         )
