@@ -22,6 +22,9 @@ _LOCAL_RANKS: Final = (
     "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK",
     "JSM_NAMESPACE_LOCAL_RANK", "SLURM_LOCALID",
 )  # fmt: skip
+_LOCAL_SIZES: Final = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE", "JSM_NAMESPACE_LOCAL_SIZE",
+)  # fmt: skip
 _RANKS: Final = ("LOCAL_RANK", "NODE_RANK", "PMIX_RANK", "FLUX_TASK_RANK", "PALS_RANKID")
 """Variables that do not say how many ranks there are; above 0 they show that there are others."""
 _LARGEST_STEP: Final = 0xFFFFFFF0
@@ -103,6 +106,24 @@ def local_rank() -> int:
         if name in os.environ:
             return number_of(name)
     return 0
+
+
+def tasks_on_node() -> int:
+    """Processes on this node as set by srun or mpirun; 1 if neither started this one.
+
+    Raises:
+        InputError: mpirun's variable is no number.
+    """
+    for name in _LOCAL_SIZES:
+        if name in os.environ:
+            return max(1, number_of(name))
+    with suppress(InputError, IndexError, ValueError):
+        if _slurm() is not None:
+            # "4(x2),3": four tasks on each of two nodes, three on the third.
+            groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))
+            counts = [int(tasks) for tasks, nodes in groups for _ in range(int(nodes or 1))]
+            return max(1, counts[int(os.environ.get("SLURM_NODEID", "0"))])
+    return 1
 
 
 def ranks_per_node(size: int) -> int | None:

@@ -209,12 +209,17 @@ def warn_if_one_node(world: World, ranks_per_node: int | None) -> None:
 
 def find_cores() -> int:
     """Number of CPU cores for this process: the usable ones, divided by the ranks on its node as set by torchrun and
-    deepspeed; Slurm and MPI set affinities.
+    deepspeed. srun and mpirun bind each rank to its cores; where they do not, it gets its share of the node's.
 
     Raises:
-        InputError: LOCAL_WORLD_SIZE is no number.
+        InputError: a variable that says how many ranks there are is no number.
     """
-    return max(1, usable_cores() // (launchers.local_world_size() or 1))
+    usable = usable_cores()
+    if (ranks := launchers.local_world_size()) is not None:
+        return max(1, usable // ranks)
+    cores = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    node = int(cores) if cores.isdecimal() else os.cpu_count() or usable
+    return max(1, min(usable, node // launchers.tasks_on_node()))
 
 
 def find_device(device: str | int | None) -> int | None:

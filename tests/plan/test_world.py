@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.distributed
 from streamvid.errors import InputError
 from streamvid.plan import world
 from streamvid.plan.world import World, find_cores, find_device, find_world
-from tests.support.launch import deepspeed, mpirun, srun, torchrun, use
+from tests.support.launch import deepspeed, jsrun, mpiexec, mpirun, srun, torchrun, use
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +214,7 @@ def test_no_such_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamvid.plan.world.usable_cores", lambda: 24)
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 24)
     assert find_cores() == 24
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert find_cores() == 3
@@ -222,3 +223,30 @@ def test_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
     with pytest.raises(InputError, match="LOCAL_WORLD_SIZE"):
         find_cores()
+
+
+@pytest.mark.parametrize(
+    ("variables", "cores"),
+    [
+        (srun(3, 8, 4) | {"SLURM_CPUS_ON_NODE": "16"}, 4),
+        (srun(7, 8, 4), 6),
+        (srun(5, 7, 3) | {"SLURM_STEP_TASKS_PER_NODE": "2(x2),3", "SLURM_NODEID": "2"}, 8),
+        (srun(0, 1, 1) | {"SLURM_CPUS_ON_NODE": "64"}, 24),
+        (srun(0, 4, 4) | {"SLURM_CPUS_ON_NODE": "2"}, 1),
+        (srun(0, 4, 4) | {"SLURM_STEP_TASKS_PER_NODE": "?", "SLURM_NODEID": "?"}, 24),
+        (mpirun(1, 8, 4), 6),
+        (mpiexec(1, 4, 2), 12),
+        (jsrun(1, 12, 6), 4),
+        ({"MV2_COMM_WORLD_LOCAL_SIZE": "0"}, 24),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8", "SLURM_CPUS_ON_NODE": "24"}, 24),  # in a shell of salloc
+    ],
+)
+def test_ranks_that_are_bound_to_no_cores_share_the_nodes(
+    variables: dict[str, str], cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamvid.plan.world.usable_cores", lambda: 24)
+    monkeypatch.setattr(os, "cpu_count", lambda: 24)
+    use(monkeypatch, variables)
+    assert find_cores() == cores
+    monkeypatch.setattr("streamvid.plan.world.usable_cores", lambda: 2)  # bound to two
+    assert find_cores() == min(cores, 2)
