@@ -196,3 +196,14 @@ def test_the_end_of_an_edit_list(tmp_path: Path) -> None:
     assert path.stat().st_size == size
     assert look(path).numbers == [4, 5, 6, 7, 8, 9]
     assert not limit_edit(io.BytesIO(slice_header(b"", np.array([1]), width=64, height=48)), 1.0)
+
+
+def test_an_edit_list_ends_within_a_frame_that_is_transcoded(tmp_path: Path) -> None:
+    """5 frames of 40 ms, and 20 ms of the sixth."""
+    source = write(Recipe(width=96, height=64, frames=20, fps=Fraction(25)), tmp_path / "a.mp4")
+    with source.open("r+b") as file:
+        assert limit_edit(file, 0.22)
+    transcode(source, tmp_path / "b.mp4", TranscodeOptions("mjpeg"))
+    clip = remux_with_ffmpeg(tmp_path / "b.mp4", tmp_path)
+    assert len(clip.index.frame_pts) == 6
+    assert clip.duration * Fraction(*clip.time_base) == Fraction(22, 100)
