@@ -86,10 +86,9 @@ RGB: Final = Color("gbr", True, (0, 0))
 AS_DALI: Final = Color("bt601", False, (0, 0), as_dali=True)
 
 
-def settled_tags(
-    *, matrix: str, primaries: str, color_range: str, codec: str, pix_fmt: str, width: int, height: int
-) -> tuple[str, str]:
-    """Matrix and range of a video from its tags, all by FFmpeg's names ("unknown" for a missing tag).
+def settled_tags(tags: tuple[str, str, str], *, codec: str, pix_fmt: str, size: tuple[int, int]) -> tuple[str, str]:
+    """Matrix and range of a video of this width and height, from its tags: matrix, primaries and range. All are
+    FFmpeg's names ("unknown" for a missing tag).
 
     If the matrix is missing, the tagged primaries decide it; if these are missing, too, the size decides,
     as in mpv: BT.709 from 1280 pixels of width or more than 576 of height on, BT.601 below. Motion JPEG is BT.601
@@ -98,6 +97,7 @@ def settled_tags(
     Raises:
         ValueError: no supported matrix converts its samples to RGB, or the tagged primaries have none.
     """
+    matrix, primaries, color_range = tags
     if pix_fmt.startswith("gbr"):
         matrix = "gbr"
     elif codec == "mjpeg":
@@ -109,7 +109,7 @@ def settled_tags(
             "BT.2020 (non-constant luminance) first, as by FFmpeg's zscale or libplacebo"
         )
     elif matrix == "gbr" or matrix not in _OF_MATRIX:  # only RGB samples can have that matrix
-        matrix = _OF_PRIMARIES.get(primaries) or _by_size(width, height)
+        matrix = _OF_PRIMARIES.get(primaries) or _by_size(*size)
     full = pix_fmt.startswith("yuvj") or (color_range == "unknown" and (codec == "mjpeg" or matrix == "gbr"))
     return matrix, "pc" if full or color_range == "pc" else "tv"
 

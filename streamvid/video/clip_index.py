@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -29,24 +29,6 @@ LEAD_IN: Final = "lead-in"
 BROKEN: Final = "broken"
 """The trait of a cut, or of a video that is only cut, with a packet that decoders refuse (`PacketKind.broken`). No
 stored clip has it."""
-
-
-@dataclass(frozen=True)
-class ClipTimes:
-    """Presentation times of a clip's packets.
-
-    Attributes:
-        pts: int64 [packets], in decode order, in ticks of `time_base`, from any origin.
-        hidden: bool [packets], non-displayed packets: cut off by an edit list, or without the references to decode
-            them.
-        last_frame: duration of the last frame in ticks.
-        time_base: seconds per tick, as (numerator, denominator).
-    """
-
-    pts: Int64
-    hidden: Bool
-    last_frame: int
-    time_base: tuple[int, int]
 
 
 def index_clip(
@@ -90,7 +72,7 @@ def index_clip(
     if not (kinds[0].random_access or kinds[0].broken):
         hidden = hidden | not_output(target, raw)
     ticks = scan.last_frame_ticks() * scan.time_base[0] * base.denominator // (scan.time_base[1] * base.numerator)
-    times = ClipTimes(stored, hidden, max(1, ticks), (base.numerator, base.denominator))
+    times = replace(scan, pts=stored, size=size, hidden=hidden, time_base=(base.numerator, base.denominator))
     return build_clip(
         target,
         codec,
@@ -99,8 +81,8 @@ def index_clip(
         stsd=stsd,
         kinds=kinds,
         times=times,
+        last_frame=max(1, ticks),
         offset=offset,
-        size=size,
         crcs=crcs,
         cut_only=cut_only,
     )
@@ -114,9 +96,9 @@ def build_clip(
     *,
     stsd: bytes,
     kinds: list[PacketKind],
-    times: ClipTimes,
+    times: PacketTimes,
+    last_frame: int,
     offset: Int64,
-    size: Int64,
     crcs: list[int],
     cut_only: bool = False,
 ) -> StoredClip:
@@ -124,7 +106,9 @@ def build_clip(
 
     Args:
         kinds: the kinds of its packets, in decode order.
-        offset, size: int64 [packets], positions in the file and sizes, in bytes.
+        times: their times, from any origin, and sizes. Hidden are those without the references to decode them, too.
+        last_frame: duration of the last frame in ticks.
+        offset: int64 [packets], positions in the file, in bytes.
         crcs: the CRC-32C of each packet.
         cut_only: the clip is for `streamvid.video.trim.trim_clip` alone: some of its packets may be broken.
 
@@ -140,11 +124,11 @@ def build_clip(
     flags = _flags(kinds, times.pts, times.hidden, codec)
     if bool(np.all(flags & HIDDEN)):
         raise ValueError("no frame of it can be decoded from where it starts")
-    index = FrameIndex(times.pts, offset, size, flags, np.array(crcs, dtype=np.int64))
+    index = FrameIndex(times.pts, offset, times.size, flags, np.array(crcs, dtype=np.int64))
     shown = index.frame_pts
     own = (frame_format.color_space, frame_format.color_primaries, frame_format.color_range)
-    matrix, color_range = _settled(own, codec, frame_format, stsd)
-    _check_colors_stay((matrix, color_range), kinds, codec, frame_format, stsd)
+    matrix, color_range = settled = _settled(own, codec, frame_format, stsd)
+    _check_colors_stay(settled, kinds, codec, frame_format, stsd)
     return StoredClip(
         mp4=file,
         index=replace(index, pts=times.pts - shown[0]),
@@ -158,7 +142,7 @@ def build_clip(
         height=frame_format.height,
         rotation=frame_format.rotation,
         time_base=times.time_base,
-        duration=int(shown[-1] - shown[0]) + times.last_frame,
+        duration=int(shown[-1] - shown[0]) + last_frame,
         stsd=stsd,
     )
 
@@ -212,16 +196,10 @@ def _check_format_stays(kinds: list[PacketKind]) -> None:
 def _settled(own: tuple[str, str, str], codec: str, frame_format: FrameFormat, stsd: bytes) -> tuple[str, str]:
     """Settled matrix and range: those of the bitstream (`own`: matrix, primaries, range), or those of the container if
     the bitstream has none."""
-    tags = [theirs if mine == "unknown" else mine for mine, theirs in zip(own, container_tags(stsd), strict=True)]
-    return settled_tags(
-        matrix=tags[0],
-        primaries=tags[1],
-        color_range=tags[2],
-        codec=codec,
-        pix_fmt=frame_format.pix_fmt,
-        width=frame_format.width,
-        height=frame_format.height,
-    )
+    pairs = zip(own, container_tags(stsd), strict=True)
+    matrix, primaries, color_range = (theirs if mine == "unknown" else mine for mine, theirs in pairs)
+    size = frame_format.width, frame_format.height
+    return settled_tags((matrix, primaries, color_range), codec=codec, pix_fmt=frame_format.pix_fmt, size=size)
 
 
 def _check_colors_stay(

@@ -14,7 +14,8 @@ from streamvid.bitstream.image import CODECS, classify, read_header
 from streamvid.checksum import crc32c
 from streamvid.mp4.sample_entry import visual_sample_description
 from streamvid.mp4.writer import clip_header
-from streamvid.video.clip_index import ClipTimes, build_clip
+from streamvid.video.clip_index import build_clip
+from streamvid.video.packet_times import PacketTimes
 from streamvid.video.probe import FrameFormat
 from streamvid.video.stored_clip import StoredClip, UnwrittenMp4
 
@@ -40,15 +41,15 @@ def image_clip(file: Path, data: bytes, signature: tuple[int, int] | None = None
     header = read_header(data)
     width, height = header.width, header.height
     stsd = visual_sample_description(CODECS[header.codec], b"", width=width, height=height)
-    size = np.array([len(data)])
+    start, size, key = np.zeros(1, np.int64), np.array([len(data)]), np.ones(1, np.bool_)
     head, sha256, unwritten = b"", "", None
     if signature is not None:
         head = clip_header(
-            stsd, pts=np.zeros(1, np.int64), sizes=size, sync=np.ones(1, np.bool_), shown=(0, 1), width=width,
-            height=height, rotation=header.rotation, timescale=_RATE,
+            stsd, pts=start, sizes=size, sync=key, shown=(0, 1), width=width, height=height, rotation=header.rotation,
+            timescale=_RATE,
         )  # fmt: skip
         sha256 = hashlib.sha256(head + data).hexdigest()
-        unwritten = UnwrittenMp4(head, np.zeros(1, np.int64), size, signature)
+        unwritten = UnwrittenMp4(head, start, size, signature)
     clip = build_clip(
         file,
         header.codec,
@@ -56,9 +57,9 @@ def image_clip(file: Path, data: bytes, signature: tuple[int, int] | None = None
         FrameFormat(width, height, header.pix_fmt, "gbr", "unknown", "pc", header.rotation),
         stsd=stsd,
         kinds=[classify(memoryview(data))],
-        times=ClipTimes(np.zeros(1, np.int64), np.zeros(1, np.bool_), 1, (1, _RATE)),
-        offset=np.array([len(head)]),
-        size=size,
+        times=PacketTimes(start, size, key, ~key, 1, (1, _RATE)),
+        last_frame=1,
+        offset=start + len(head),
         crcs=[crc32c(data)],
     )
     return replace(clip, color_space="gbr", sha256=sha256, unwritten=unwritten)

@@ -30,7 +30,7 @@ from streamvid.mp4.reader import VideoTrack, read_track
 from streamvid.mp4.sample_entry import with_coded_size
 from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.mp4.writer import clip_header
-from streamvid.video.clip_index import ClipTimes, build_clip
+from streamvid.video.clip_index import build_clip
 from streamvid.video.frame_index import HIDDEN
 from streamvid.video.packet_times import PacketTimes
 from streamvid.video.probe import FrameFormat, probe_packet
@@ -76,7 +76,7 @@ def _ingest(source: Path, file: io.BufferedReader, *, cut_only: bool) -> StoredC
     track = read_track(file)
     start = int(track.offset[0])
     found = _probe(track, bytes(read_range(file, start, start + int(track.size[0]))))
-    times = found.times
+    times, last_frame = found.times, found.times.last_frame_ticks()
     of = checking_classifier(track.codec, found.stsd)
     kinds: list[PacketKind] = []
     crcs: list[int] = []
@@ -87,7 +87,7 @@ def _ingest(source: Path, file: io.BufferedReader, *, cut_only: bool) -> StoredC
             pts=times.pts,
             sizes=track.size,
             sync=track.sync,
-            shown=(0, int(times.pts.max()) + times.last_frame),
+            shown=(0, int(times.pts.max()) + last_frame),
             width=found.frame_format.width,
             height=found.frame_format.height,
             rotation=found.frame_format.rotation,
@@ -167,7 +167,7 @@ class _Header:
         track: the tables.
         frame_format, profile: format of the first packet's picture, and the stream's profile.
         stsd: the sample description for the clip.
-        times: times of its packets.
+        times: times of its packets, in ticks of the clip, from the first.
         of: classifies its packets; has been called with the first.
     """
 
@@ -176,7 +176,7 @@ class _Header:
     frame_format: FrameFormat
     profile: str
     stsd: bytes
-    times: ClipTimes
+    times: PacketTimes
 
     def clip(
         self, file: Path, kinds: list[PacketKind], offset: Int64, crcs: list[int], *, cut_only: bool = False
@@ -191,8 +191,8 @@ class _Header:
             stsd=self.stsd,
             kinds=kinds,
             times=self.times,
+            last_frame=self.times.last_frame_ticks(),
             offset=offset,
-            size=self.track.size,
             crcs=crcs,
             cut_only=cut_only,
         )
@@ -275,7 +275,9 @@ def _probe(track: VideoTrack, first: bytes) -> _Header:
     if not of(memoryview(first)).random_access:
         raise NeedsDemuxerError("a first packet that decoding cannot start from")
     frame_format, profile = probe_packet(track, first)
-    return _Header(track, of, frame_format, profile, _sample_description(track, frame_format), _clip_times(track))
+    times = PacketTimes(track.pts, track.size, track.sync, track.hidden, track.last_duration, (1, track.timescale))
+    stsd = _sample_description(track, frame_format)
+    return _Header(track, of, frame_format, profile, stsd, times.in_coarsest_ticks())
 
 
 def _sample_description(track: VideoTrack, frame_format: FrameFormat) -> bytes:
@@ -287,16 +289,3 @@ def _sample_description(track: VideoTrack, frame_format: FrameFormat) -> bytes:
         at = stsd.index(track.configuration)
         stsd = stsd[:20] + b"hvc1" + stsd[24:at] + configuration + stsd[at + len(configuration) :]
     return with_coded_size(stsd, frame_format.width, frame_format.height)
-
-
-def _clip_times(track: VideoTrack) -> ClipTimes:
-    """Presentation times in ticks of the clip, from the first."""
-    scan = PacketTimes(
-        pts=track.pts,
-        size=track.size,
-        keyframe=track.sync,
-        hidden=track.hidden,
-        last_duration=track.last_duration,
-        time_base=(1, track.timescale),
-    ).in_coarsest_ticks()
-    return ClipTimes(pts=scan.pts, hidden=scan.hidden, last_frame=scan.last_frame_ticks(), time_base=scan.time_base)

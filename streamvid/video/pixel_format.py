@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import av  # noqa: F401 - first, as in native_decoder.py
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 
-from streamvid.color.tags import MATRICES, PRIMARIES, settled_tags
+from streamvid.color.tags import MATRICES, settled_tags, tag_names
 from streamvid.errors import VideoError
 from streamvid.video.encoders import ENCODERS, Target
 
@@ -94,15 +94,9 @@ class EncoderFormat:
         rgb, name = _is_rgb(frame), frame.format.name
         own_range = int(frame.color_range) or (_FULL if name.startswith(("gray", "ya", "pal", "mono")) else _LIMITED)
         try:
-            matrix, color_range = self._given or settled_tags(
-                matrix=MATRICES.get(int(frame.colorspace), "unknown"),
-                primaries=PRIMARIES.get(int(frame.color_primaries), "unknown"),
-                color_range="pc" if own_range == _FULL else "tv",
-                codec="",
-                pix_fmt=name,
-                width=frame.width,
-                height=frame.height,
-            )
+            tags = tag_names(int(frame.colorspace), int(frame.color_primaries), own_range == _FULL)
+            size = frame.width, frame.height
+            matrix, color_range = self._given or settled_tags(tags, codec="", pix_fmt=name, size=size)
         except ValueError as error:
             raise VideoError(str(error)) from error
         number = {known: number for number, known in MATRICES.items()}[matrix]

@@ -28,15 +28,16 @@ from tools.clips import Recipe, write
 SD, HD = (640, 360), (1280, 720)
 
 
-def settled(size: tuple[int, int] = SD, **tags: str) -> tuple[str, str]:
-    given = {
-        "matrix": "unknown",
-        "primaries": "unknown",
-        "color_range": "unknown",
-        "codec": "h264",
-        "pix_fmt": "yuv420p",
-    }
-    return settled_tags(**given | tags, width=size[0], height=size[1])  # type: ignore[arg-type]
+def settled(
+    size: tuple[int, int] = SD,
+    *,
+    matrix: str = "unknown",
+    primaries: str = "unknown",
+    color_range: str = "unknown",
+    codec: str = "h264",
+    pix_fmt: str = "yuv420p",
+) -> tuple[str, str]:
+    return settled_tags((matrix, primaries, color_range), codec=codec, pix_fmt=pix_fmt, size=size)
 
 
 def test_a_matrix_that_is_tagged() -> None:
