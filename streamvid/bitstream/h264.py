@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 from streamvid.bitstream.bits import BitReader
 from streamvid.bitstream.nal import (
+    HEADER_BYTES,
     DpbRequirement,
     NalSyntax,
     OutputOrder,
@@ -47,8 +48,6 @@ _FIXED_444: Final = 151
 only the first packet has, so they cannot start anywhere else."""
 _FIXED_DIRECT: Final = 34
 """Likewise x264 before this version, and the vectors of spatial direct prediction (8.4.1.2.2)."""
-HEADER_BYTES: Final = 48
-"""Bytes of a slice that are enough for its header up to pic_order_cnt_lsb."""
 
 
 def parameter_sets(stsd: bytes) -> ParameterSets:
@@ -252,11 +251,7 @@ def _skip_hrd(bits: BitReader) -> None:
 
 
 class H264Order(OutputOrder):
-    """Output order of H.264, for pic_order_cnt_type 0 and 2.
-
-    Args:
-        sets: as in `OutputOrder`.
-    """
+    """Output order of H.264, for pic_order_cnt_type 0 and 2."""
 
     def __init__(self, sets: bytes) -> None:
         self._sps: set[Sps] = set()

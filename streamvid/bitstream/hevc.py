@@ -20,6 +20,7 @@ from streamvid.bitstream.hevc_sps import (
     skip_to_vui,
 )
 from streamvid.bitstream.nal import (
+    HEADER_BYTES,
     NalSyntax,
     OutputOrder,
     ParameterSets,
@@ -54,8 +55,6 @@ _PARAMETER_SETS: Final = (_VPS, _SPS, _PPS)
 SYNTAX: Final = NalSyntax(2, 1, 63, _VCL, _IDR, _SPS, _PARAMETER_SETS, b"hvcC", 21)
 
 _HVCC_HEADER_BYTES: Final = 23
-_HEADER_BYTES: Final = 48
-"""Bytes of a unit that are enough for a slice header up to slice_pic_order_cnt_lsb, and for the PPS fields read."""
 
 
 def parameter_sets(stsd: bytes) -> ParameterSets:
@@ -128,11 +127,7 @@ def set_number(unit: bytes) -> int:
 
 
 class HevcOrder(OutputOrder):
-    """Output order of HEVC, for the base layer (nuh_layer_id 0).
-
-    Args:
-        sets: as in `OutputOrder`.
-    """
+    """Output order of HEVC, for the base layer (nuh_layer_id 0)."""
 
     def __init__(self, sets: bytes) -> None:
         self._sps: set[Sps] = set()
@@ -146,7 +141,7 @@ class HevcOrder(OutputOrder):
         if kind == _SPS:
             self._sps.add(read_sps(BitReader.of_nal(bytes(unit[2:]))))
         elif kind == _PPS:
-            bits = BitReader.of_nal(bytes(unit[2:_HEADER_BYTES]))
+            bits = BitReader.of_nal(bytes(unit[2:HEADER_BYTES]))
             number = bits.ue()
             bits.ue()  # pps_seq_parameter_set_id
             bits.u(1)  # dependent_slice_segments_enabled_flag
@@ -169,7 +164,7 @@ class HevcOrder(OutputOrder):
         if len(self._sps) != 1:
             return None  # which set applies, by pps_seq_parameter_set_id, is not tracked
         (sps,) = self._sps
-        bits = BitReader.of_nal(bytes(unit[2:_HEADER_BYTES]))
+        bits = BitReader.of_nal(bytes(unit[2:HEADER_BYTES]))
         bits.u(1)  # first_slice_segment_in_pic_flag
         is_irap = kind in _IRAP
         if is_irap:

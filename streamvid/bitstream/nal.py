@@ -23,8 +23,8 @@ _PERIOD_BITS: Final = 40
 """Bits of `PacketKind.order` that hold the picture order count; above them are numbered coded video sequences."""
 _MIDDLE: Final = 1 << (_PERIOD_BITS - 1)
 _EXTENDED_SAR: Final = 255
-_HEADER_BYTES: Final = 48
-"""Bytes of a slice in which its header names the picture parameter set."""
+HEADER_BYTES: Final = 48
+"""Bytes of a NAL unit that are enough for a slice header up to its picture order count, and for the fields of a PPS."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ class KnownSets:
         if len(found) == 1:  # as in most streams: slices need not be read
             return next(iter(found.values()))
         with suppress(ValueError, KeyError):
-            unit = sets[self._syntax.parameter_sets[-1], picture_set(bytes(part[:_HEADER_BYTES]))]
+            unit = sets[self._syntax.parameter_sets[-1], picture_set(bytes(part[:HEADER_BYTES]))]
             bits = BitReader.of_nal(unit[self._syntax.header_bytes :])
             bits.ue()  # pic_parameter_set_id, pps_pic_parameter_set_id
             return found[bits.ue()]  # seq_parameter_set_id, pps_seq_parameter_set_id

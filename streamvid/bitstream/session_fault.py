@@ -16,7 +16,7 @@ from typing import Final
 from streamvid.bitstream import h264, h264_gaps, hevc_pps, hevc_sps, mpeg4, vpx
 from streamvid.bitstream.annexb import NAL_SYNTAX, parameter_sets
 from streamvid.bitstream.bits import BitReader
-from streamvid.bitstream.nal import ShownArea, split_packet
+from streamvid.bitstream.nal import HEADER_BYTES, ShownArea, split_packet
 from streamvid.bitstream.packets import nal_units
 
 _LEAST_TILE: Final = 256, 64
@@ -95,7 +95,7 @@ def packets_fault(codec: str, stsd: bytes, packets: Sequence[memoryview], width:
             syntax, sets = NAL_SYNTAX[codec], parameter_sets(codec, stsd)
             sps = {h264.read_sps(BitReader.of_nal(unit[1:])) for unit in syntax.sequence_parameter_sets(sets.annex_b)}
             units = (unit for packet in packets for unit in split_packet(packet, sets.length_size))
-            slices = (bytes(unit[1 : h264.HEADER_BYTES]) for unit in units if unit[0] & 31 in h264.WITH_SLICE_HEADER)
+            slices = (bytes(unit[1:HEADER_BYTES]) for unit in units if unit[0] & 31 in h264.WITH_SLICE_HEADER)
             in_field = (h264.read_slice(BitReader.of_nal(part), one).in_field for part in slices for one in sps)
             return _FIELDS if any(in_field) else ""
         if any(not vpx.coded_sizes(codec, bytes(packet)) <= {(width, height)} for packet in packets):

@@ -115,12 +115,8 @@ def _merged(inputs: Sequence[str], lists: MetadataLists, places: Places | None, 
 
 
 def _check_present(chosen: Sequence[Found], names: Sequence[str], present: Collection[str]) -> None:
-    """Check that no video, named after its root because several inputs have one of its name, may be that of the
-    dataset.
-
-    Raises:
-        InputError: one may be.
-    """
+    """Raise InputError if a video that is named after its root, because several inputs have one of its name, may be the
+    one that the dataset has."""
     for video, name in zip(chosen, names, strict=True):
         below = "/".join(video.parts[video.depth :])
         if below != name and below in present and name not in present:

@@ -167,8 +167,9 @@ def plan_job(
         sources, uncut = attach_cuts(sources, cut_list, lists)
         if uncut:
             log.warning("%d of %d videos have no cuts in %s: they are left out", uncut, found, redact(cut_list))
-    left = _left_to_pack(sources, base, kept, places, in_place=options.in_place is not None)
-    sources, classes, unlabelled = _classified(left.sources, base)
+    in_place = options.in_place is not None
+    sources, skipped, forget, stale = _left_to_pack(sources, base, kept, places, in_place=in_place)
+    sources, classes, unlabelled = _classified(sources, base)
     cutting = options.cutting is not None or any(source.cuts is not None for source in sources)
     columns = lists.finish(COLUMNS if cutting else pa.schema([]))
     sizes = [_INDEXED if options.in_place else source.size for source in sources]
@@ -195,23 +196,13 @@ def plan_job(
         classes,
         settings,
         base,
-        skipped=left.skipped,
+        skipped=skipped,
         unlabelled=unlabelled,
         joins=tuple(joins),
-        forget=left.forget,
+        forget=forget,
         inputs=inputs_digest(inputs),
-        stale=left.stale,
+        stale=stale,
     )
-
-
-@dataclass(frozen=True)
-class _Left:
-    """The sources that are to be packed; `skipped`, `forget` and `stale` as in JobSpec."""
-
-    sources: list[SourceVideo]
-    skipped: tuple[str, ...]
-    forget: tuple[tuple[str, int], ...]
-    stale: frozenset[str]
 
 
 def _left_to_pack(
@@ -221,8 +212,9 @@ def _left_to_pack(
     places: Places | None,
     *,
     in_place: bool,
-) -> _Left:
-    """The sources, with their sizes and versions, without those that the base has: in place, in this version."""
+) -> tuple[list[SourceVideo], tuple[str, ...], tuple[tuple[str, int], ...], frozenset[str]]:
+    """The sources, with their sizes and versions, without those that the base has: in place, in this version; then
+    `skipped`, `forget` and `stale` as in JobSpec."""
     names = [source.name for source in sources]
     if in_place:
         sources = with_details(sources, places)
@@ -239,15 +231,11 @@ def _left_to_pack(
         new -= changed.keys() - left  # what has changed since that pack skipped it
         changed = {name: clips for name, clips in changed.items() if name in left}
     skipped = tuple(name for name in names if name not in new)
-    return _Left(sources, skipped, tuple(clip for clips in changed.values() for clip in clips), stale)
+    return sources, skipped, tuple(clip for clips in changed.values() for clip in clips), stale
 
 
 def _check_sources(sources: list[SourceVideo], destination: str, options: PackOptions) -> None:
-    """Check that these sources can be packed, or indexed, to this destination with these options.
-
-    Raises:
-        InputError: they cannot.
-    """
+    """Raise InputError if these sources cannot be packed, or indexed, to this destination with these options."""
     paths = [source.path for source in sources]
     check_not_swapped(paths, destination)
     if options.in_place:

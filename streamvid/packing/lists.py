@@ -289,11 +289,8 @@ def _usable(table: pa.Table) -> pa.Table:
 
 
 def _check_quotes(data: bytes, shown: str) -> None:
-    """Refuse a CSV file with a quoted cell that is not closed, or closed before its end, as by the quotation mark that
-    opens a later cell: pyarrow reads the rows in between as text of the cell (RFC 4180, section 2).
-
-    Raises:
-        InputError: it is one.
+    """Raise InputError for a CSV file with a quoted cell that is not closed, or closed before its end, as by the
+    quotation mark that opens a later cell: pyarrow reads the rows in between as text of the cell (RFC 4180, section 2).
     """
     for cell in _QUOTED.finditer(data):
         if not cell[1] or cell[2]:
@@ -306,12 +303,8 @@ def _check_quotes(data: bytes, shown: str) -> None:
 
 
 def _check_texts(table: pa.Table, shown: str) -> None:
-    """Refuse a CSV with bytes that are no UTF-8, or with line breaks where none is meant: a quotation mark too many has
-    made several rows one.
-
-    Raises:
-        InputError: it is one.
-    """
+    """Raise InputError for a CSV file with bytes that are no UTF-8, or with line breaks where none is meant: a mark of
+    quotation too many has made several rows one."""
     for field, column in zip(table.schema, table.columns, strict=True):  # not by name: there may be two of one
         if pa.types.is_binary(field.type):
             raise InputError(f"the column {field.name!r} of {shown} is not UTF-8: save the list as UTF-8")

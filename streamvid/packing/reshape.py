@@ -157,11 +157,7 @@ def split(
 
 
 def _check_rule(shares: object, keys: object, column: object, group: object) -> None:
-    """Check that a split is by one rule, as in `split`.
-
-    Raises:
-        InputError: by none, by several, or by one of another type.
-    """
+    """Raise InputError unless a split is by exactly one rule, of a type that `split` takes."""
     if sum(rule is not None for rule in (shares, keys, column)) != 1:
         raise InputError("a split is by shares, by keys or by a column: give one of the three")
     for option, given in {"shares": shares, "keys": keys}.items():

@@ -180,11 +180,8 @@ def _row_groups(read: _ReadAt, size: int) -> list[tuple[int, list[_Chunk]]]:
 
 
 def _check_depth(children: Iterable[int]) -> None:
-    """Check a schema, the number of children of each of its elements: each stands before its own children.
-
-    Raises:
-        TooLargeError: more than 2 * `MAX_LISTS` groups are in each other.
-    """
+    """Raise TooLargeError if more than 2 * `MAX_LISTS` groups of a schema are in each other. It is given as the number
+    of children of each of its elements, each of which stands before its own children."""
     left: list[int] = []
     for count in children:
         while left and not left[-1]:

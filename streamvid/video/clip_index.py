@@ -182,11 +182,8 @@ def _check_packets(kinds: list[PacketKind], codec: str, *, cut_only: bool) -> No
 
 
 def _check_format_stays(kinds: list[PacketKind]) -> None:
-    """Refuse a clip whose pictures change, because a row has one size and pixel format for all frames.
-
-    Raises:
-        CannotCopyError: size, chroma subsampling or bit depth change.
-    """
+    """Raise CannotCopyError if size, chroma subsampling or bit depth of a clip's pictures change, because a row has one
+    size and pixel format for all frames."""
     for what, values in (("size", [kind.size for kind in kinds]), ("pixel format", [kind.samples for kind in kinds])):
         found = {value: number for number, value in reversed([*enumerate(values)]) if value is not None}
         if len(found) > 1:
@@ -205,12 +202,8 @@ def _settled(own: tuple[str, str, str], codec: str, frame_format: FrameFormat, s
 def _check_colors_stay(
     settled: tuple[str, str], kinds: list[PacketKind], codec: str, frame_format: FrameFormat, stsd: bytes
 ) -> None:
-    """Refuse a clip whose in-band parameter sets change the colours, because a row has one matrix and range for all
-    frames.
-
-    Raises:
-        CannotCopyError: the colours change. When the clip is transcoded, each frame is converted by its own tags.
-    """
+    """Raise CannotCopyError if a clip's in-band parameter sets change the colours, because a row has one matrix and
+    range for all frames. When the clip is transcoded, each frame is converted by its own tags."""
     found: dict[StatedColors, int] = {}
     for number, kind in enumerate(kinds):
         if kind.colors is not None:

@@ -151,13 +151,9 @@ def remux_with_ffmpeg(source: Path | VideoFile, folder: Path, *, cut_only: bool 
 
 
 def _check_all_output(output: OutputOrder, clip: StoredClip) -> None:
-    """Refuse a clip of which a decoder does not output some frames, as other frames would come under their numbers: the
-    order of pictures goes back without an IDR picture, as where recordings were joined. If H.264 has lost reference
-    pictures, the clip is not refused but kept as damaged, because transcoding would hide the damage.
-
-    Raises:
-        CannotCopyError: a decoder does not output all frames of the clip.
-    """
+    """Raise CannotCopyError for a clip of which a decoder does not output some frames, as other frames would come under
+    their numbers: the order of pictures goes back without an IDR picture, as where recordings were joined. If H.264 has
+    lost reference pictures, the clip is kept as damaged, because transcoding would hide the damage."""
     several = len(np.unique(output.packets)) < len(output.packets)  # pictures of one packet: damage, too
     lost = len(np.setdiff1d(clip.index.visible, output.packets))
     if lost and not several and not (clip.codec == "h264" and _lacks_references(clip)):
