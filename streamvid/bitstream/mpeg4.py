@@ -141,11 +141,9 @@ class _Distances:
         is_even = (future - past) % self._t_frame == (time - past) % self._t_frame == 0
         is_even = is_even and not (self._first_b and time - past != self._t_frame)
         self._first_b = False
-        begin, at, end = (self._in_t_frames(value) for value in (past, time, future))
+        # In units of T_FRAME, to which FFmpeg rounds them.
+        begin, at, end = ((value + self._t_frame // 2) // self._t_frame for value in (past, time, future))
         return not is_even, not begin < at < end
-
-    def _in_t_frames(self, time: int) -> int:
-        return (time + self._t_frame // 2) // self._t_frame
 
 
 def _layer(headers: bytes) -> Vol | None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from streamvid.arrays import Bool, Int64
 from streamvid.checks import did_you_mean, listed
-from streamvid.dataset.clip_table import Categories, ClipTable
+from streamvid.dataset.clip_table import Categories, ClipTable, Int32
 from streamvid.dataset.meta_columns import MetaColumns
 from streamvid.dataset.schema import CATEGORIES
 from streamvid.errors import DatasetError, InputError
@@ -50,9 +50,9 @@ class Columns:
             "label": lambda: pa.array(clips.label, mask=clips.label < 0),
         }
         if classes is not None:
-            makers["class"] = lambda: _class_names(clips, classes)
+            makers["class"] = lambda: _strings(classes, pa.array(check_labels(clips, classes), mask=clips.label < 0))
         categories = {name: getattr(clips, name) for name in CATEGORIES} | dict(extra or {})
-        makers |= {name: partial(_strings, column) for name, column in categories.items()}
+        makers |= {name: partial(_strings, column.names, column.codes) for name, column in categories.items()}
         makers |= {name: partial(pa.array, getattr(clips, name)) for name in _INTEGERS}
         # Upright, a clip that is rotated by 90 or 270 degrees has width and height exchanged.
         makers["upright_width"] = lambda: pa.array(np.where(clips.rotation % 180, clips.height, clips.width))
@@ -209,16 +209,11 @@ def _numpy(column: pa.Array) -> tuple[npt.NDArray[Any], Bool | None] | None:
     return (np.asarray(array, dtype=np.int64) if pa.types.is_integer(kind) else np.asarray(array)), None
 
 
-def _strings(column: Categories) -> pa.Array:
-    return pa.array(column.names, type=pa.large_string()).take(pa.array(column.codes))
+def _strings(names: Sequence[str], numbers: Int32 | pa.Array) -> pa.Array:
+    return pa.array(names, type=pa.large_string()).take(pa.array(numbers))
 
 
 def _mean_fps(clips: ClipTable) -> pa.Array:
     seconds = clips.seconds
     with np.errstate(divide="ignore"):
         return pa.array(clips.frames / seconds, mask=seconds <= 0)
-
-
-def _class_names(clips: ClipTable, classes: Sequence[str]) -> pa.Array:
-    check_labels(clips, classes)
-    return pa.array(classes, type=pa.large_string()).take(pa.array(clips.label, mask=clips.label < 0))

@@ -109,13 +109,10 @@ class _Compiler:
         """An identifier or string of the parsed text, as it was in the condition."""
         return text.replace(self._class, "class")
 
-    def _error(self, node: ast.AST, why: str) -> InputError:
+    def _wrong(self, node: ast.expr, why: str, before: str = " ") -> InputError:
         """An error that quotes the node's part of the condition."""
         part = self._shorten(ast.get_source_segment(self._code, node) or "")
-        return InputError(f"`{part}` in the condition{why}")
-
-    def _wrong(self, node: ast.expr, why: str) -> InputError:
-        return self._error(node, f" {why}")
+        return InputError(f"`{part}` in the condition{before}{why}")
 
     def _shorten(self, text: str) -> str:
         text = " ".join(self._original(text).split())
@@ -172,7 +169,7 @@ class _Compiler:
         try:
             found = get(self._original(name))
         except InputError as error:
-            raise self._error(node, f": {error}") from error
+            raise self._wrong(node, str(error), ": ") from error
         # NaN counts as a missing value: all comparisons with it are false, except !=.
         return pc.if_else(pc.is_nan(found), None, found) if pa.types.is_floating(found.type) else found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -175,19 +176,14 @@ def fuse(slices: Sequence[EncodedSlice]) -> EncodedSlice:
     """Join slices with the same sample description into one: all packets and wanted frames, in their order."""
     if len(slices) == 1:
         return slices[0]
-    first = slices[0]
-    bases = np.cumsum([0, *(len(encoded.sizes) for encoded in slices[:-1])])
-    return EncodedSlice(
+    based = [*zip(slices, np.cumsum([0, *(len(encoded.sizes) for encoded in slices[:-1])]), strict=True)]
+    return replace(
+        slices[0],
         name=", ".join(dict.fromkeys(encoded.name for encoded in slices)),
-        codec=first.codec,
-        stsd=first.stsd,
-        width=first.width,
-        height=first.height,
-        color=first.color,
         data=np.concatenate([encoded.data for encoded in slices]),
         sizes=np.concatenate([encoded.sizes for encoded in slices]),
-        display_order=np.concatenate(
-            [encoded.display_order + base for encoded, base in zip(slices, bases, strict=True)]
-        ),
-        frames=np.concatenate([encoded.frames + base for encoded, base in zip(slices, bases, strict=True)]),
+        display_order=np.concatenate([encoded.display_order + base for encoded, base in based]),
+        frames=np.concatenate([encoded.frames + base for encoded, base in based]),
+        starts=np.zeros(1, dtype=np.int64),
+        in_order=True,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from streamvid.storage.byte_range import (
     REQUEST_BYTES,
     WASTE,
     ByteRange,
-    FileVersion,
     in_parts,
     join,
     whole_blocks,
@@ -108,15 +107,9 @@ class _Noted(RangeReader):
         super().__init__(like.retry, like=like)
         self.noted: list[list[ByteRange]] = []
 
-    def read(
-        self,
-        ranges: Sequence[ByteRange],
-        versions: Mapping[str, FileVersion] | None = None,
-        *,
-        neighbours: bool = False,
-    ) -> list[UInt8]:
+    def read(self, ranges: Sequence[ByteRange], *versions: Any, **options: Any) -> list[UInt8]:
         self.noted.append([*ranges])
-        return super().read(ranges, versions, neighbours=neighbours)
+        return super().read(ranges, *versions, **options)
 
 
 def _spread(count: int, wanted: int) -> Int64:

@@ -108,15 +108,8 @@ def check_idx(file: Path, clips: ClipTable) -> Iterator[Finding]:
         _unreadable(error)
         return
     present = np.flatnonzero(clips.mp4_size).tolist()
-    rows = [
-        {"key": clips.key[i]}
-        | {
-            f"{kind}_{what}": int(getattr(clips, f"{kind}_{what}")[i])
-            for kind in EXTENSIONS
-            for what in ("offset", "size")
-        }
-        for i in present
-    ]
+    columns = [f"{kind}_{what}" for kind in EXTENSIONS for what in ("offset", "size")]
+    rows = [{"key": clips.key[i]} | {name: int(getattr(clips, name)[i]) for name in columns} for i in present]
     wanted = idx_text(rows).splitlines()
     if there[:1] != wanted[:1] or len(there) != len(wanted):
         yield (

@@ -77,14 +77,10 @@ def attach_cuts(sources: Sequence[SourceVideo], path: str, lists: MetadataLists)
             f"{shown} cuts {cells[unmatched[0]][:200]!r}{others}, not among the {len(sources)} videos: "
             "correct the paths or drop the rows"
         )
-    found = [
-        replace(source, cuts=tuple(sorted(cuts[i], key=_by_start))) for i, source in enumerate(sources) if i in cuts
-    ]
+    for own in cuts.values():
+        own.sort(key=lambda cut: (cut.start, math.inf if cut.end is None else cut.end))
+    found = [replace(source, cuts=tuple(cuts[i])) for i, source in enumerate(sources) if i in cuts]
     return found, len(sources) - len(found)
-
-
-def _by_start(cut: Cut) -> tuple[float, float]:
-    return cut.start, math.inf if cut.end is None else cut.end
 
 
 def check_cutting(options: PackOptions, *, listed: bool) -> None:

@@ -192,7 +192,7 @@ def _read_times(data: bytes, name: str, count: int) -> list[int]:
     """Times in microseconds after the first image, from the last column of a CSV with or without a heading."""
     try:
         rows = [row for row in csv.reader(io.StringIO(data.decode("utf-8-sig"))) if row]
-        if rows and not _is_number(rows[0][-1]):
+        if rows and not re.match(r"\s*[+-]?\.?[0-9]", rows[0][-1]):
             rows = rows[1:]  # a heading
         seconds = [fraction(row[-1].strip()) for row in rows]
     except (UnicodeDecodeError, ValueError, ZeroDivisionError, csv.Error) as error:
@@ -205,14 +205,6 @@ def _read_times(data: bytes, name: str, count: int) -> list[int]:
     if ticks[-1] >= 1 << 52:
         raise VideoError(f"the times in its {name} are not seconds: they span more than 140 years")
     return ticks
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _images(paths: Sequence[str], retry: Retry) -> Iterator[bytes]:

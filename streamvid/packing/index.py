@@ -16,11 +16,11 @@ from streamvid.packing.append import read_base
 from streamvid.packing.destination import read_rejected
 from streamvid.packing.job_spec import JobSpec, plan_job
 from streamvid.packing.journal import read_claim
-from streamvid.packing.kept_sources import KeptSources
 from streamvid.packing.options import DecodeLevel, FixedLength, PackOptions, Scenes
 from streamvid.packing.pack import SHARD_SIZE, Engine, JobRun, run_job, was_there
 from streamvid.packing.places import Places
 from streamvid.packing.report import PackReport
+from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.url import AnyPath, given_path, given_paths
 
 
@@ -80,7 +80,9 @@ def index(
     paths, told = given_paths(places, "places"), given_roots(roots)
     cameras = [camera] if isinstance(camera, str) else listed(camera, "camera", "names of cameras")
 
-    def plan(options: PackOptions, *, append: bool, after: str = "", kept: KeptSources | None = None) -> JobSpec:
+    def plan(
+        options: PackOptions, *, append: bool, after: str = "", kept: Sequence[SourceVideo] | None = None
+    ) -> JobSpec:
         return plan_job(
             paths,
             to,

@@ -18,7 +18,7 @@ from streamvid.packing.fingerprints import NO_MARK, fingerprint, source_details,
 from streamvid.packing.frame_spans import scene_versions
 from streamvid.packing.images import check_rate
 from streamvid.packing.inputs import find_sources
-from streamvid.packing.kept_sources import KeptSources, inputs_digest
+from streamvid.packing.kept_sources import inputs_digest, resume_sources
 from streamvid.packing.keys import uncut_key
 from streamvid.packing.labels import FOLDERS, Join, attach_labels, attach_metadata, class_names
 from streamvid.packing.metadata import Metadata, MetadataLists
@@ -136,7 +136,7 @@ def plan_job(
     places: Places | None = None,
     after: str = "",
     images: bool = False,
-    kept: KeptSources | None = None,
+    kept: Sequence[SourceVideo] | None = None,
 ) -> JobSpec:
     """Find the sources, and determine everything that the dataset's bytes depend on. Reads lists, but no videos.
 
@@ -208,7 +208,7 @@ def plan_job(
 def _left_to_pack(
     sources: list[SourceVideo],
     base: BaseDataset | None,
-    kept: KeptSources | None,
+    kept: Sequence[SourceVideo] | None,
     places: Places | None,
     *,
     in_place: bool,
@@ -226,7 +226,7 @@ def _left_to_pack(
         sources = with_details(sources, places)
     stale: frozenset[str] = frozenset()
     if kept is not None:
-        sources, stale = kept.resumed(sources)
+        sources, stale = resume_sources(kept, sources)
         left = {source.name for source in sources}
         new -= changed.keys() - left  # what has changed since that pack skipped it
         changed = {name: clips for name, clips in changed.items() if name in left}

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -47,37 +47,30 @@ _MOST_BYTES: Final = 8 << 30
 """Most bytes of memory that the sources' JSON may take: that of some twenty million."""
 
 
-@dataclass(frozen=True)
-class KeptSources:
-    """The sources of an unfinished pack, in order, without their rows and cuts; labels are names of classes, or
-    numbers."""
+def resume_sources(
+    kept: Sequence[SourceVideo], found: Sequence[SourceVideo]
+) -> tuple[list[SourceVideo], frozenset[str]]:
+    """The sources of `read_kept_sources`, with the places, rows and cuts that they have now.
 
-    sources: tuple[SourceVideo, ...]
+    Args:
+        found: the sources that the pack would have if it began now.
 
-    def resumed(self, found: Sequence[SourceVideo]) -> tuple[list[SourceVideo], frozenset[str]]:
-        """These sources, with the places, rows and cuts that they have now.
-
-        Args:
-            found: the sources that the pack would have if it began now.
-
-        Returns:
-            The sources in order, and the names of those that have changed since, or are gone.
-        """
-        now, resumed, stale = {source.name: source for source in found}, [], []
-        for source in self.sources:
-            same = now.pop(source.name, None)
-            if same is None or _version(same) != _version(source):
-                stale.append(source.name)
-            resumed.append(source if same is None else replace(same, **_kept(source)))
-        if now or stale:
-            log.warning(
-                "the pack goes on with the %s with which it began: %d that came since are left out, and %d have "
-                "changed or are gone; when it has ended, add what it lacks (pack --append, index --update)",
-                format_count(len(resumed), "video"),
-                len(now),
-                len(stale),
-            )
-        return resumed, frozenset(stale)
+    Returns:
+        The sources in order, and the names of those that have changed since, or are gone.
+    """
+    now, resumed, stale = {source.name: source for source in found}, [], []
+    for source in kept:
+        same = now.pop(source.name, None)
+        if same is None or _version(same) != _version(source):
+            stale.append(source.name)
+        resumed.append(source if same is None else replace(same, **_kept(source)))
+    if now or stale:
+        log.warning(
+            "the pack goes on with the %s with which it began: %d that came since are left out, and %d have changed or "
+            "are gone; when it has ended, add what it lacks (pack --append, index --update)",
+            format_count(len(resumed), "video"), len(now), len(stale),
+        )  # fmt: skip
+    return resumed, frozenset(stale)
 
 
 def _kept(source: SourceVideo) -> dict[str, Any]:
@@ -123,12 +116,12 @@ def _text(source: SourceVideo, classes: Sequence[str] | None) -> str:
     return json.dumps({**_kept(source), "label": label, "path": path})
 
 
-def read_kept_sources(destination: str, inputs: str) -> KeptSources | None:
-    """The sources with which the unfinished pack at a destination began; None if it had other inputs, or if there is no
-    such file, or it is damaged."""
+def read_kept_sources(destination: str, inputs: str) -> list[SourceVideo] | None:
+    """The sources with which the unfinished pack at a destination began, in order, without their rows and cuts; labels
+    are names of classes, or numbers. None if it had other inputs, or if there is no such file, or it is damaged."""
     data = read_if_there(_path(destination, inputs))
     try:
-        return KeptSources(tuple(map(_parse, read_parquet(data or b"", least=_MOST_BYTES)["source"].to_pylist())))
+        return [*map(_parse, read_parquet(data or b"", least=_MOST_BYTES)["source"].to_pylist())]
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 

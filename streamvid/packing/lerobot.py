@@ -109,12 +109,10 @@ def find_episodes(place: str, cameras: Sequence[str], lists: MetadataLists) -> l
     found = []
     for path, own in cuts.items():
         whole = join(place, path)
-        spans = tuple(
-            replace(cut, rows=(first + row,)) for cut, row in sorted(own, key=lambda item: (item[0].start, item[1]))
-        )
-        problem = (
-            "" if ".." not in path.split("/") and not path.startswith("/") else "its path leads out of the dataset"
-        )
+        in_order = sorted(own, key=lambda item: (item[0].start, item[1]))
+        spans = tuple(replace(cut, rows=(first + row,)) for cut, row in in_order)
+        outside = ".." in path.split("/") or path.startswith("/")
+        problem = "its path leads out of the dataset" if outside else ""
         found.append(Found(whole, path_parts(place) + tuple(path.split("/")), depth, cuts=spans, problem=problem))
     return found
 

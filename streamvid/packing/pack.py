@@ -46,13 +46,14 @@ from streamvid.packing.journal import (
     read_claim,
     totals,
 )
-from streamvid.packing.kept_sources import KeptSources, check_packed, inputs_digest, keep_sources, read_kept_sources
+from streamvid.packing.kept_sources import check_packed, inputs_digest, keep_sources, read_kept_sources
 from streamvid.packing.options import PackOptions
 from streamvid.packing.partition import Group, GroupCursor
 from streamvid.packing.patience import broken, unavailable
 from streamvid.packing.report import PackReport, other_options, report_document
 from streamvid.packing.run_local import pack_groups
 from streamvid.packing.run_ray import pack_groups_on_ray
+from streamvid.packing.source_video import SourceVideo
 from streamvid.packing.tables import write_tables
 from streamvid.progress import PackProgress
 from streamvid.storage.client import asked
@@ -76,7 +77,7 @@ ENGINES: Final[tuple[Engine, ...]] = ("local", "ray")
 class Planner(Protocol):
     """Plans a job, as `streamvid.packing.job_spec.plan_job` with all arguments but one."""
 
-    def __call__(self, *, kept: KeptSources | None) -> JobSpec: ...
+    def __call__(self, *, kept: Sequence[SourceVideo] | None) -> JobSpec: ...
 
 
 @dataclass(frozen=True)
@@ -334,19 +335,17 @@ def _finish(spec: JobSpec, run: JobRun, records: Sequence[Record], resumed_clips
             )
         return _report(spec, run, base.manifest, rejected)
     seconds = round(math.fsum(record.seconds for record in records), 6)
-    manifest = Manifest(spec.name, seconds, spec.classes, added, roots=spec.job.roots)
+    before = Manifest(spec.name, 0.0, spec.classes, ()) if base is None else base.manifest
+    manifest = replace(
+        before,
+        seconds=round(before.seconds + seconds, 6),
+        classes=spec.classes,
+        shards=(*before.shards, *added),
+        revision=before.revision + (base is not None),
+        roots=spec.job.roots,
+        change=None,
+    )
     tables = {}
-    if base is not None:
-        before = base.manifest
-        manifest = replace(
-            before,
-            seconds=round(before.seconds + seconds, 6),
-            classes=spec.classes,
-            shards=(*before.shards, *added),
-            revision=before.revision + 1,
-            roots=spec.job.roots,
-            change=None,
-        )
     if base is not None and spec.forget:
         shards, rows = zip(*sorted(spec.forget), strict=True)
         forgotten = pa.concat_tables(

@@ -123,23 +123,22 @@ def find_in_tars(
     if not columns:  # a table without columns has no rows
         table = pa.table({"": pa.nulls(len(videos))})
     first = lists.add(ParsedList(table, table), ("",), "the members of the tars")
-    found, number = [], 0
-    for tar, content in zip(tars, read, strict=True):
-        for video in content.videos:
-            inside = _name_parts(video.name)
-            found.append(
-                replace(
-                    tar,
-                    parts=tar.parts + inside,
-                    label=tar.label if labels[number] is None else labels[number],
-                    rows=(*tar.rows, first + number),
-                    part=video.part,
-                    mark=content.mark,
-                    name="/".join(inside),
-                    problem=video.problem,
-                )
+    owners = ((tar, content.mark) for tar, content in zip(tars, read, strict=True) for _ in content.videos)
+    found = []
+    for row, ((tar, mark), video, label) in enumerate(zip(owners, videos, labels, strict=True), first):
+        inside = _name_parts(video.name)
+        found.append(
+            replace(
+                tar,
+                parts=tar.parts + inside,
+                label=tar.label if label is None else label,
+                rows=(*tar.rows, row),
+                part=video.part,
+                mark=mark,
+                name="/".join(inside),
+                problem=video.problem,
             )
-            number += 1
+        )
     return found
 
 

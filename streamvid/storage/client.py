@@ -98,12 +98,10 @@ def as_written(address: str) -> URL:
     url, parts = URL(address), urlsplit(address)
     if re.search("/[.]{1,2}(/|$)", parts.path):  # a list may name videos above it
         return url  # without ``..``
-    path, query = (_UNSENDABLE.sub(_escaped, text) for text in parts[2:4])
+    path, query = (
+        _UNSENDABLE.sub(lambda found: quote(found[0], safe="", errors="surrogateescape"), text) for text in parts[2:4]
+    )
     return URL.build(scheme=url.scheme, authority=url.raw_authority, path=path or "/", query_string=query, encoded=True)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return quote(found[0], safe="", errors="surrogateescape")
 
 
 def _no_details(record: logging.LogRecord) -> bool:

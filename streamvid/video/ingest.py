@@ -21,7 +21,7 @@ import numpy as np
 
 from streamvid.arrays import Int64
 from streamvid.bitstream import hevc, packet_info
-from streamvid.bitstream.annexb import dpb_requirement, parameter_sets
+from streamvid.bitstream.annexb import NAL_SYNTAX, dpb_requirement, parameter_sets
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.bitstream.packets import head_of_packet
 from streamvid.checksum import crc32c
@@ -258,10 +258,8 @@ def _may_reorder(track: VideoTrack) -> bool:
 
 def _head_as_packet(track: VideoTrack, head: bytes) -> bytes:
     """The first bytes of a packet as a packet of its own."""
-    if track.codec not in ("h264", "hevc"):
-        return head
-    # lengthSizeMinusOne (ISO/IEC 14496-15, 5.3.3.1.2 and 8.3.3.1.2)
-    return head_of_packet(head, (track.configuration[4 if track.codec == "h264" else 21] & 3) + 1)
+    syntax = NAL_SYNTAX.get(track.codec)
+    return head if syntax is None else head_of_packet(head, syntax.length_size(track.configuration))
 
 
 def _spans(track: VideoTrack, numbers: list[int], most: int) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ import av
 from streamvid.bitstream import jpeg, mpeg4, packet_info
 from streamvid.bitstream.image import MAX_SIDE
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
-from streamvid.color.tags import MATRICES, PRIMARIES
+from streamvid.color.tags import tag_names
 from streamvid.errors import VideoError
 from streamvid.mp4.boxes import NO_MOOV, box, children, lacks_moov, read_moovs, rotation_of_matrix
 from streamvid.mp4.reader import VideoTrack
@@ -256,7 +256,7 @@ def probe_packet(track: VideoTrack, packet: bytes) -> tuple[FrameFormat, str]:
 
 
 _DECODERS: Final = {"av1": "libdav1d"}  # FFmpeg's native decoder needs hardware
-_COLOR_RANGES: Final = {1: "tv", 2: "pc"}  # FFmpeg's AVColorRange
+_FULL_RANGE: Final = {1: False, 2: True}  # by FFmpeg's AVColorRange
 
 
 def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> FrameFormat:
@@ -264,16 +264,10 @@ def _frame_format(frame: VideoFrame | None, source: Path | None = None) -> Frame
         raise _NoFrameError("not one frame of it can be decoded")
     if not (0 < frame.width <= MAX_SIDE and 0 < frame.height <= MAX_SIDE):
         raise ValueError(f"its frames are {frame.width}x{frame.height}; the limit is {MAX_SIDE} on a side")
-    stated_range = _COLOR_RANGES.get(int(frame.color_range), "unknown")
-    return FrameFormat(
-        width=frame.width,
-        height=frame.height,
-        pix_fmt=frame.format.name,
-        color_space=MATRICES.get(int(frame.colorspace), "unknown"),
-        color_primaries=PRIMARIES.get(int(frame.color_primaries), "unknown"),
-        color_range="pc" if frame.format.name.startswith("yuvj") else stated_range,
-        rotation=frame_rotation(frame, source),
-    )
+    name: str = frame.format.name
+    full_range = name.startswith("yuvj") or _FULL_RANGE.get(int(frame.color_range))
+    tags = tag_names(int(frame.colorspace), int(frame.color_primaries), full_range)
+    return FrameFormat(frame.width, frame.height, name, *tags, frame_rotation(frame, source))
 
 
 def frame_rotation(frame: VideoFrame, source: Path | None = None) -> int:

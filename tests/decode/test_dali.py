@@ -44,6 +44,15 @@ def part(packets: int, stsd: bytes, name: str = "a") -> EncodedSlice:
     )  # fmt: skip
 
 
+def test_a_fused_stream_starts_at_its_first_packet_alone() -> None:
+    """Whatever its slices say: where else decoding may start is not known, and of its order nothing is said."""
+    slices = [replace(part(4, bytes(30), name), starts=np.array([0, 2]), in_order=False) for name in "ab"]
+    whole = fuse(slices)
+    assert (whole.name, whole.starts.tolist(), whole.in_order) == ("a, b", [0], True)
+    assert whole.display_order.tolist() == [*range(8)]
+    assert whole.frames.tolist() == [0, 4]
+
+
 @given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 3)), min_size=1, max_size=40), st.integers(1, 12))
 def test_groups(slices: list[tuple[int, int]], streams: int) -> None:
     parts = [part(packets, bytes([kind]) * 30) for packets, kind in slices]

@@ -97,6 +97,7 @@ def test_every_frame_is_its_jpeg(tmp_path: Path) -> None:
     ("name", "text"),
     [
         ("timestamps.txt", "10\n10.04\n10.5\n11\n"),
+        ("timestamps.txt", "30/3\n251/25\n 21/2\n11\n"),
         ("timestamps.csv", "image,seconds\na1.jpg,10\na2.jpg,10.04\na4.jpg,10.5\na10.jpg,11\n"),
         ("Timestamps.CSV", "\ufeffseconds\r\n10\r\n10.04\r\n10.5\r\n11.000\r\n"),
     ],

@@ -128,10 +128,11 @@ def svg(chart: Chart) -> str:
     bars = [*chart.bars, *([("no value", chart.none)] if chart.none else [])]
     most = max((count for _, count in bars), default=1)
     title = displayable(chart.title, 60)
+    words = (f"{displayable(label, _LETTERS)}, {format_count(count, 'clip')}" for label, count in bars)
     lines = [
         f'<figure class="chart"><figcaption><bdi>{escape(title)}</bdi></figcaption>',
         f'<svg role="img" viewBox="0 0 {_WIDTH} {_ROW * len(bars)}" width="{_WIDTH}" height="{_ROW * len(bars)}">',
-        f"<title>{escape(title)}: {escape('; '.join(_in_words(bars)))}</title>",
+        f"<title>{escape(title)}: {escape('; '.join(words))}</title>",
         *_rows(bars, most),
         "</svg></figure>",
     ]
@@ -148,7 +149,3 @@ def _rows(bars: Iterable[tuple[str, int]], most: int) -> Iterable[str]:
             f'<rect x="{_LABEL + 8}" y="{middle - 7}" width="{width:.1f}" height="14"/>'
             f'<text x="{_LABEL + 14 + width:.1f}" y="{middle}">{count:,}</text></g>'
         )
-
-
-def _in_words(bars: Iterable[tuple[str, int]]) -> Iterable[str]:
-    return (f"{displayable(label, _LETTERS)}, {format_count(count, 'clip')}" for label, count in bars)
