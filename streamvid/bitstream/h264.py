@@ -42,7 +42,8 @@ _WITHOUT_BIT_DEPTH: Final = (66, 77, 88)
 """Baseline, Main and Extended: profiles whose `avcC` does not go on with chroma format and bit depth."""
 _WITH_CHROMA_FORMAT: Final = (100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135)
 """Values of profile_idc whose parameter sets have chroma_format_idc."""
-_HIGH_444: Final = 244
+HIGH_444: Final = 244
+"""profile_idc (ITU-T H.264, A.2.8): of lossless 4:2:0, too."""
 _FIXED_444: Final = 151
 """x264 coded 4:4:4 in CABAC wrongly before this version. Decoders correct that if they have read its SEI message, which
 only the first packet has, so they cannot start anywhere else."""
@@ -366,7 +367,7 @@ def classifier(stsd: bytes) -> Classifier:
         units = split_packet(packet, length_size)
         version = x264_version(units)
         if version is not None:
-            is_faulty = version < (_FIXED_444 if order.has_profile(_HIGH_444) else _FIXED_DIRECT)
+            is_faulty = version < (_FIXED_444 if order.has_profile(HIGH_444) else _FIXED_DIRECT)
         # The first byte, 7.3.1: nal_ref_idc in bits 5 and 6, nal_unit_type in bits 0 to 4.
         parts = [unit for unit in units if unit[0] & 31 in _VCL]
         broken = is_broken(packet, units, length_size)

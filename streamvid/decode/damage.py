@@ -56,13 +56,10 @@ class Damage:
         runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
         shown = ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs[:_SHOWN])
         more = sum(map(len, runs[_SHOWN:]))
-        count = (
-            f"frame {shown} of its {self.total} does"
-            if len(numbers) == 1
-            else (f"{len(numbers)} of its {self.total} frames do")
-        )
-        listed = "" if len(numbers) == 1 else f", {shown}" + (f" and {more} more" if more else "")
-        return f"{count} not decode{listed}: {self.cause}"
+        if len(numbers) == 1:
+            return f"frame {shown} of its {self.total} does not decode: {self.cause}"
+        others = f" and {more} more" if more else ""
+        return f"{len(numbers)} of its {self.total} frames do not decode, {shown}{others}: {self.cause}"
 
 
 def find_damage(index: FrameIndex, frames: Int64, encode: Callable[[Int64], EncodedSlice]) -> Damage | None:

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import secrets
-import stat
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -32,6 +31,7 @@ from streamvid.dataset.revisions import ended_by
 from streamvid.errors import ClipError, DatasetError, InputError
 from streamvid.plan.absent import AbsentRows
 from streamvid.plan.world import World
+from streamvid.storage.regular_file import open_file
 from streamvid.storage.url import given_local_path, is_local, local_path, redact
 from streamvid.text import format_count
 
@@ -215,7 +215,7 @@ class Quarantine:
             "bounds": _bounds(self._dataset, shard) if "roots=" in clip.reason else None,
             "rank": rank,
             "run": self.policy.run,
-            "time": _now(),
+            "time": datetime.now(UTC).isoformat(timespec="microseconds"),
         }
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -341,10 +341,6 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
                 yield row
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="microseconds")
-
-
 def _signature(dataset: ClipSource, row: int) -> list[int] | None:
     """Sizes in bytes and modification times in ns of the local files with a clip and its frame index, -1 of a file that
     is missing or that this user may not read; None if they are remote."""
@@ -370,10 +366,7 @@ def _bounds(dataset: ClipSource, shard: int) -> str:
 def _lines(file: Path) -> list[bytes]:
     """The complete lines of a file, except lines that are too long."""
     try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return []
+        with open(open_file(file), "rb") as opened:
             content = opened.read(_MOST_BYTES)
     except OSError as error:
         log.warning("%s cannot be read (%s): bad clips that it names will be found again", file, error.strerror)

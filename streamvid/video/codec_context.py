@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from streamvid.arrays import Int64
+from streamvid.bitstream.h264 import HIGH_444
 from streamvid.bitstream.image import is_image_entry
 from streamvid.bitstream.jpeg import has_tables
 from streamvid.bitstream.packet_info import tells_sets
@@ -154,11 +155,7 @@ def _has_history(kept: _Kept) -> bool:
     if name != "h264":
         return name in ("mpeg4", "vp8")
     profile = kept.stsd.partition(b"avcC")[2][1:2]  # AVCProfileIndication (ISO/IEC 14496-15, 5.3.3.1.2)
-    return "444" in (context.pix_fmt or "") or profile == bytes([_HIGH_444])
-
-
-_HIGH_444: Final = 244
-"""profile_idc (ITU-T H.264, A.2.8)."""
+    return "444" in (context.pix_fmt or "") or profile == bytes([HIGH_444])
 
 
 def reorder_depth(display_order: Int64 | Sequence[int]) -> int:

@@ -76,7 +76,7 @@ def _ingest(source: Path, file: io.BufferedReader, *, cut_only: bool) -> StoredC
     track = read_track(file)
     start = int(track.offset[0])
     found = _probe(track, bytes(read_range(file, start, start + int(track.size[0]))))
-    times, last_frame = found.times, found.times.last_frame_ticks()
+    times = found.times
     of = checking_classifier(track.codec, found.stsd)
     kinds: list[PacketKind] = []
     crcs: list[int] = []
@@ -87,7 +87,7 @@ def _ingest(source: Path, file: io.BufferedReader, *, cut_only: bool) -> StoredC
             pts=times.pts,
             sizes=track.size,
             sync=track.sync,
-            shown=(0, int(times.pts.max()) + last_frame),
+            shown=(0, int(times.pts.max()) + found.last_frame),
             width=found.frame_format.width,
             height=found.frame_format.height,
             rotation=found.frame_format.rotation,
@@ -168,6 +168,7 @@ class _Header:
         frame_format, profile: format of the first packet's picture, and the stream's profile.
         stsd: the sample description for the clip.
         times: times of its packets, in ticks of the clip, from the first.
+        last_frame: duration of the last frame in ticks.
         of: classifies its packets; has been called with the first.
     """
 
@@ -177,6 +178,7 @@ class _Header:
     profile: str
     stsd: bytes
     times: PacketTimes
+    last_frame: int
 
     def clip(
         self, file: Path, kinds: list[PacketKind], offset: Int64, crcs: list[int], *, cut_only: bool = False
@@ -191,7 +193,7 @@ class _Header:
             stsd=self.stsd,
             kinds=kinds,
             times=self.times,
-            last_frame=self.times.last_frame_ticks(),
+            last_frame=self.last_frame,
             offset=offset,
             crcs=crcs,
             cut_only=cut_only,
@@ -274,8 +276,8 @@ def _probe(track: VideoTrack, first: bytes) -> _Header:
         raise NeedsDemuxerError("a first packet that decoding cannot start from")
     frame_format, profile = probe_packet(track, first)
     times = PacketTimes(track.pts, track.size, track.sync, track.hidden, track.last_duration, (1, track.timescale))
-    stsd = _sample_description(track, frame_format)
-    return _Header(track, of, frame_format, profile, stsd, times.in_coarsest_ticks())
+    times, stsd = times.in_coarsest_ticks(), _sample_description(track, frame_format)
+    return _Header(track, of, frame_format, profile, stsd, times, times.last_frame_ticks())
 
 
 def _sample_description(track: VideoTrack, frame_format: FrameFormat) -> bytes:
