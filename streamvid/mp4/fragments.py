@@ -11,6 +11,7 @@ import numpy as np
 
 from streamvid.arrays import Bool, Int64
 from streamvid.mp4.boxes import iter_boxes
+from streamvid.mp4.top_level import require
 
 _NOT_SYNC: Final = 0x0101_0000
 """sample_is_non_sync_sample, and a sample_depends_on of 1 (8.8.3.1)."""
@@ -77,7 +78,7 @@ def read_fragment(moof: bytes, at: int, defaults: Defaults, clock: int) -> Sampl
         clock: end of the track's previous fragment, in ticks.
 
     Raises:
-        ValueError: the fragment is damaged, or has features that are not supported here.
+        NeedsDemuxerError: the fragment is damaged, or has features that are not supported here.
         struct.error, IndexError: a box is too short.
     """
     found: list[Samples] = []
@@ -86,11 +87,11 @@ def read_fragment(moof: bytes, at: int, defaults: Defaults, clock: int) -> Sampl
         if kind != b"traf":
             continue
         boxes = list(iter_boxes(moof, start, end))
-        _require((boxes[-1][2] if boxes else start) == end and boxes[0][0] == b"tfhd", "a fragment's broken box")
-        _require({box[0] for box in boxes} <= _TRAF, "a fragment that is encrypted, or with more in it")
+        require((boxes[-1][2] if boxes else start) == end and boxes[0][0] == b"tfhd", "a fragment's broken box")
+        require({box[0] for box in boxes} <= _TRAF, "a fragment that is encrypted, or with more in it")
         (head, own) = boxes[0][1], struct.unpack_from(">I", moof, boxes[0][1] + 4)[0] == defaults.track
         if own:
-            _require(not found, "several parts of a track in a fragment")
+            require(not found, "several parts of a track in a fragment")
             found += _track_fragment(moof, at, boxes, head, defaults, clock, alone=not others)
         others += 1
     return Samples.join(found) if found else None
@@ -113,8 +114,8 @@ def _track_fragment(
     )
     values = iter(fields.unpack_from(moof, head + 8))
     base = next(values) if flags & 1 else at
-    _require(bool(flags & 1) or bool(flags & 0x20000) or alone, "a fragment that lies behind another")
-    _require(not flags & 2 or next(values) == 1, "a fragment of another description")
+    require(bool(flags & 1) or bool(flags & 0x20000) or alone, "a fragment that lies behind another")
+    require(not flags & 2 or next(values) == 1, "a fragment of another description")
     usual = [
         next(values) if flags & bit else default
         for bit, default in ((8, defaults.duration), (16, defaults.size), (32, defaults.flags))
@@ -122,7 +123,7 @@ def _track_fragment(
     for kind, start, _ in boxes:
         if kind == b"tfdt":  # the decode time of the first sample
             (clock,) = struct.unpack_from(">Q" if moof[start] else ">I", moof, start + 4)
-            _require(clock < 1 << 62, "a time out of range")
+            require(clock < 1 << 62, "a time out of range")
     found = []
     following = base
     for kind, start, end in boxes:
@@ -153,7 +154,7 @@ def _run(moof: bytes, start: int, end: int, usual: Sequence[int]) -> tuple[int |
         (first_flags,) = struct.unpack_from(">I", moof, place)
         place += 4
     given = [bit for bit in _TRUN_COLUMNS if flags & bit]
-    _require(count <= _MAX_SAMPLES and place + 4 * count * len(given) == end, "a run that is not as long as it says")
+    require(count <= _MAX_SAMPLES and place + 4 * count * len(given) == end, "a run that is not as long as it says")
     table = np.frombuffer(moof, ">u4", count * len(given), place).reshape(count, len(given)).astype(np.int64)
     columns = [
         table[:, given.index(bit)] if bit in given else np.full(count, value, dtype=np.int64)
@@ -164,8 +165,3 @@ def _run(moof: bytes, start: int, end: int, usual: Sequence[int]) -> tuple[int |
     # Signed, as some files have negative offsets in a box of version 0, too, whose offsets are unsigned.
     columns[3] = np.where(columns[3] >= 1 << 31, columns[3] - (1 << 32), columns[3])
     return begin, columns
-
-
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise ValueError(what)

@@ -159,13 +159,8 @@ class _Movie:
         require(len(np.unique(found.pts)) == len(found.pts), "frames that are shown at the same time")
         _check_places(found.offset, found.size, file.media)
         needed, hidden = self._edited(trak, found, timescale, movie_scale, fragmented=mvex is not None)
-        codec, stsd, configuration, matrix, full_range = self._entry(*self._only(stbl, b"stsd"))
         return VideoTrack(
-            codec=codec,
-            stsd=stsd,
-            configuration=configuration,
-            matrix=matrix,
-            full_range=full_range,
+            *self._entry(*self._only(stbl, b"stsd")),
             rotation=self._rotation(*self._only(trak, b"tkhd")),
             timescale=timescale,
             pts=found.pts[needed],
@@ -191,11 +186,7 @@ class _Movie:
         if defaults is None:
             raise NeedsDemuxerError("fragments of another track")
         for at, moof in file.fragments:
-            try:
-                found = read_fragment(moof, at, defaults, clock)
-            except ValueError as error:
-                raise NeedsDemuxerError(str(error)) from error
-            if found is not None:
+            if (found := read_fragment(moof, at, defaults, clock)) is not None:
                 clock = found.end
                 yield found
 
@@ -349,7 +340,7 @@ class _Movie:
         require(struct.unpack_from(">H", self._data, at + 6) == (1,), "packets in other files")
         inner = self._children(at - 8 + ENTRY_BYTES, stop)
         require({box[0] for box in inner} <= _ENTRY_BOXES, "a sample entry with more in it")
-        stsd = self._data[start - 8 : end]
+        stsd, colour = self._data[start - 8 : end], self._colour(self._optional(inner, b"colr"))
         if kind in _MORE_ENTRIES:
             codec = "vp9"
             if kind == b"mp4v":
@@ -358,14 +349,13 @@ class _Movie:
                 require(bool(codec), "another codec")
             elif kind == b"jpeg":
                 codec, stsd = "mjpeg", mjpeg_sample_description(stsd)
-            return codec, stsd, b"", *self._colour(self._optional(inner, b"colr"))
+            return codec, stsd, b"", *colour
         codec, name = _ENTRIES[kind]
         own = self._only(inner, name)
         configuration = self._data[own[0] : own[1]]
         # configurationVersion (ISO/IEC 14496-15, 5.3.3.1 and 8.3.3.1); in av1C after a marker bit.
         require(configuration[:1] == (b"\x81" if codec == "av1" else b"\x01"), "another codec configuration")
-        matrix, full_range = self._colour(self._optional(inner, b"colr"))
-        return codec, stsd, configuration, matrix, full_range
+        return codec, stsd, configuration, *colour
 
     def _colour(self, found: tuple[int, int] | None) -> tuple[int | None, bool | None]:
         """matrix_coefficients and full_range_flag (12.1.5): `nclx` has both, QuickTime's `nclc` has no range, and ICC
