@@ -138,23 +138,19 @@ class DaliEngine:
         if len(bad) == len(tried) > 1:
             return False
         for row, (number, reason) in bad.items():
-            place, at = self._dataset.location(row), int(self._dataset.clips.mp4_offset[row])
-            rescue.leave_out(self._dataset.clip_error(row, reason, place, offset=at, suspect="source"), number)
+            rescue.leave_out(self._dataset.clip_error(row, reason, suspect="source"), number)
         return bool(bad)
 
     def _failure_alone(self, step: Step) -> str:
         """Why DALI does not decode a step of one sample; "" if it does."""
-        chunk = None
         try:
             chunk = self._open(iter([[step]]), threading.Event())
             assert chunk is not None
-            for _ in chunk.pipeline:
-                pass
+            with closing(chunk):
+                for _ in chunk.pipeline:
+                    pass
         except VideoError as error:
             return str(error)
-        finally:
-            if chunk is not None:
-                chunk.close()
         return ""
 
     def _run(self, epoch: Epoch) -> Generator[RenderedBatch, None, None]:
@@ -238,18 +234,16 @@ class DaliEngine:
             checked = self._spec.checksum is not None
             path_of = leases.enter_context(self._access.open(shards, stopped, checked=checked))
             reader = self._access.reader(shards, stopped)
-            batches = [self._batch(step, path_of, reader) for step in steps]
+            batches = []
+            for step in steps:
+                planned = plan_samples(self._dataset, step, self._spec, reader=reader, path_of=path_of)
+                batches.append(chunk_batch(self._dataset, planned, self._spec, reader, path_of))
             shard_of = {path_of(number): number for number in shards}
             with shard_errors(self._dataset, shard_of):
                 pipeline = ChunkPipeline(
                     batches, self._transform, device_id=self._device_id, num_threads=self._num_threads
                 )
             return _OpenChunk(batches, shard_of, pipeline, leases.pop_all())
-
-    def _batch(self, step: Step, path_of: ShardPaths, reader: RangeReader) -> ChunkBatch:
-        """Plan a step's samples, and find the byte ranges to read for them."""
-        planned = plan_samples(self._dataset, step, self._spec, reader=reader, path_of=path_of)
-        return chunk_batch(self._dataset, planned, self._spec, reader, path_of)
 
 
 def chunk_batch(

@@ -33,6 +33,7 @@ from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, join, redact
 from streamvid.video.frame_index import FrameIndex
 from streamvid.video.index_blocks import AnyIndex, MissingBlocks
+from streamvid.video.packet_selection import PacketSelection
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -75,10 +76,7 @@ class ClipSource:
         retry: Retry | None = None,
         forgotten: Int64 | None = None,
     ) -> None:
-        self.path = path
-        self.clips = clips
-        self.columns = columns
-        self.classes = classes
+        self.path, self.clips, self.columns, self.classes = path, clips, columns, classes
         self.shards: tuple[ShardEntry, ...] = tuple(shard.entry for shard in shards)
         self.shard_files = shards
         self._first_rows: Int64 = np.cumsum([0, *(shard.entry.clips for shard in shards)], dtype=np.int64)
@@ -103,8 +101,7 @@ class ClipSource:
     @property
     def is_local(self) -> bool:
         """Whether every file that holds clips is local."""
-        places = {place for shard in self.shard_files for place in (shard.dataset, *shard.roots)}
-        return all(map(is_local, places))
+        return all(is_local(place) for shard in self.shard_files for place in (shard.dataset, *shard.roots))
 
     def key(self, i: int) -> str:
         """The key of clip *i*; no other clip has it. Raises InputError if there is no such clip."""
@@ -148,12 +145,8 @@ class ClipSource:
         return self.shard_files[s].path(extension)
 
     def location(self, row: int, path_of: ShardPaths | None = None) -> str:
-        """Path or URL of the file that holds a clip's MP4, at `mp4_offset`.
-
-        Args:
-            row: the clip.
-            path_of: returns the paths of shards; default: the dataset's own.
-        """
+        """Path or URL of the file that holds a clip's MP4, at `mp4_offset`. `path_of` returns the paths of shards; by
+        default they are the dataset's own."""
         s = int(self.clips.shard[row])
         if self.shards[s].has_tar:
             return (path_of or self.shard_path)(s)
@@ -181,10 +174,9 @@ class ClipSource:
         row = next((row for path, row in rows.items() if redact(path) == error.path), None)
         if row is None or isinstance(error, StorageUnavailable | AccessRefused | ClipError):
             raise error
-        path, offset = self.location(row), int(self.clips.mp4_offset[row])
         told = str(error).replace(f"Cannot read {error.path}:", "cannot be read:")
         what = told.removeprefix(f"{error.path} ").rstrip(".")
-        raise self.clip_error(row, f"its file {what}", path, offset=offset, suspect="source") from error
+        raise self.clip_error(row, f"its file {what}") from error
 
     def shard_error(self, s: int, error: DatasetError) -> DatasetError:
         """An error of reading shard *s* that names the shard and its dataset."""
@@ -211,11 +203,9 @@ class ClipSource:
 
     def indexes(self, rows: Sequence[int]) -> list[FrameIndex]:
         """The whole frame indexes of clips; errors as in `use_indexes`."""
-
-        def use(_: int, index: AnyIndex) -> FrameIndex:
-            return index if isinstance(index, FrameIndex) else index.whole
-
-        return self.use_indexes(rows, use, whole=True)
+        return self.use_indexes(
+            rows, lambda _, index: index if isinstance(index, FrameIndex) else index.whole, whole=True
+        )
 
     def forget_indexes(self) -> None:
         """Drop the frame indexes that are kept in memory."""
@@ -290,7 +280,7 @@ class ClipSource:
                 index = together.get(row) or with_parts(self.clips, row, known.get(row), wanted[row], parts[row])
             except ValueError as error:
                 what = f"its frame index is damaged: {error}"
-                raise self.clip_error(row, what, own[0].path, offset=own[0].start, suspect="index") from error
+                raise self.clip_error(row, what, own[0].path, suspect="index") from error
             self._indexes.drop(row)
             known[row] = self._indexes.put(row, index)
 
@@ -321,28 +311,40 @@ class ClipSource:
         return list(found)
 
     def clip_error(
-        self, row: int, reason: str, path: str, *, offset: int, packet: int | None = None, suspect: Suspect
+        self,
+        row: int,
+        reason: str,
+        path: str | None = None,
+        *,
+        packet: tuple[PacketSelection, int] | None = None,
+        suspect: Suspect | None = None,
     ) -> ClipError:
         """An error about a clip's bytes.
 
         Args:
             row: the clip.
             reason: what is wrong.
-            path: the file that was read: the dataset's, or a copy in the cache.
-            offset: byte of that file at which the damage begins.
-            packet: number of the packet in decode order.
-            suspect: what is probably damaged, if it is not the copy in the cache.
+            path: the file that was read: a copy in the cache, or, by default, the file with the clip or its index.
+            packet: some packets of the clip, and which of them is damaged.
+            suspect: what is probably damaged, if it is not the copy in the cache; default: the shard, or of a clip in
+                place the source.
         """
-        s = int(self.clips.shard[row])
-        own = {self.location(row), self.shard_path(s, "packets")}
+        s, in_index, number = int(self.clips.shard[row]), suspect == "index", None
+        place = self.shard_path(s, "packets") if in_index else self.location(row)
+        offset = int((self.clips.index_offset if in_index else self.clips.mp4_offset)[row])
+        suspect = suspect or ("shard" if self.shards[s].has_tar else "source")
+        if packet is not None:
+            part, at = packet
+            offset, number = offset + int(part.offsets[at]), int(part.numbers[at])
+        path = path or place
         error = ClipError(
             f"{reason} ({redact(path)})",
             row=row,
             key=self.key(row),
             shard=self.shards[s].name,
             offset=offset,
-            packet=packet,
-            suspect=suspect if path in own else "cache",
+            packet=number,
+            suspect=suspect if path == place else "cache",
         )
         error.path = redact(path)
         return error

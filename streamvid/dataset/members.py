@@ -115,8 +115,7 @@ def read_columns(
         for row, array in zip(rows if column.kind else (), values, strict=False):
             if array is None or _kind(array.dtype, array.shape) != column.kind:
                 what = f"its member {column.name!r} is not the array that was indexed"
-                at = int(source.clips.mp4_offset[row])
-                raise source.clip_error(int(row), what, source.location(int(row)), offset=at, suspect="source")
+                raise source.clip_error(int(row), what, suspect="source")
         made[column.name] = np.stack(values) if column.kind else values
     return made
 

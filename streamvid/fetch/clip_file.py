@@ -14,14 +14,12 @@ from streamvid.arrays import Int64
 from streamvid.bitstream.packets import packets_in
 from streamvid.checksum import crc32c
 from streamvid.dataset.clip_source import ClipSource
-from streamvid.errors import ClipError, DatasetError
-from streamvid.fetch.encoded_batch import read_slices
-from streamvid.fetch.plan_samples import SamplePlan
+from streamvid.errors import DatasetError
+from streamvid.fetch.encoded_batch import read_packets
 from streamvid.mp4.writer import clip_header
-from streamvid.sampling.base import Selection
 from streamvid.storage.byte_range import ByteRange
 from streamvid.video.frame_index import RANDOM_ACCESS, FrameIndex
-from streamvid.video.packet_selection import PacketSelection, byte_ranges
+from streamvid.video.packet_selection import PacketSelection
 
 _CHUNK_BYTES: Final = 32 << 20
 """Read at a time: memory does not grow with the clip, unless a group of pictures is larger."""
@@ -72,7 +70,7 @@ class ClipFile:
                 timescale=int(clips.time_base_den[row]),
             )
         except ValueError as error:
-            raise self._error(str(error)) from error
+            raise self._source.clip_error(row, str(error)) from error
 
     @property
     def size(self) -> int:
@@ -107,7 +105,7 @@ class ClipFile:
             digest.update(block.data)
             yield block.data
         if digest.hexdigest() != self.sha256:
-            raise self._error("its bytes are not those that were stored, by their SHA-256")
+            raise source.clip_error(row, "its bytes are not those that were stored, by their SHA-256")
 
     def _read_packets(self) -> Iterator[memoryview | bytes]:
         yield self.head
@@ -120,21 +118,12 @@ class ClipFile:
         crcs = index.crc32c.copy()
         for first, end in _parts(index):
             packets = _all_packets(index, first, end)
-            frames = np.zeros(0, dtype=np.int64)
-            nothing = Selection(frames, frames.astype(bool), frames.astype(np.float64))
-            sample = SamplePlan(row, 0, True, nothing, np.empty(0), packets, byte_ranges(packets))
-            data = read_slices(source, [sample], source.reader, source.shard_path)[0].data
+            data = read_packets(source, row, packets).data
             stored = packets_in(data, packets.sizes)
             for n in np.flatnonzero(packets.crc32c < 0).tolist():
                 crcs[first + n] = crc32c(stored[n])
             yield data.data
         self._crc32c = crcs
-
-    def _error(self, what: str) -> ClipError:
-        source, row = self._source, self._row
-        packed = source.shards[int(source.clips.shard[row])].has_tar
-        at = int(source.clips.mp4_offset[row])
-        return source.clip_error(row, what, source.location(row), offset=at, suspect="shard" if packed else "source")
 
 
 def _parts(index: FrameIndex) -> Iterator[tuple[int, int]]:

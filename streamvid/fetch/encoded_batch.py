@@ -23,6 +23,7 @@ from streamvid.fetch.plan_samples import Checksum, SamplePlan, SampleSpec, clip_
 from streamvid.fetch.shard_access import ShardAccess
 from streamvid.plan.epoch import Step
 from streamvid.plan.sample_id import rows_of
+from streamvid.sampling.base import Selection
 from streamvid.storage.byte_range import ByteRange, FileVersion
 from streamvid.storage.range_reader import RangeReader
 from streamvid.storage.shared_ranges import SharedRanges
@@ -30,6 +31,7 @@ from streamvid.storage.turn import Turn
 from streamvid.video.packet_selection import (
     EncodedSlice,
     PacketSelection,
+    byte_ranges,
     contradiction,
     damaged_packet,
     extract_each,
@@ -250,8 +252,7 @@ def read_slices(
         ClipError: a packet's bytes do not have the checksum in its index.
     """
     rows = [sample.clip for sample in samples]
-    paths, origins = clip_paths(dataset, rows, path_of), dataset.clips.mp4_offset[rows].tolist()
-    wanted = byte_ranges_of(dataset, samples, path_of)
+    paths, wanted = clip_paths(dataset, rows, path_of), byte_ranges_of(dataset, samples, path_of)
     shards = dataset.clips.shard[rows].tolist()
     versions: dict[str, FileVersion] = {}
     foreign: dict[str, int] = {}
@@ -259,7 +260,7 @@ def read_slices(
         version = dataset.version(sample.clip)
         if version is not None and versions.setdefault(path, version) != version:
             what = "its file is indexed twice, before and after it was changed: leave one of the datasets out"
-            raise dataset.clip_error(sample.clip, what, path, offset=0, suspect="source")
+            raise dataset.clip_error(sample.clip, what)
         if version is not None:
             foreign.setdefault(path, sample.clip)
     try:
@@ -270,9 +271,9 @@ def read_slices(
     blocks = [list(itertools.islice(read, len(sample.spans))) for sample in samples]
     every = extract_each([sample.packets for sample in samples], [sample.spans for sample in samples], blocks)
     slices = []
-    for sample, path, origin, own, data in zip(samples, paths, origins, blocks, every, strict=True):
+    for sample, path, own, data in zip(samples, paths, blocks, every, strict=True):
         if checksum is not None:
-            _check(dataset, sample, path, origin, data, own[0] if checksum == "sha256" else None)
+            _check(dataset, sample, path, data, own[0] if checksum == "sha256" else None)
         slices.append(encoded_slice(dataset.clips, sample.clip, sample.packets, data))
         reader.turn.pause()
         if path in foreign and (sample.packets.crc32c < 0).any():
@@ -280,20 +281,14 @@ def read_slices(
     return slices
 
 
-def _check(dataset: ClipSource, sample: SamplePlan, path: str, origin: int, data: UInt8, whole: UInt8 | None) -> None:
+def _check(dataset: ClipSource, sample: SamplePlan, path: str, data: UInt8, whole: UInt8 | None) -> None:
     """Raise a ClipError unless the packets in `data` and the clip's MP4 in `whole` have the stored checksums. A clip
     that was never read as a whole has no stored SHA-256."""
-    packets, bad = sample.packets, damaged_packet(sample.packets, data)
+    bad = damaged_packet(sample.packets, data)
     if bad is None and (whole is None or dataset.sha256(sample.clip) in ("", hashlib.sha256(whole.data).hexdigest())):
         return
-    raise dataset.clip_error(
-        sample.clip,
-        "bytes of it are not those that were indexed, by their " + ("SHA-256" if bad is None else "CRC-32C"),
-        path,
-        offset=origin + (0 if bad is None else int(packets.offsets[bad])),
-        packet=None if bad is None else int(packets.numbers[bad]),
-        suspect="shard" if dataset.shards[int(dataset.clips.shard[sample.clip])].has_tar else "source",
-    )
+    what = f"bytes of it are not those that were indexed, by their {'SHA-256' if bad is None else 'CRC-32C'}"
+    raise dataset.clip_error(sample.clip, what, path, packet=None if bad is None else (sample.packets, bad))
 
 
 def _check_bitstream(dataset: ClipSource, sample: SamplePlan, path: str, read: EncodedSlice) -> None:
@@ -304,14 +299,7 @@ def _check_bitstream(dataset: ClipSource, sample: SamplePlan, path: str, read: E
         return
     if (found := contradiction(read.codec, read.stsd, part, read.data)) is not None:
         number, what = found
-        raise dataset.clip_error(
-            sample.clip,
-            f"{what}: index it without --fast",
-            path,
-            offset=int(dataset.clips.mp4_offset[sample.clip] + part.offsets[number]),
-            packet=int(part.numbers[number]),
-            suspect="source",
-        )
+        raise dataset.clip_error(sample.clip, f"{what}: index it without --fast", path, packet=(part, number))
     dataset.set_checked(sample.clip, part.numbers)
 
 
@@ -332,6 +320,14 @@ def encoded_slice(rows: ClipTable, clip: int, part: PacketSelection, data: UInt8
         starts=part.starts,
         in_order=UNORDERED not in rows.traits[clip].split(","),
     )
+
+
+def read_packets(dataset: ClipSource, clip: int, packets: PacketSelection) -> EncodedSlice:
+    """Read some packets of a clip without a plan, with the checks of a loader; errors as in `read_slices`."""
+    frames = packets.frames
+    shown = Selection(frames, np.ones(len(frames), dtype=bool), np.zeros(len(frames)))
+    sample = SamplePlan(clip, 0, True, shown, np.empty(0), packets, byte_ranges(packets))
+    return read_slices(dataset, [sample], dataset.reader, dataset.shard_path)[0]
 
 
 def labels_of(dataset: ClipSource, rows: Int64) -> Int64:

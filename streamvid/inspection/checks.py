@@ -33,12 +33,10 @@ from streamvid.dataset.schema import BLOCK, EXTENSIONS, FIELD_PREFIX, idx_text
 from streamvid.dataset.shard_files import ShardFiles
 from streamvid.decode.damage import find_damage
 from streamvid.errors import ClipError, DatasetError
-from streamvid.fetch.encoded_batch import encoded_slice, read_slices
-from streamvid.fetch.plan_samples import SamplePlan
+from streamvid.fetch.encoded_batch import encoded_slice, read_packets
 from streamvid.host import BROKEN_ERRNOS
 from streamvid.mp4.sample_entry import sample_description
 from streamvid.packing.typed_columns import dump_json, json_value
-from streamvid.sampling.base import Selection
 from streamvid.storage.regular_file import MAX_BYTES, NotAFileError, read_file
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
 from streamvid.video.frame_index import FrameIndex
@@ -343,9 +341,7 @@ def check_place(source: ClipSource, row: int, index: FrameIndex, *, decode: bool
 
     def encode(frames: Int64) -> EncodedSlice:
         packets = select_packets(index, frames)
-        chosen = Selection(frames, np.ones(len(frames), dtype=bool), np.zeros(len(frames)))
-        sample = SamplePlan(row, 0, True, chosen, np.empty(0), packets, byte_ranges(packets))
-        read = read_slices(source, [sample], source.reader, source.shard_path)[0]
+        read = read_packets(source, row, packets)
         if (packets.crc32c < 0).any():
             crcs[packets.numbers] = [*map(crc32c, packets_in(read.data, packets.sizes))]
         return read

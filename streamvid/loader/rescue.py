@@ -156,14 +156,10 @@ class Rescuer:
 
     def _too_short(self, row: int, error: FileTooShort) -> ClipError:
         """The error for a clip whose shard, or the .packets file of it, ends before the clip's bytes."""
-        clips, cause = self._dataset.clips, error.__cause__ if isinstance(error.__cause__, FileTooShort) else error
+        cause = error.__cause__ if isinstance(error.__cause__, FileTooShort) else error
         what = f"its file {str(cause).removeprefix(f'{cause.path} ')}"
-        index = self._dataset.shard_path(int(clips.shard[row]), "packets")
-        if cause.path == redact(index):
-            at = int(clips.index_offset[row])
-            return self._dataset.clip_error(row, what, index, offset=at, suspect="index")
-        path, at = self._dataset.location(row), int(clips.mp4_offset[row])
-        return self._dataset.clip_error(row, what, path, offset=at, suspect="shard")
+        index = redact(self._dataset.shard_path(int(self._dataset.clips.shard[row]), "packets"))
+        return self._dataset.clip_error(row, what, suspect="index" if cause.path == index else "shard")
 
     def _undecodable(self, plan: SamplePlan, encoded: EncodedSlice, failure: DamagedClipError) -> ClipError:
         """The error for a clip whose bytes are those that were packed, so that the video itself is bad."""
@@ -179,15 +175,7 @@ class Rescuer:
                 for frame, _ in decode_frames(encoded):
                     missing.discard(int(encoded.frames[frame]))
             first = int(np.flatnonzero(plan.packets.display_order == min(missing, default=0))[0])
-        clips, part = self._dataset.clips, plan.packets
-        return self._dataset.clip_error(
-            plan.clip,
-            reason,
-            self._dataset.location(plan.clip),
-            offset=int(clips.mp4_offset[plan.clip] + part.offsets[first]),
-            packet=int(part.numbers[first]),
-            suspect="source",
-        )
+        return self._dataset.clip_error(plan.clip, reason, packet=(plan.packets, first), suspect="source")
 
 
 def _is_from_outside(failure: DamagedClipError) -> bool:

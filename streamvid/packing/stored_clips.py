@@ -99,17 +99,14 @@ def _copy(source: ClipSource, row: int, sha256: str, folder: Path) -> StoredClip
     """A clip whose bytes were read and checked."""
     file, path = ClipFile(source, row, sha256), source.location(row)
     if file.size > MAX_FILE_BYTES:
-        raise source.clip_error(
-            row, f"it is {file.size / 2**30:.1f} GiB large, and a tar holds files below 8 GiB", path, offset=0,
-            suspect="source",
-        )  # fmt: skip
+        what = f"it is {file.size / 2**30:.1f} GiB large, and a tar holds files below 8 GiB"
+        raise source.clip_error(row, what, suspect="source")
     if file.stored and is_local(path):
         name = Path(local_path(path))
         try:
             status = os.stat(name)
         except FileNotFoundError:
-            at = int(source.clips.mp4_offset[row])
-            raise source.clip_error(row, "its file is gone", path, offset=at, suspect="source") from None
+            raise source.clip_error(row, "its file is gone", suspect="source") from None
         for _ in file.read():
             pass
         where = UnwrittenMp4(
