@@ -177,10 +177,9 @@ def row_blocks(tables: Sequence[pa.Table], entries: Sequence[ShardEntry]) -> lis
         DatasetError: a value is out of range, such as a clip beyond the end of its shard's tar; the message names shard
             and clip.
     """
-    # Metadata columns differ only between shards of different appends.
-    groups = groupby(zip(tables, entries, strict=True), key=lambda item: (item[1].has_tar, _meta_schema(item[0])))
     blocks = []
-    for _, group in groups:
+    # Columns differ only between shards of different appends, or with and without tars.
+    for _, group in groupby(zip(tables, entries, strict=True), key=lambda item: item[0].schema):
         some, its = zip(*group, strict=True)
         blocks.append(row_block(pa.concat_tables(some), its))
     return blocks
@@ -333,7 +332,13 @@ def _check_numbers(
                 offset, numbers[f"{name}_size"], tar_size
             )
     else:
-        placed |= _place_rules(numbers, table)
+        # The number of a root is compared with the roots where these are known.
+        placed["its root is negative"] = numbers["root"] >= 0
+        placed["its mp4 does not lie within its file"] = _within(
+            numbers["mp4_offset"], numbers["mp4_size"], numbers["file_size"]
+        )
+        undated = pc.is_null(table["file_mtime_ns"]).to_numpy()
+        placed["its modification time is negative"] = (numbers["file_mtime_ns"] >= 0) | undated
     # A purged clip has no bytes, so its old offsets do not matter.
     purged = (numbers["mp4_size"] == 0) & (numbers["index_size"] == 0)
     rules |= {what: good | purged for what, good in placed.items()}
@@ -355,20 +360,3 @@ def _hold(rules: Mapping[str, Bool], entries: Sequence[ShardEntry], name: Callab
 def _within(offset: npt.NDArray[Any], size: npt.NDArray[Any], whole: npt.NDArray[Any]) -> Bool:
     """bool [clips]: whether bytes lie within a file. Computed without offset + size, which may overflow int64."""
     return np.asarray((offset >= 0) & (size >= 1) & (offset <= whole) & (size <= whole - np.minimum(offset, whole)))
-
-
-def _place_rules(numbers: dict[str, npt.NDArray[Any]], table: pa.Table) -> dict[str, Bool]:
-    """The rules for clips in place, as in `_check_numbers`. Numbers of roots are checked where the roots are known."""
-    return {
-        "its root is negative": numbers["root"] >= 0,
-        "its mp4 does not lie within its file": _within(
-            numbers["mp4_offset"], numbers["mp4_size"], numbers["file_size"]
-        ),
-        "its modification time is negative": (numbers["file_mtime_ns"] >= 0)
-        | pc.is_null(table["file_mtime_ns"]).to_numpy(),
-    }
-
-
-def _meta_schema(table: pa.Table) -> tuple[tuple[str, str], ...]:
-    """Names and types of the metadata columns of a shard's table."""
-    return tuple((field.name, str(field.type)) for field in table.schema if field.name.startswith(FIELD_PREFIX))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from functools import partial
 from time import perf_counter
@@ -135,21 +134,20 @@ class CpuDecoder:
             the pending batch: `result` waits until all frames are written, and raises VideoError if a slice does not
             decode.
         """
-        futures: list[Future[None]] = []
         parts = [
             (encoded, sink, segment)
             for encoded, sink in zip(slices, sinks, strict=True)
             for segment in split_at_keyframes(encoded)
         ]
         # Longest first, so that the last segments of a batch are short: longest processing time first (Graham 1969).
-        for encoded, sink, segment in sorted(parts, key=_work, reverse=True):
-            futures.append(
-                self._threads.submit(
-                    partial(self._decode, encoded, sink, segment),
-                    limits=partial(self._limits, encoded, segment),
-                    overdue=partial(_overdue, encoded, segment),
-                )
+        futures = [
+            self._threads.submit(
+                partial(self._decode, encoded, sink, segment),
+                limits=partial(self._limits, encoded, segment),
+                overdue=partial(_overdue, encoded, segment),
             )
+            for encoded, sink, segment in sorted(parts, key=_work, reverse=True)
+        ]
 
         def wait() -> None:
             for future in futures:

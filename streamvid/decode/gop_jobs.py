@@ -115,10 +115,7 @@ def _closed_gops(encoded: EncodedSlice, target: SurfaceTarget, group: JobGroup, 
         raise VideoError(f"clip {encoded.name} is damaged ({error}): check it with `streamvid verify`") from error
     rows, ranks, syntax = _rows(encoded, stream.hidden), encoded.display_order.tolist(), NAL_SYNTAX.get(encoded.codec)
     # No cut at a CRA picture: its leading pictures may refer to frames before it.
-    if syntax is None:
-        idr = {0, *encoded.starts.tolist()}
-    else:
-        idr = {n for n, units in stream.units.items() if syntax.is_idr(units)}
+    idr = {n for n, units in stream.units.items() if syntax.is_idr(units)} if syntax else {0, *encoded.starts.tolist()}
     cuts = sorted({0} | idr)
     stated, required = session_key(encoded.codec, encoded.stsd, encoded.width, encoded.height)
     key, need, in_band = stated, required, b""

@@ -64,11 +64,12 @@ class ShardAccess:
         assert self._uses is not None
         dataset, folder = self._dataset, self._cache.folder
         there = {path.name for path, _, _ in folder.kept()}
-        own: list[tuple[int, str, FileIdentity]] = []
-        for number in range(len(dataset.shards)):
-            for extension, _, size, sha256 in self._fetched(number):
-                if folder.ranges(sha256, size).name in there:
-                    own.append((number, extension, FileIdentity(sha256, size)))
+        own = [
+            (number, extension, FileIdentity(sha256, size))
+            for number in range(len(dataset.shards))
+            for extension, _, size, sha256 in self._fetched(number)
+            if folder.ranges(sha256, size).name in there
+        ]
         names = {folder.ranges(file.sha256, file.size).name for _, _, file in own}
         if folder.evict_oldest(wanted, before=time.time_ns() - _LEFT_NS, but=names):
             return wanted

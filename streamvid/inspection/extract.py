@@ -192,10 +192,7 @@ def _holds(path: Path, content: Iterable[memoryview | bytes]) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
-        for chunk in content:
-            if file.read(len(chunk)) != bytes(chunk):
-                return False
-        return not file.read(1)
+        return all(file.read(len(chunk)) == bytes(chunk) for chunk in content) and not file.read(1)
 
 
 def _create(path: Path, content: Iterable[memoryview | bytes], *, overwrite: bool) -> None:

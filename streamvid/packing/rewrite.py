@@ -265,16 +265,15 @@ def _plain(root: str) -> str:
     return local_path(root) if is_local(root) else root.rstrip("/")
 
 
+def _real(path: str) -> str:
+    return os.path.realpath(local_path(path)) if is_local(path) else path.rstrip("/")
+
+
 def _check_destination(rewrite: Rewrite, destination: str) -> None:
     shown = redact(destination)
     check_not_swapped((), destination)
-    read = {place for files in rewrite.source.shard_files for place in (files.dataset, *files.roots)}
-    for place in read:
-        if is_local(place) and is_local(destination):
-            inside = is_within(os.path.realpath(local_path(place)), os.path.realpath(local_path(destination)))
-        else:
-            inside = is_within(place.rstrip("/"), destination.rstrip("/"))
-        if inside:
+    for place in {place for files in rewrite.source.shard_files for place in (files.dataset, *files.roots)}:
+        if is_within(_real(place), _real(destination)):
             raise InputError(
                 f"{shown} contains source clips of the new dataset, {redact(place)}: choose another destination"
             )

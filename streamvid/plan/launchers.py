@@ -102,10 +102,7 @@ def local_world_size() -> int | None:
 
 def local_rank() -> int:
     """This process' number on its node; 0 if no launcher sets it."""
-    for name in _LOCAL_RANKS:
-        if name in os.environ:
-            return number_of(name)
-    return 0
+    return next((number_of(name) for name in _LOCAL_RANKS if name in os.environ), 0)
 
 
 def tasks_on_node() -> int:
