@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from streamvid.checks import boolean, integer, one_of, suggest_keywords
+from streamvid.checks import boolean, check, integer, one_of, suggest_keywords
 from streamvid.dali_engine.chunk_pipeline import ClipKinds, Inputs, clip_inputs, clip_nodes, graph_inputs
 from streamvid.dali_engine.engine import chunk_batch, source_in_shard
 from streamvid.dali_engine.pictures import are_images
@@ -100,12 +100,11 @@ def pipeline(
     device_id = find_device(device)
     num_threads = find_cores() if num_threads is None else integer(num_threads, "num_threads")
     integer(prefetch_queue_depth, "prefetch_queue_depth")
-    for name, value in (("pad_last_batch", pad_last_batch), ("exec_dynamic", exec_dynamic)):
-        boolean(value, name)
+    boolean(pad_last_batch, "pad_last_batch")
+    boolean(exec_dynamic, "exec_dynamic")
     for name in _NOT_OF_GRAPHS.keys() & options.keys():
         raise InputError(f"sv.dali.pipeline takes no {name}: {_NOT_OF_GRAPHS[name]}")
-    if not isinstance(reader_name, str) or not reader_name:
-        raise InputError(f"reader_name must be a name; it is {reader_name!r}")
+    check(isinstance(reader_name, str) and bool(reader_name), reader_name, "reader_name", "a name")
     with _Order(
         dataset, batch_size=batch_size, device=device, num_threads=num_threads, engine="dali", **options
     ) as loader:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamvid.arrays import Int64
-from streamvid.checks import is_integer, listed, one_of, shown
+from streamvid.checks import check, is_integer, listed, one_of
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.dataset import Dataset
 from streamvid.dataset.members import find_member
@@ -76,15 +76,13 @@ class SampleSet:
         check_sampler(sampling)
         if isinstance(transform, Mapping):
             transform = Views(transform)
-        if transform is not None and not isinstance(transform, Transform | Views):
-            raise InputError(f"transform must be a Transform, or a dict of them by name; it is {shown(transform)}")
+        what = "a Transform, or a dict of them by name"
+        check(isinstance(transform, Transform | Views | None), transform, "transform", what)
         given = () if columns is None else tuple(listed(columns, "columns", "names"))
-        if not all(isinstance(column, str | Pick) for column in given):
-            raise InputError(f"columns must be a list of names; it is {shown(columns)}")
+        check(all(isinstance(column, str | Pick) for column in given), columns, "columns", "a list of names")
         picks = [column for column in given if isinstance(column, Pick)]
         names = [column.column if isinstance(column, Pick) else column for column in given]
-        if not is_integer(seed):
-            raise InputError(f"seed must be a whole number; it is {shown(seed)}")
+        check(is_integer(seed), seed, "seed", "a whole number")
         one_of(checksum, (*CHECKSUMS, None), "checksum")
         transform = transform or Transform(layout="THWC", dtype="uint8")
         source = open_source(dataset, open_dataset)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from streamvid.arrays import Int64
-from streamvid.checks import integer, one_of, shown, suggest_keywords
+from streamvid.checks import check, integer, one_of, suggest_keywords
 from streamvid.dataset.picked import Pick
 from streamvid.decode.lost_gpu import GpuWatch
 from streamvid.errors import InputError
@@ -158,8 +158,7 @@ class StreamLoader(BatchLoader[Cursor]):
         revision: int | None = None,
     ) -> None:
         policy = ErrorPolicy.of().but(on_error, max_errors, quarantine)
-        if batch_fn is not None and not callable(batch_fn):
-            raise InputError(f"batch_fn must be a function of a batch; it is {shown(batch_fn)}")
+        check(batch_fn is None or callable(batch_fn), batch_fn, "batch_fn", "a function of a batch")
         one_of(locality, ("node", None), "locality")
         if locality is not None and mesh is not None and ranks_per_node is None:
             raise InputError(

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from torch.utils.data import get_worker_info
 
-from streamvid.checks import boolean, integer, is_real, shown
+from streamvid.checks import boolean, check, integer, is_real
 from streamvid.errors import InputError, StreamvidError
 from streamvid.forks import in_children
 from streamvid.host import limit_met
@@ -31,8 +31,8 @@ def check_order(sampler: Any, batch_sampler: Any, *, shuffle: bool, drop_last: b
     for name, given, kind in (("sampler", sampler, "items"), ("batch_sampler", batch_sampler, "lists of items")):
         # PyTorch's older samplers have no __iter__ of their own, but all can be iterated over.
         single = isinstance(given, str | bytes | type) or getattr(given, "ndim", 1) == 0
-        if given is not None and (single or not isinstance(given, Iterable)):
-            raise InputError(f"{name} must be a sampler, something that yields {kind}; it is {shown(given)}")
+        valid = given is None or (isinstance(given, Iterable) and not single)
+        check(valid, given, name, f"a sampler, something that yields {kind}")
     if sampler is not None and shuffle:
         raise InputError("a sampler decides the order: leave out shuffle")
     if batch_sampler is not None and (sampler is not None or shuffle or drop_last):
@@ -52,16 +52,14 @@ def check_workers(
     boolean(persistent_workers, "persistent_workers")
     if prefetch_factor is not None:
         integer(prefetch_factor, "prefetch_factor")
-    if not is_real(timeout) or timeout < 0:
-        raise InputError(f"timeout must be a number of seconds, 0 for none; it is {shown(timeout)}")
+    check(is_real(timeout) and timeout >= 0, timeout, "timeout", "a number of seconds, 0 for none")
     if timeout and not num_workers:
         raise InputError("timeout is for batches of worker processes: give num_workers, too, or leave it out")
-    if worker_init_fn is not None and not callable(worker_init_fn):
-        raise InputError(f"worker_init_fn must be a function of a worker's number; it is {shown(worker_init_fn)}")
+    function = worker_init_fn is None or callable(worker_init_fn)
+    check(function, worker_init_fn, "worker_init_fn", "a function of a worker's number")
     import torch
 
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise InputError(f"generator must be a torch.Generator; it is {shown(generator)}")
+    check(isinstance(generator, torch.Generator | None), generator, "generator", "a torch.Generator")
 
 
 def check_items(items: Any, most: int) -> None:

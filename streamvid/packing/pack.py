@@ -15,7 +15,7 @@ from typing import Final, Literal, Protocol
 
 import pyarrow as pa
 
-from streamvid.checks import MAX_WORKERS, integer, one_of, suggest_keywords
+from streamvid.checks import MAX_WORKERS, check, integer, one_of, suggest_keywords
 from streamvid.dataset.forgotten import write_forgotten
 from streamvid.dataset.manifest import Manifest
 from streamvid.dataset.revisions import read_manifest
@@ -189,8 +189,7 @@ def pack(
             shard is written.
     """
     paths, to = given_paths(inputs, "inputs"), given_path(destination, "destination")
-    if not isinstance(options, PackOptions):
-        raise InputError(f"options must be PackOptions(…), such as PackOptions(fps=24); it is {options!r}"[:300])
+    check(isinstance(options, PackOptions), options, "options", "PackOptions(…), such as PackOptions(fps=24)")
     integer(shard_size, "shard_size", most=MAX_SHARD_SIZE)
     run = JobRun(to, overwrite, append, workers, engine, address, retry_for, progress)
     state = run.state()

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from streamvid.arrays import Int64
-from streamvid.checks import integer, listed, suggest_keywords
+from streamvid.checks import check, integer, listed, suggest_keywords
 from streamvid.dataset.clip_source import ClipSource
 from streamvid.dataset.concat import ConcatDataset
 from streamvid.dataset.dataset import Dataset
@@ -161,13 +161,9 @@ def _check_rule(shares: object, keys: object, column: object, group: object) -> 
     if sum(rule is not None for rule in (shares, keys, column)) != 1:
         raise InputError("a split is by shares, by keys or by a column: give one of the three")
     for option, given in {"shares": shares, "keys": keys}.items():
-        if given is not None and not isinstance(given, Mapping):
-            raise InputError(
-                f"{option} must be a dict with the name of each part, such as 'train'; it is {given!r}"[:300]
-            )
+        check(isinstance(given, Mapping | None), given, option, "a dict with the name of each part, such as 'train'")
     for option, text in {"column": "" if column is None else column, "group": group}.items():
-        if not isinstance(text, str):
-            raise InputError(f"{option} must be the name of a column; it is {text!r}"[:300])
+        check(isinstance(text, str), text, option, "the name of a column")
 
 
 def _other_parts(destination: str, parts: Container[str]) -> list[str]:

@@ -124,15 +124,11 @@ def open_source(data: Subset | Mix | DatasetLike, open_dataset: Callable[[str], 
     """
     parts = data.parts if isinstance(data, Mix) else ((data, 1),)
     subsets = tuple(part if isinstance(part, Subset) else Subset(part) for part, _ in parts)
-    datasets = []
-    for subset in subsets:
-        given = subset.dataset
-        datasets.append(given if isinstance(given, Dataset) else open_dataset(dataset_path(given)))
+    given = (subset.dataset for subset in subsets)
+    datasets = [data if isinstance(data, Dataset) else open_dataset(dataset_path(data)) for data in given]
     first = np.cumsum([0, *(len(dataset) for dataset in datasets[:-1])]).astype(np.int64)
-    weights = whole_weights([weight for _, weight in parts])
-    if len(datasets) == 1:
-        return Source(datasets[0], subsets, first, weights)
-    return Source(ConcatDataset(datasets), subsets, first, weights)
+    dataset = datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
+    return Source(dataset, subsets, first, whole_weights([weight for _, weight in parts]))
 
 
 @dataclass(frozen=True)
@@ -176,7 +172,7 @@ def make_pools(source: Source, sampling: FrameSampler) -> Pools:
         rows = _selected(source, part)
         if subset.exclude is not None:
             try:
-                left_out = select_rows(_dataset(source, part), keys=subset.exclude)
+                left_out = select_rows(source.datasets[part], keys=subset.exclude)
             except InputError as error:
                 raise InputError(f"exclude: {error}") from error
             excluded.append(source.first[part] + left_out)
@@ -199,11 +195,7 @@ def _selected(source: Source, part: int) -> Int64:
     rows = source.dataset.clips.row[source.first[part] : ends[part]]
     if subset.where is None and subset.keys is None:
         return rows
-    return rows[select_rows(_dataset(source, part), where=subset.where, keys=subset.keys)]
-
-
-def _dataset(source: Source, part: int) -> Dataset:
-    return source.dataset if isinstance(source.dataset, Dataset) else source.dataset.datasets[part]
+    return rows[select_rows(source.datasets[part], where=subset.where, keys=subset.keys)]
 
 
 def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSampler, *, whole: bool) -> Pool:
@@ -216,7 +208,7 @@ def _pool(source: Source, part: int, rows: Int64, kept: Int64, sampling: FrameSa
         )
     weights = None
     if subset.weights is not None:
-        own = repeats(_dataset(source, part), rows - source.first[part], subset.weights)
+        own = repeats(source.datasets[part], rows - source.first[part], subset.weights)
         weights = np.repeat(own[np.searchsorted(rows, kept)], samples)
     # For a whole dataset, return the column itself, which all processes of a node share.
     shards = dataset.clips.shard if len(kept) == len(dataset) else dataset.clips.shard[kept]

@@ -57,7 +57,7 @@ def checked_share(transforms: Mapping[str, View], share: object) -> tuple[str, .
         InputError: a name is unknown, or names an operation that a view does not have, or that views have with
             different options.
     """
-    if isinstance(share, str) or not isinstance(share, tuple | list | set | frozenset):
+    if not isinstance(share, tuple | list | set | frozenset):
         raise InputError(f"Views(share) must be a list of {', '.join(map(repr, SHARES))}; it is {shown(share)}")
     for option in share:
         one_of(option, tuple(SHARES), "each of Views(share)")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
 
-from streamvid.checks import is_integer, is_real, one_of, shown, suggesting
+from streamvid.checks import boolean, check, is_integer, is_real, one_of, shown, suggesting
 from streamvid.color.tags import ColorOption
 from streamvid.errors import InputError
 from streamvid.transform.draw import DRAWS
@@ -148,11 +148,9 @@ class Transform(Eager):
             if isinstance(getattr(self, name), bool):
                 object.__setattr__(self, name, 0.5 * getattr(self, name))
         for name in ("horizontal_flip", "vertical_flip", "grayscale", "blur", "erase", "translate"):
-            if not is_real(getattr(self, name)) or not 0 <= getattr(self, name) <= 1:
-                what = "a share of the frame" if name == "translate" else "a probability"
-                raise InputError(f"Transform({name}) must be {what}, from 0 to 1; it is {getattr(self, name)!r}")
-        if self.dali is not None and not callable(self.dali):
-            raise InputError(f"Transform(dali) must be a function of a DALI node; it is {shown(self.dali)}")
+            value, what = getattr(self, name), "a share of the frame" if name == "translate" else "a probability"
+            check(is_real(value) and 0 <= value <= 1, value, f"Transform({name})", f"{what}, from 0 to 1")
+        check(self.dali is None or callable(self.dali), self.dali, "Transform(dali)", "a function of a DALI node")
         self._check_together()
 
     def __repr__(self) -> str:
@@ -230,11 +228,8 @@ class Transform(Eager):
             if value is None:
                 continue
             sides = tuple(value) if isinstance(value, tuple | list) else (value,)  # a configuration file has lists
-            if len(sides) not in (1, 2) or any(not _is_side(side) for side in sides):
-                raise InputError(
-                    f"Transform({name}) must be a number of pixels or (height, width), each from 1 to {_MAX_SIDE}; "
-                    f"it is {shown(value)}"
-                )
+            what = f"a number of pixels or (height, width), each from 1 to {_MAX_SIDE}"
+            check(len(sides) in (1, 2) and all(map(_is_side, sides)), value, f"Transform({name})", what)
             object.__setattr__(self, name, sides if len(sides) == 2 else sides[0])  # (256,) is torchvision's 256
         scales = self.random_short_side
         if scales is None:
@@ -261,8 +256,7 @@ class Transform(Eager):
             ("color", COLORS), ("resize_in", ("yuv", "rgb")),
         ):  # fmt: skip
             one_of(getattr(self, name), choices, f"Transform({name})")
-        if not isinstance(self.random_crop, bool):
-            raise InputError(f"Transform(random_crop) must be True or False; it is {shown(self.random_crop)}")
+        boolean(self.random_crop, "Transform(random_crop)")
 
     def _check_channels(self, name: str) -> None:
         value = getattr(self, name)
@@ -285,9 +279,8 @@ class Transform(Eager):
         value = getattr(self, name)
         if value is None and name == "random_resized_crop":
             return
-        if not _is_range(value) or not low < value[0] <= value[1] <= high:
-            most = "" if high == math.inf else f" and up to {high:g}"
-            raise InputError(f"Transform({name}) must be (from, to), more than {low:g}{most}; it is {shown(value)}")
+        what = f"(from, to), more than {low:g}{'' if high == math.inf else f' and up to {high:g}'}"
+        check(_is_range(value) and low < value[0] <= value[1] <= high, value, f"Transform({name})", what)
         object.__setattr__(self, name, (float(value[0]), float(value[1])))
 
     def _check_span(self, name: str, low: float, high: float) -> None:
@@ -353,8 +346,7 @@ class Views(Eager):
                     f"a view's name must be a word other than {', '.join(TAKEN)}, which a batch holds already; "
                     f"it is {shown(name)}"
                 )
-            if not isinstance(transform, Transform):
-                raise InputError(f"the view {name!r} must be a Transform; it is {shown(transform)}")
+            check(isinstance(transform, Transform), transform, f"the view {name!r}", "a Transform")
         if len({(view.color, view.resize_in) for view in views.values()}) > 1:
             raise InputError("Views share their decoded frames: give all of them the same color and resize_in")
         object.__setattr__(self, "transforms", views)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from streamvid.checks import integer, one_of, shown, suggest_keywords
+from streamvid.checks import check, integer, one_of, shown, suggest_keywords
 from streamvid.color.render import recolouring
 from streamvid.color.tags import Color, ColorOption
 from streamvid.errors import InputError
@@ -79,8 +79,7 @@ def export(
         raise InputError(f"directory {redact(path)} is not on this machine: write the model to a folder, and copy it")
     if isinstance(transform, Mapping):
         transform = Views(transform)
-    if not isinstance(transform, Transform | Views):
-        raise InputError(f"transform must be a Transform, or a dict of them by name; it is {shown(transform)}")
+    check(isinstance(transform, Transform | Views), transform, "transform", "a Transform, or a dict of them by name")
     integer(frames, "frames")
     integer(stride, "stride")
     integer(max_batch_size, "max_batch_size")
