@@ -21,7 +21,7 @@ from urllib.parse import urlsplit, urlunsplit
 from streamvid.checks import listed
 from streamvid.errors import DatasetError, InputError, StreamvidError
 from streamvid.storage import filesystem
-from streamvid.storage.url import DOT_SEGMENTS, given_path, is_local, join, local_path, redact
+from streamvid.storage.url import DOT_SEGMENTS, given_path, is_local, join, local_path, real_path, redact
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def grant(dataset: str, roots: Iterable[str]) -> None:
         return
     try:
         path = _grants_file(dataset)
-        document = {"dataset": redact(_place(dataset)), "roots": sorted(every)}
+        document = {"dataset": redact(real_path(dataset)), "roots": sorted(every)}
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         filesystem.write_bytes(path, json.dumps(document, indent=1).encode())
     except (OSError, RuntimeError, ValueError, StreamvidError) as error:
@@ -151,8 +151,4 @@ def granted(dataset: str) -> tuple[str, ...]:
 def _grants_file(dataset: str) -> Path:
     base = os.environ.get("XDG_DATA_HOME", "")
     folder = Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share"
-    return folder / "streamvid" / "roots" / f"{hashlib.sha256(_place(dataset).encode()).hexdigest()}.json"
-
-
-def _place(dataset: str) -> str:
-    return os.path.realpath(local_path(dataset)) if is_local(dataset) else dataset.rstrip("/")
+    return folder / "streamvid" / "roots" / f"{hashlib.sha256(real_path(dataset).encode()).hexdigest()}.json"

@@ -87,13 +87,9 @@ def _listing(folder: str) -> dict[str, Details]:
 
 
 def _remote(hosts: Collection[str] | None, path: str) -> Details:
-    in_bucket = has_ranges(path)
-    if in_bucket:
-        retry = None
-    elif hosts is None:
-        retry = Retry(COMMAND_SECONDS)
-    else:
-        retry = Retry(_LISTED_SECONDS, retry_refused=False)  # many files of a list may be refused
+    in_bucket, retry = has_ranges(path), None
+    if not in_bucket:  # of a list, many files may be refused
+        retry = Retry(COMMAND_SECONDS) if hosts is None else Retry(_LISTED_SECONDS, retry_refused=False)
     try:
         details = filesystem.details(path, retry=retry, hosts=hosts)
     except (DatasetError, InputError) as error:

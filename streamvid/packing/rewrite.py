@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -41,7 +40,7 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.packing.stored_clips import ClipRun
 from streamvid.packing.typed_columns import dump_json, json_value
 from streamvid.storage.byte_range import FileVersion
-from streamvid.storage.url import is_local, is_within, local_path, redact
+from streamvid.storage.url import is_local, is_within, local_path, real_path, redact
 
 _RUN_CLIPS: Final = 32
 _RUN_BYTES: Final = 64 << 20
@@ -265,15 +264,11 @@ def _plain(root: str) -> str:
     return local_path(root) if is_local(root) else root.rstrip("/")
 
 
-def _real(path: str) -> str:
-    return os.path.realpath(local_path(path)) if is_local(path) else path.rstrip("/")
-
-
 def _check_destination(rewrite: Rewrite, destination: str) -> None:
     shown = redact(destination)
     check_not_swapped((), destination)
     for place in {place for files in rewrite.source.shard_files for place in (files.dataset, *files.roots)}:
-        if is_within(_real(place), _real(destination)):
+        if is_within(real_path(place), real_path(destination)):
             raise InputError(
                 f"{shown} contains source clips of the new dataset, {redact(place)}: choose another destination"
             )

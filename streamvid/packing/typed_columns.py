@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamvid.errors import InputError
-from streamvid.storage.parquet import MAX_LISTS
+from streamvid.storage.parquet import MAX_LISTS, without_view
 
 
 def column_type(kind: pa.DataType, lists: int = MAX_LISTS) -> pa.DataType:
@@ -123,8 +123,6 @@ def usable_type(kind: pa.DataType) -> pa.DataType:
         return pa.duration("us")
     if pa.types.is_float16(kind):
         return pa.float32()
-    if kind in (pa.string_view(), pa.binary_view()):
-        return pa.large_string() if kind == pa.string_view() else pa.large_binary()
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(usable_type(field.type)) for field in kind])
     if pa.types.is_map(kind):
@@ -133,7 +131,7 @@ def usable_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(usable_type(kind.value_type), kind.list_size)
     if pa.types.is_large_list(kind):
         return pa.large_list(usable_type(kind.value_type))
-    return pa.list_(usable_type(kind.value_type)) if pa.types.is_list(kind) else kind
+    return pa.list_(usable_type(kind.value_type)) if pa.types.is_list(kind) else without_view(kind)
 
 
 def json_values(column: pa.Array) -> list[Any]:

@@ -104,7 +104,7 @@ def read_parquet(
         references = [*encoded, *(path for path, need in needs if need.strings)]
         parquet = stack.enter_context(pq.ParquetFile(opened(), metadata=metadata, read_dictionary=references))
         fields = list(schema) if choose is None else [schema.field(name) for name in names]
-        target = pa.schema([field.with_type(_without_view(field.type)) for field in fields])
+        target = pa.schema([field.with_type(without_view(field.type)) for field in fields])
         tables = []
         for group in range(metadata.num_row_groups):
             table = in_order(parquet.read_row_group(group, columns=names, use_threads=False))
@@ -371,8 +371,8 @@ def _string_bytes(array: pa.Array) -> int:
     return _string_bytes(array.values) if pa.types.is_nested(kind) else 0
 
 
-def _without_view(kind: pa.DataType) -> pa.DataType:
-    """The type to which references to a dictionary are cast: never a view, to which Arrow cannot cast."""
+def without_view(kind: pa.DataType) -> pa.DataType:
+    """The type, but large text or bytes in place of a view, to which Arrow casts little."""
     return {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(kind, kind)
 
 

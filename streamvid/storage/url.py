@@ -162,6 +162,11 @@ def unsigned(url: str) -> str:
     return f"{address}?{kept}" if kept else address
 
 
+def real_path(path: str) -> str:
+    """A local path without links; a URL without a slash at its end."""
+    return os.path.realpath(local_path(path)) if is_local(path) else path.rstrip("/")
+
+
 def is_within(path: str, folder: str) -> bool:
     """Whether a real path is the folder, or lies below it."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
