@@ -1,6 +1,6 @@
-"""Whether Matroska, WebM, Ogg, GIF and fragmented MP4 files are whole. Behind a gap, as of a download that was not
-finished or of a lost sector of a disk, FFmpeg's demuxers look for the next whole part, or end (MP4), and leave frames
-out without a word."""
+"""Whether Matroska, WebM, Ogg, GIF and fragmented MP4 files are whole, and AVI, FLV, ASF and MXF up to the last packet
+of a track. Behind a gap, as of a download that was not finished or of a lost sector of a disk, FFmpeg's demuxers look
+for the next whole part, or end (MP4), and leave frames out without a word."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import re
 import zlib
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -43,6 +44,16 @@ _BOX_HEADER: Final = 8
 _MOOF: Final = re.compile(rb"moof....mfhd", re.DOTALL)
 _ZEROS: Final = re.compile(rb"\0+")
 _NUT: Final = b"nut/multimedia container\0"
+_MOVI: Final = re.compile(rb"LIST....movi", re.DOTALL)
+_CHUNK: Final = re.compile(rb"[ -~]{4}")
+_TAG: Final = re.compile(rb".{4}[\x08\x09\x0f\x12\x28\x29\x2f\x32]", re.DOTALL)
+"""How a tag of FLV begins: with the size of the one before, and its type: audio, video or data, perhaps encrypted."""
+_KEY: Final = re.compile(rb"\x06\x0e\x2b\x34.{13}", re.DOTALL)
+_RUN_IN: Final = 1 << 16
+"""Bytes before the first key of MXF in which there may be something else."""
+_PAYLOADS: Final = re.compile(rb"\x82\0\0")
+"""How a packet of ASF begins, with data for error correction that corrects nothing. Others are not looked at."""
+_FILE_PROPERTIES: Final = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class Extent:
     Attributes:
         end: the byte where its headers say that it ends; `math.inf` if something else follows its last whole part. If
             the file is shorter, it is cut off. 0: they do not say.
-        gaps: bytes at which parts are missing. Behind the last one nothing may follow.
+        gaps: bytes at which parts are missing, ascending. Behind the last one nothing may follow.
         blocks: int64 [blocks, 2], where the blocks of Matroska begin, behind their size, and their tracks.
     """
 
@@ -71,7 +82,7 @@ def find_extent(source: Path, container: str) -> Extent:
     """The extent of a file.
 
     Args:
-        container: FFmpeg's demuxer. Of others than those in `END_STATED` nothing is known.
+        container: FFmpeg's demuxer. Of others than those in `END_STATED` no gaps are known.
 
     Raises:
         ValueError: the file is several Ogg or NUT files, of which FFmpeg decodes the first alone; or a GIF with a gap.
@@ -80,6 +91,8 @@ def find_extent(source: Path, container: str) -> Extent:
         raise _joined("NUT", second.start() + 1)
     if container == "mov":
         return _fragments(source)
+    if container in _CHAINS and container != "avi":  # whose chunks may be of any kind, so that any text is one
+        return Extent(_CHAINS[container].end(mapped(source).data))
     find = {"matroska": _matroska, "ogg": _ogg, "gif": _gif}.get(container)
     return find(mapped(source).data) if find else Extent()
 
@@ -90,22 +103,116 @@ def before_gaps(source: VideoFile, container: str, position: Int64) -> Bool:
 
     Args:
         container: as for `find_extent`.
-        position: int64 [packets], the bytes at which packets of the track begin, ascending.
+        position: int64 [packets], the bytes at which packets of the track begin, ascending; -1 if unknown.
 
     Raises:
         ValueError: as `find_extent`.
     """
     found, extent = np.zeros(len(position), dtype=bool), find_extent(source.path, container)
     at, track = extent.blocks.T
+    gaps = [gap for gap in extent.gaps if gap < position.max(initial=0)]
     left_out = at[np.isin(track, track[np.isin(at, position)]) & ~np.isin(at, position)]
     if len(left_out):  # or empty, or before the first key frame, or joined with the next
-        with source.open() as (opened, stream):
-            read = [-1 if packet.pos is None else packet.pos for packet in track_packets(opened, stream)]
-        left_out = np.setdiff1d(left_out, read)
+        left_out = np.setdiff1d(left_out, _positions(source))
+    if container in _CHAINS:
+        known = position if (position >= 0).all() else _positions(source)  # some packets were split, or joined
+        gaps = _CHAINS[container].gaps(mapped(source.path).data, known)
+        position = np.maximum.accumulate(position)
     if len(position):
-        gaps = np.array([*(gap for gap in extent.gaps if gap < position[-1]), *left_out], dtype=np.int64)
-        found[np.maximum(np.searchsorted(position, gaps) - 1, 0)] = True
+        found[np.maximum(np.searchsorted(position, np.array([*gaps, *left_out], dtype=np.int64)) - 1, 0)] = True
     return found
+
+
+def _positions(source: VideoFile) -> Int64:
+    """int64 [packets], the bytes at which FFmpeg's packets of the track begin; -1 if unknown."""
+    with source.open() as (container, stream):
+        found = (-1 if packet.pos is None else packet.pos for packet in track_packets(container, stream))
+        return np.fromiter(found, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A container whose elements follow each other.
+
+    Attributes:
+        packet: how an element begins with which a packet does.
+        before: bytes from there to the position that FFmpeg gives the packet.
+        open: tells, of a file, where its first element begins, -1 if it is no such chain; and gives a function that
+            tells where the element at a byte ends: at that byte, if there is none.
+    """
+
+    packet: re.Pattern[bytes]
+    before: int
+    open: Callable[[memoryview], tuple[int, Callable[[int], int]]]
+
+    def end(self, data: memoryview) -> int:
+        """Where the last element ends, behind the file if it is cut off; 0 if something else comes before."""
+        at, end_of = self.open(data)
+        while 0 <= at < len(data) and at < (end := end_of(at)):
+            at = end
+        return at if at >= len(data) else 0
+
+    def gaps(self, data: memoryview, position: Int64) -> list[int]:
+        """Bytes at which no element leads on to the next packet of a track; `position` as for `before_gaps`."""
+        at, end_of = self.open(data)
+        places = np.unique(position[position >= self.before]) - self.before
+        gaps: list[int] = []
+        for place in places.tolist() if at >= 0 else ():
+            if not self.packet.match(data, place):  # it begins within an element
+                continue
+            while at < (end := end_of(at)) <= place:
+                at = end
+            gaps += [at] * (at != place)
+            at = place
+        return gaps
+
+
+def _avi(data: memoryview) -> tuple[int, Callable[[int], int]]:
+    """Chunks; of lists, headers alone (Microsoft's AVI RIFF File Reference)."""
+
+    def end(at: int) -> int:
+        if (kind := _CHUNK.match(data, at)) is None:
+            return at
+        if kind[0] in (b"RIFF", b"LIST"):
+            return at + 12
+        behind = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+        return behind + (behind & 1 and not _CHUNK.match(data, behind))  # some are not padded
+
+    return (found.start() if (found := _MOVI.search(data)) else -1), end
+
+
+def _flv(data: memoryview) -> tuple[int, Callable[[int], int]]:
+    """Tags, with the sizes of those before (Adobe Flash Video File Format Specification 10.1, E.2 to E.4.1)."""
+    first = int.from_bytes(data[5:9], "big")
+    return first, lambda at: at + 15 + int.from_bytes(data[at + 5 : at + 8], "big") if _TAG.match(data, at) else at
+
+
+def _mxf(data: memoryview) -> tuple[int, Callable[[int], int]]:
+    """Keys, lengths and values (SMPTE ST 377-1, 6.3)."""
+
+    def end(at: int) -> int:
+        if not _KEY.match(data, at):
+            return at
+        behind = at + 17 + max(0, data[at + 16] - 0x80)
+        return behind + (int.from_bytes(data[at + 17 : behind], "big") if behind > at + 17 else data[at + 16])
+
+    return (found.start() if (found := _KEY.search(data, 0, _RUN_IN)) else -1), end
+
+
+def _asf(data: memoryview) -> tuple[int, Callable[[int], int]]:
+    """Packets of one size, in the data object (Advanced Systems Format Specification, 3.2 and 5)."""
+    header = int.from_bytes(data[16:24], "little")
+    at = bytes(data[:header]).find(_FILE_PROPERTIES) + 92
+    least, most = (int.from_bytes(data[place : place + 4], "little") for place in (at, at + 4))
+    return header + 50 if least == most else -1, lambda at: at + most * (_PAYLOADS.match(data, at) is not None)
+
+
+_CHAINS: Final = {
+    "avi": _Chain(re.compile(rb"\d\d"), 8, _avi),
+    "flv": _Chain(_TAG, 4, _flv),
+    "mxf": _Chain(_KEY, 0, _mxf),
+    "asf": _Chain(_PAYLOADS, 0, _asf),
+}
 
 
 def _joined(kind: str, at: int) -> ValueError:

@@ -77,14 +77,14 @@ def _is_joined(path: Path, container: str) -> bool:
 
 
 def _is_cut_off(path: Path, container: str, codec: str) -> bool:
-    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, which those of `END_STATED`, AVI
-    and FLV do, or ends with many zeros, which are no black picture. Raises as `find_extent`."""
+    """Whether a file of FFmpeg's demuxer `container` is shorter than its headers say, or ends with many zeros, which
+    are no black picture. Raises as `find_extent`."""
     length = path.stat().st_size
     with path.open("rb") as file:
         boxes = iter_file_boxes(file, length) if container == "mov" else ()
         if any(kind in _MEDIA and end > length for kind, _, end in boxes):
             return True
-        if (container == "avi" and _riff_end(file) > length) or (container == "flv" and _breaks_off(file, length)):
+        if container == "avi" and _riff_end(file) > length:
             return True
         if container not in END_STATED and codec != "rawvideo" and length > _ZEROS:
             file.seek(-_ZEROS, os.SEEK_END)
@@ -94,21 +94,12 @@ def _is_cut_off(path: Path, container: str, codec: str) -> bool:
 
 
 def _riff_end(file: BinaryIO) -> int:
-    """The end of the last RIFF chunk of an AVI, which has one for each GB."""
+    """The end of the last RIFF chunk of an AVI, which has one for each GB, unless it does not say, as if live."""
     at = 0
     for _ in range(_MAX_CHUNKS):
         file.seek(at)
         head = file.read(8)
-        if head[:4] != b"RIFF":
+        if head[:4] != b"RIFF" or head[4:] == b"\xff" * 4:
             break
         at += 8 + int.from_bytes(head[4:], "little")
     return at
-
-
-def _breaks_off(file: BinaryIO, length: int) -> bool:
-    """Whether the last tag of an FLV is not whole: behind each stands its size, unless that is left at 0 (Adobe Flash
-    Video File Format Specification 10.1, E.3 and E.4.1)."""
-    file.seek(length - 4)
-    size = int.from_bytes(file.read(4), "big")
-    file.seek(max(0, length - 4 - size))
-    return size > 0 and int.from_bytes(file.read(4)[1:], "big") + 11 != size

@@ -31,6 +31,7 @@ _REORDERED: Final = (
 _DATES_PACKS: Final = ("mpeg",)
 """Containers with times of packs, which may have several frames; times that FFmpeg derives may be wrong."""
 _COARSE: Final = ("flv", "matroska")  # they count in ms: frames of different times may have one there
+_COUNTS: Final = ("avi", "mxf")  # they count frames, so that all behind a lost one come too early
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
     ("duration", np.int64), ("corrupt", np.bool_), ("position", np.int64),
@@ -62,7 +63,8 @@ def _scan(source: VideoFile, about: StreamInfo, *, cut_only: bool) -> PacketTime
     codec, demuxed = about.codec, _demux_all(source, about.codec)
     found = demuxed.packets
     if found.incomplete is not None and not (cut_only and 2 * np.count_nonzero(found.incomplete) < len(found.pts)):
-        raise ValueError(DAMAGED if cut_only else f"{DAMAGED}; or cut it (--clip), and the clips there alone are lost")
+        remedy = "" if cut_only else "; or cut it (--clip), and the clips there alone are lost"
+        raise ValueError(f"{demuxed.damage}{remedy}")
     if not len(found.pts):
         raise ValueError("it holds no packet from which decoding could start")
     if len(found.pts) < demuxed.expected or found.hidden.any():
@@ -119,7 +121,7 @@ def decoded_times(
     """
     demuxed = _demux_all(source, codec)
     if demuxed.packets.incomplete is not None:  # a decoder may conceal it
-        raise ValueError(DAMAGED)
+        raise ValueError(demuxed.damage)
     dated = _date_by_order(source, demuxed, codec, container)
     pts, base = demuxed.packets.pts, Fraction(*demuxed.packets.time_base)
     if dated is None and (by_order or len(demuxed.parts) or fit_pauses(pts, base)[1] != base):
@@ -193,6 +195,7 @@ class _Demuxed:
         track: the track's number in the container.
         parts: int64 [parts - 1], the numbers of the packets with which recordings begin that were joined behind
             another, or a clock begins anew; the times of `packets` follow those of the part before.
+        damage: for a message: what is wrong, if some are incomplete.
     """
 
     packets: PacketTimes
@@ -201,6 +204,7 @@ class _Demuxed:
     expected: int
     track: int
     parts: Int64
+    damage: str
 
 
 def _stored_times(source: VideoFile, codec: str, count: int) -> Int64:
@@ -242,11 +246,12 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
             dtype=_ROW,
         )
         expected = stream.frames if container.format.name.startswith("mov") else 0
-        name, track, incomplete = container.format.name.split(",")[0], stream.id, None
+        name, track, incomplete, damage = container.format.name.split(",")[0], stream.id, None, ""
         corrupt = rows["corrupt"] if name == "mpegts" else before_gaps(source, name, rows["position"])
         if corrupt.any() and not (name == "mpegts" and gapless(source.path, track, codec)):
-            if codec not in ("h264", "hevc"):
-                raise ValueError(DAMAGED)
+            damage = f"{DAMAGED} (look behind byte {rows['position'][: np.argmax(corrupt) + 1].max()})"
+            if codec not in ("h264", "hevc") or name in _COUNTS:
+                raise ValueError(damage)
             incomplete = incomplete_packets(corrupt, rows["keyframe"])
     pts, clock, parts = rows["pts"].copy(), rows["clock"].copy(), np.empty(0, dtype=np.int64)
     if incomplete is not None:
@@ -272,7 +277,7 @@ def _demux_all(source: VideoFile, codec: str, *, apply_edits: bool = True) -> _D
         edits_applied=apply_edits,
         incomplete=incomplete,
     )
-    return _Demuxed(packets, clock, rows["duration"] * finer, expected, track, parts)
+    return _Demuxed(packets, clock, rows["duration"] * finer, expected, track, parts, damage)
 
 
 def _restore_lost(edited: PacketTimes, whole: PacketTimes, edit: Edit | None) -> PacketTimes | None:

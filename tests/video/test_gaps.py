@@ -1,4 +1,4 @@
-"""Gaps in Matroska and Ogg files, behind which FFmpeg goes on without a word, and files that were joined."""
+"""Gaps in files, behind which FFmpeg goes on without a word, and files that were joined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamvid.errors import VideoError
-from streamvid.packing.options import PackOptions
+from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.prepare import remux_or_build
 from streamvid.storage.retry import Retry
@@ -38,9 +38,9 @@ def make(kind: str, folder: Path) -> Path:
     return target
 
 
-def prepare(source: Path, folder: Path, decoders: Purpose = "any") -> StoredClip:
+def prepare(source: Path, folder: Path, decoders: Purpose = "any", *, cut_only: bool = False) -> StoredClip:
     folder.mkdir()
-    return remux_or_build(str(source), source, folder, PackOptions(decoders), Retry(), cut_only=False)[0]
+    return remux_or_build(str(source), source, folder, PackOptions(decoders), Retry(), cut_only=cut_only)[0]
 
 
 def encode(target: Path, codec: str, pix_fmt: str = "yuv420p") -> None:
@@ -313,3 +313,116 @@ def test_a_transport_stream_with_many_zeros(codec: str, tmp_path: Path) -> None:
     report = pack([source, write(Recipe(frames=2), tmp_path / "b.mp4")], tmp_path / "set", retry_for=0, progress=False)
     assert report.clips == 1
     assert [(one.source, one.reason) for one in report.rejected] == [("a.ts", DAMAGED)]
+
+
+CHAINS = {"flv": "h264", "avi": "mpeg4", "asf": "mpeg4", "mxf": "mpeg2video"}
+"""Codecs, by containers of which elements follow each other."""
+
+
+def make_chain(kind: str, folder: Path, *, frames: int = 48, packet_size: str = "3200") -> Path:
+    """A video in one of `CHAINS`."""
+    target, codec = folder / f"chain.{kind}", CHAINS[kind]
+    if codec == "mpeg2video":  # which is transcoded
+        encode(target, codec)
+        return target
+    options = {"packet_size": packet_size} if kind == "asf" else {}
+    recipe = Recipe(codec="mpeg4" if codec == "mpeg4" else "h264", frames=frames, gop=12, b_frames=0, style="texture")
+    with remuxing(write(recipe, folder / "source.mp4"), target, options=options) as copy:
+        for packet in copy.packets:
+            copy.mux(packet)
+    return target
+
+
+@pytest.mark.parametrize("damage", ["zeros", "other bytes", "nothing"])
+@pytest.mark.parametrize("kind", CHAINS)
+def test_a_gap_in_a_chain(kind: str, damage: str, tmp_path: Path) -> None:
+    """Zeros, other bytes, or nothing, in the place of a tenth of a file. Of most codecs, a decoder tells only where it
+    happens to decode: frames were lost, and those behind decoded from other references, or came too early (AVI)."""
+    source = make_chain(kind, tmp_path)
+    data = source.read_bytes()
+    assert not {CUT_OFF} & {*prepare(source, tmp_path / "whole", "gpu").source_remarks}
+    begin, behind = len(data) * 2 // 5 & -512 | 100, len(data) // 2 & -512 | 50  # MXF's elements may begin at blocks
+    lost = behind - begin
+    hole = {"zeros": bytes(lost), "other bytes": np.random.default_rng(1).bytes(lost), "nothing": b""}[damage]
+    source.write_bytes(data[:begin] + hole + data[behind:])
+    with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off.* \(look behind byte \d+\)"):
+        prepare(source, tmp_path / "clip", "gpu")
+
+
+def test_clips_of_a_video_with_a_gap(tmp_path: Path) -> None:
+    """Of H.264 that is cut, only those at the gap are lost; none in an AVI, of which all frames behind come too
+    early."""
+    source = make_chain("flv", tmp_path, frames=120)
+    source.write_bytes(with_zeros(source.read_bytes(), 0.45, 0.47))
+    report = pack([source], tmp_path / "set", options=PackOptions(cutting=FixedLength(0.4)), progress=False)
+    assert 6 <= report.clips < 10
+    copied = tmp_path / "chain.avi"
+    recipe = Recipe(frames=120, gop=12, b_frames=0, style="texture", container="ts")
+    with remuxing(write(recipe, tmp_path / "source.ts"), copied) as copy:
+        for packet in copy.packets:
+            copy.mux(packet)
+    assert len(prepare(copied, tmp_path / "cut", cut_only=True).index.visible) == 120
+    copied.write_bytes(with_zeros(copied.read_bytes(), 0.45, 0.47))
+    with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off"):
+        prepare(copied, tmp_path / "gap", cut_only=True)
+
+
+def chunk(kind: bytes, data: bytes, *, pad: bool = True) -> bytes:
+    return kind + len(data).to_bytes(4, "little") + data + bytes(len(data) & pad)
+
+
+@pytest.mark.parametrize("way", ["not padded", "lists", "junk", "unknown", "empty", "no sizes", "text", "joined"])
+def test_avi_without_a_gap(way: str, tmp_path: Path) -> None:
+    """What muxers and cameras write, and players read."""
+    source = make_chain("avi", tmp_path)
+    data = source.read_bytes()
+    begin, behind = data.index(b"movi") + 4, data.rindex(b"idx1")
+    parts, at = list[bytes](), begin
+    while at < behind:
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        if size:
+            parts.append(data[at + 8 : at + 8 + size] + bytes(size + 1 & 1))  # of odd sizes
+        at += 8 + size + (size & 1)
+    assert len(parts) == 48
+    chunks = [chunk(b"00dc", part, pad=way != "not padded") for part in parts]
+    if way == "lists":
+        chunks = [chunk(b"LIST", b"rec " + one) for one in chunks]
+    elif way in ("junk", "unknown", "empty"):
+        more = {"junk": (b"JUNK", bytes(301)), "unknown": (b"Xy_z", b"?" * 33), "empty": (b"00dc", b"")}[way]
+        chunks = [one + chunk(*more) for one in chunks]
+    head, movi = bytearray(data[:begin]), b"".join(chunks)
+    sizes = (0xFFFFFFFF, 0) if way == "no sizes" else (begin + len(movi) - 8, len(movi) + 4)
+    head[4:8], head[begin - 8 : begin - 4] = (size.to_bytes(4, "little") for size in sizes)
+    source.write_bytes((head + movi) * (2 if way == "joined" else 1) + b"trailing text" * (way == "text"))
+    clip = prepare(source, tmp_path / "clip")
+    assert (len(clip.index.visible), clip.source_remarks) == (96 if way == "joined" else 48, ())
+
+
+@pytest.mark.parametrize(("kind", "way"), [("flv", "ids"), ("flv", "text"), ("asf", "packets"), ("mxf", "run-in")])
+def test_other_chains_without_a_gap(kind: str, way: str, tmp_path: Path) -> None:
+    source = make_chain(kind, tmp_path, packet_size="20000" if way == "packets" else "3200")
+    data = bytearray(source.read_bytes())
+    if way == "ids":
+        at = 13
+        while at < len(data):
+            data[at + 10] = 1  # StreamID
+            at += 15 + int.from_bytes(data[at + 1 : at + 4], "big")
+    source.write_bytes(bytes(999 * (way == "run-in")) + data + b"trailing text" * (way == "text"))
+    clip = prepare(source, tmp_path / "clip", "gpu")
+    assert (len(clip.index.visible), clip.source_remarks) == (24 if kind == "mxf" else 48, ())
+
+
+@pytest.mark.parametrize("kind", ["flv", "asf", "mxf"])
+def test_a_chain_that_is_cut_off(kind: str, tmp_path: Path) -> None:
+    """MXF and ASF gave no warning if their last packet was whole."""
+    source = make_chain(kind, tmp_path)
+    data = source.read_bytes()
+    assert not prepare(source, tmp_path / "whole", "gpu").source_remarks
+    with av.open(str(source)) as container:
+        places = [packet.pos for packet in container.demux(video=0) if packet.size]
+    last = places[len(places) * 3 // 4]
+    assert last is not None
+    source.write_bytes(data[: last + 20])
+    clip = prepare(source, tmp_path / "clip", "gpu")
+    assert 0 < len(clip.index.visible) <= len(places) * 3 // 4
+    assert clip.source_remarks == (CUT_OFF,)
