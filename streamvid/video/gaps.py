@@ -31,6 +31,10 @@ _BLOCKS: Final = (0xA1, 0xA3)
 _ANYWHERE: Final = (0xEC, 0xBF)
 """Void and CRC-32. All other elements outside of clusters have ids of four bytes."""
 _NEXT_CLUSTER: Final = re.compile(_CLUSTER.to_bytes(4, "big"))
+_BEGINNING: Final = re.compile(
+    _CLUSTER.to_bytes(4, "big") + rb".{1,8}?(?:\xbf\x84.{4})?\xe7(?:\x81\0|\x82\0{2}|\x84\0{4}|\x88\0{8})", re.DOTALL
+)
+"""A cluster at time 0, perhaps with a checksum before that."""
 _BLOCK_HEADER: Final = 3
 """Bytes of a block's time and flags, behind the number of its track (RFC 9559, 10.1)."""
 _NEXT_PAGE: Final = re.compile(b"OggS")
@@ -250,7 +254,7 @@ def _number_end(data: memoryview, at: int) -> int:
 def _matroska(data: memoryview) -> Extent:
     """The extent of Matroska and WebM: elements that follow each other, those of clusters and block groups as well
     (RFC 9559, 5.1)."""
-    at, segment_end, cluster_end = 0, math.inf, 0.0
+    at, segment_end, cluster_end = 0, math.inf, -1.0
     gaps: list[int] = []
     blocks = array("q")  # of hours of video, too
     while at < len(data):
@@ -273,9 +277,9 @@ def _matroska(data: memoryview) -> Extent:
             if cluster is None and kind and fits:  # the file ends within it
                 at = int(end)
                 continue
-            gaps.append(at)
             if cluster is None:
-                return Extent(math.inf, tuple(gaps), _rows(blocks))
+                return Extent(math.inf, (*gaps, at), _rows(blocks))
+            gaps += [at] * (cluster_end >= 0 or not _BEGINNING.match(data, cluster.start()))  # no frames before it
             at, cluster_end = cluster.start(), 0.0
         elif kind == _BLOCK_GROUP:
             at = begin

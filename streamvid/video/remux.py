@@ -182,7 +182,8 @@ def as_video_error() -> Iterator[None]:
     """
     try:
         yield
-    except av.error.BlockingIOError:  # of a transport stream with many zeros; as a cause it would mean the storage
+    # Of a transport stream with many zeros, where it would mean the storage as a cause; of a size of nonsense (IVF).
+    except (av.error.BlockingIOError, av.error.MemoryError):
         raise VideoError(DAMAGED) from None
     except av.error.FFmpegError as error:
         why = error.strerror or type(error).__name__

@@ -426,3 +426,33 @@ def test_a_chain_that_is_cut_off(kind: str, tmp_path: Path) -> None:
     clip = prepare(source, tmp_path / "clip", "gpu")
     assert 0 < len(clip.index.visible) <= len(places) * 3 // 4
     assert clip.source_remarks == (CUT_OFF,)
+
+
+@pytest.mark.parametrize("kind", ["webm", "mkv", "live mkv"])
+def test_zeros_before_the_first_cluster(kind: str, tmp_path: Path) -> None:
+    """It is at time 0, so that no frame is missing; the video was rejected. If it is missing, the next one is not."""
+    source = make(kind, tmp_path)
+    data = source.read_bytes()
+    clusters = [found.start() for found in re.finditer(b"\x1f\x43\xb6\x75", data)]
+    first, second = clusters[0], clusters[-1]
+    source.write_bytes(data[:first] + bytes(5000) + data[first:])
+    clip = prepare(source, tmp_path / "clip")
+    assert len(clip.index.visible) == 48
+    source.write_bytes(data[:first] + bytes(second - first) + data[second:])
+    with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off"):
+        prepare(source, tmp_path / "gap")
+
+
+def test_an_ivf_file_with_a_gap(tmp_path: Path) -> None:
+    """The error was that memory cannot be allocated."""
+    source = tmp_path / "a.ivf"
+    with remuxing(write(VIDEO, tmp_path / "source.webm"), source) as copy:
+        for packet in copy.packets:
+            copy.mux(packet)
+    data = source.read_bytes()
+    with av.open(str(source)) as container:
+        place = [packet.pos for packet in container.demux(video=0) if packet.size][20]
+    assert place is not None
+    source.write_bytes(data[:place] + b"\0\0\0\x80" * 30 + data[place + 120 :])  # sizes
+    with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off"):
+        prepare(source, tmp_path / "clip")
