@@ -59,6 +59,7 @@ class PacketKind:
         broken: H.264 and HEVC: decoders refuse it, because its NAL units do not fit its size. Motion JPEG: its picture
             has no scan.
         misfit: HEVC: `broken`, because a slice does not fit its parameter sets.
+        zeroed: all but AV1 and Motion JPEG: `broken`, because many zeros lie in the midst of its picture.
         drops_prior: HEVC: begins a sequence, and decoders drop the pictures before it that are not output yet
             (NoOutputOfPriorPicsFlag).
         several: MPEG-4, VP9 and AV1: it holds several pictures that are displayed, and a packet is one frame.
@@ -85,6 +86,7 @@ class PacketKind:
     order: int | None = 0
     broken: bool = False
     misfit: bool = False
+    zeroed: bool = False
     drops_prior: bool = False
     several: bool = False
     in_fields: bool = False

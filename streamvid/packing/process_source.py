@@ -368,7 +368,7 @@ def _find_damage(clip: StoredClip, level: DecodeLevel) -> Damage | None:
     count, level = len(clip.index.visible), "all" if UNNUMBERED in clip.source_remarks else level
     if clip.has_trait(BROKEN):
         every = np.arange(count)
-        cause = "the NAL units of a packet of it do not fit"
+        cause = "the NAL units of a packet of it do not fit, or zeros are in the place of a part of it"
         return find_damage(clip.index, every, clip.slice) or Damage(tuple(every.tolist()), count, cause)
     if level == "none":
         return None

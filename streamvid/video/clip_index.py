@@ -163,6 +163,8 @@ def _check_packets(kinds: list[PacketKind], codec: str, *, cut_only: bool) -> No
     if broken and codec == "mjpeg":
         raise ValueError(f"its packet {broken[0]} cannot be decoded: it has no scan; re-encode it")
     if broken and not (cut_only and 2 * len(broken) < len(kinds)):  # of so many, their writer is the cause
+        if zeroed := [number for number in broken if kinds[number].zeroed]:
+            raise ValueError(f"zeros are in the place of a part of its packet {zeroed[0]}: copy or record it again")
         if kinds[broken[0]].misfit:
             raise ValueError(
                 f"slices of its packet {broken[0]} do not fit its parameter sets, as where files of other settings "

@@ -1,36 +1,58 @@
-"""Whether slices of HEVC fit their parameter sets. They do not where files of other settings were joined without
-decoding, and the second's parameter sets were lost: decoders then make garbage of them, without an error."""
+"""Damage of pictures that decoders conceal, or that only those find that meet it: slices of HEVC that do not fit their
+parameter sets, as where files of other settings were joined without decoding, and the second's parameter sets were
+lost; and zeros in the midst of a picture, as of a lost sector of a disk, or of a download that was not finished."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 import av
 
 from streamvid.bitstream import hevc, packet_info
+from streamvid.bitstream.annexb import NAL_SYNTAX
 from streamvid.bitstream.nal import split_packet
 from streamvid.bitstream.packet_kind import Classifier, PacketKind
 from streamvid.bitstream.packets import START_CODE
+from streamvid.mp4.sample_entry import codec_configuration
 
 _HEAD_BYTES: Final = 4096
 """Bytes of a slice that are enough for almost every header."""
+_ZEROS: Final = bytes(512)
+"""More than an arithmetic coder (VP8, VP9) makes; in H.264, HEVC and MPEG-4 two in a row are all that there can be."""
+_HOLE: Final = re.compile(rb"(?<!\0)" + _ZEROS + rb"\0*+[^\0\1]")
+"""Zeros that are no padding, which only a start code or nothing may follow."""
+_VOP: Final = re.compile(rb"\0\0\x01\xb6")
 
 
 def checking_classifier(codec: str, stsd: bytes) -> Classifier:
-    """`packet_info.classifier`, which also finds slices of HEVC that do not fit (`PacketKind.misfit`), at random access
-    points: headers of other slices are longer, and of the same sets."""
-    of = packet_info.classifier(codec, stsd)
-    if codec != "hevc":
-        return of
-    fits = _slice_check(stsd)
+    """`packet_info.classifier`, which also finds zeros in the midst of a picture (`PacketKind.zeroed`) and, at random
+    access points, slices of HEVC that do not fit (`PacketKind.misfit`): headers of others are longer, and of the same
+    sets."""
+    of, pictures = packet_info.classifier(codec, stsd), _pictures(codec, stsd)
+    fits = _slice_check(stsd) if codec == "hevc" else None
 
     def classify(packet: memoryview) -> PacketKind:
         kind = of(packet)
-        return replace(kind, broken=True, misfit=True) if kind.random_access and not fits(packet) else kind
+        if bytes(packet).find(_ZEROS) >= 0 and any(map(_HOLE.search, pictures(packet))):
+            return replace(kind, broken=True, zeroed=True)
+        return replace(kind, broken=True, misfit=True) if fits and kind.random_access and not fits(packet) else kind
 
     return classify
+
+
+def _pictures(codec: str, stsd: bytes) -> Callable[[memoryview], Sequence[memoryview]]:
+    """A function that gives the parts of a packet that are coded pictures. None, of codecs in which there may be zeros:
+    AV1 and Motion JPEG, which encoders pad."""
+    if (syntax := NAL_SYNTAX.get(codec)) is not None:
+        vcl, unit_type = syntax.vcl, syntax.unit_type
+        length_size = syntax.length_size(codec_configuration(stsd, syntax.configuration))
+        return lambda packet: [unit for unit in split_packet(packet, length_size) if unit_type(unit[0]) in vcl]
+    if codec == "mpeg4":
+        return lambda packet: [packet[vop.start() :] for vop in [_VOP.search(packet)] if vop]
+    return lambda packet: [packet] if codec in ("vp8", "vp9") else []
 
 
 def _slice_check(stsd: bytes) -> Callable[[memoryview], bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -456,3 +457,26 @@ def test_an_ivf_file_with_a_gap(tmp_path: Path) -> None:
     source.write_bytes(data[:place] + b"\0\0\0\x80" * 30 + data[place + 120 :])  # sizes
     with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off"):
         prepare(source, tmp_path / "clip")
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "vp8", "vp9", "mpeg4"])
+def test_zeros_in_the_midst_of_a_picture(codec: Any, tmp_path: Path) -> None:
+    """No container tells them, and decoders find them in H.264, HEVC and MPEG-4 alone, if they meet the picture."""
+    recipe = Recipe(codec=codec, frames=48, gop=12, b_frames=0, style="texture", container="webm")
+    recipe = replace(recipe, container=recipe.container if codec[:2] == "vp" else "mp4", width=640, height=360)
+    source = write(recipe, tmp_path / f"a.{recipe.container}")
+    with av.open(str(source)) as container:
+        stored = [bytes(packet) for packet in container.demux(video=0) if packet.size]
+    whole = stored[24]
+    assert len(stored) == 48
+    assert len(whole) > 2000
+    for name, changed in (("padded", whole[:-600] + bytes(600)), ("damaged", whole[:1000] + bytes(600) + whole[1600:])):
+        with remuxing(source, tmp_path / f"{name}.{recipe.container}") as copy:
+            for number, packet in enumerate(copy.packets):
+                copy.mux(packet, changed if number == 24 else stored[number])
+    assert len(prepare(tmp_path / f"padded.{recipe.container}", tmp_path / "padded").index.visible) == 48
+    with pytest.raises(VideoError, match=r"^zeros are in the place of a part of its packet 24"):
+        prepare(tmp_path / f"damaged.{recipe.container}", tmp_path / "clip")
+    options = PackOptions("any", cutting=FixedLength(12, "frames"), decode="none")
+    report = pack([tmp_path / f"damaged.{recipe.container}"], tmp_path / "set", options=options, progress=False)
+    assert (report.clips, len(report.rejected)) == (3, 1)
