@@ -20,6 +20,7 @@ from streamvid.mp4.boxes import iter_file_boxes
 from streamvid.video.mapped import mapped
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import DAMAGED, track_packets
+from streamvid.video.slice_headers import HOLE
 
 END_STATED: Final = ("matroska", "mov", "ogg", "gif")
 """FFmpeg's demuxers for containers of which `find_extent` tells where they end."""
@@ -86,7 +87,7 @@ def find_extent(source: Path, container: str) -> Extent:
     """The extent of a file.
 
     Args:
-        container: FFmpeg's demuxer. Of others than those in `END_STATED` no gaps are known.
+        container: FFmpeg's demuxer. Of others than `END_STATED` and raw streams, no gaps are known.
 
     Raises:
         ValueError: the file is several Ogg or NUT files, of which FFmpeg decodes the first alone; or a GIF with a gap.
@@ -97,6 +98,8 @@ def find_extent(source: Path, container: str) -> Extent:
         return _fragments(source)
     if container in _CHAINS and container != "avi":  # whose chunks may be of any kind, so that any text is one
         return Extent(_CHAINS[container].end(mapped(source).data))
+    if container in ("h264", "hevc", "m4v"):
+        return Extent(gaps=tuple(hole.start() for hole in HOLE.finditer(mapped(source).data)))
     find = {"matroska": _matroska, "ogg": _ogg, "gif": _gif}.get(container)
     return find(mapped(source).data) if find else Extent()
 

@@ -22,7 +22,7 @@ _HEAD_BYTES: Final = 4096
 """Bytes of a slice that are enough for almost every header."""
 _ZEROS: Final = bytes(512)
 """More than an arithmetic coder (VP8, VP9) makes; in H.264, HEVC and MPEG-4 two in a row are all that there can be."""
-_HOLE: Final = re.compile(rb"(?<!\0)" + _ZEROS + rb"\0*+[^\0\1]")
+HOLE: Final = re.compile(rb"(?<!\0)" + _ZEROS + rb"\0*+[^\0\1]")
 """Zeros that are no padding, which only a start code or nothing may follow."""
 _VOP: Final = re.compile(rb"\0\0\x01\xb6")
 
@@ -36,7 +36,7 @@ def checking_classifier(codec: str, stsd: bytes) -> Classifier:
 
     def classify(packet: memoryview) -> PacketKind:
         kind = of(packet)
-        if bytes(packet).find(_ZEROS) >= 0 and any(map(_HOLE.search, pictures(packet))):
+        if bytes(packet).find(_ZEROS) >= 0 and any(map(HOLE.search, pictures(packet))):
             return replace(kind, broken=True, zeroed=True)
         return replace(kind, broken=True, misfit=True) if fits and kind.random_access and not fits(packet) else kind
 

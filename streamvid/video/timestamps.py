@@ -31,7 +31,8 @@ _REORDERED: Final = (
 _DATES_PACKS: Final = ("mpeg",)
 """Containers with times of packs, which may have several frames; times that FFmpeg derives may be wrong."""
 _COARSE: Final = ("flv", "matroska")  # they count in ms: frames of different times may have one there
-_COUNTS: Final = ("avi", "mxf")  # they count frames, so that all behind a lost one come too early
+_COUNTS: Final = ("avi", "mxf", "h264", "hevc", "m4v")
+"""Containers that count frames, and streams: all behind a lost frame come too early."""
 _ROW: Final = [
     ("pts", np.int64), ("clock", np.int64), ("size", np.int64), ("keyframe", np.bool_), ("discarded", np.bool_),
     ("duration", np.int64), ("corrupt", np.bool_), ("position", np.int64),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from streamvid.packing.prepare import remux_or_build
 from streamvid.storage.retry import Retry
 from streamvid.video.gaps import find_extent
 from streamvid.video.gpu_support import Purpose
+from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import DAMAGED
+from streamvid.video.remux import remux_with_ffmpeg
 from streamvid.video.stored_clip import CUT_OFF, OTHER_TRACKS, StoredClip
 from tests.support.clips import decoded_pictures, write
 from tests.support.remux import remuxing
@@ -480,3 +483,23 @@ def test_zeros_in_the_midst_of_a_picture(codec: Any, tmp_path: Path) -> None:
     options = PackOptions("any", cutting=FixedLength(12, "frames"), decode="none")
     report = pack([tmp_path / f"damaged.{recipe.container}"], tmp_path / "set", options=options, progress=False)
     assert (report.clips, len(report.rejected)) == (3, 1)
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+def test_zeros_in_a_raw_stream(codec: Any, tmp_path: Path) -> None:
+    """Of frames that a decoder gave, others were transcoded, or those behind came too early."""
+    recipe = Recipe(codec=codec, frames=48, gop=12, container="ts", style="texture")
+    source = tmp_path / f"a.{codec}"
+    with remuxing(write(recipe, tmp_path / "a.ts"), source, format=codec) as copy:
+        for packet in copy.packets:
+            copy.mux(packet)
+    for number, cut_only in enumerate((False, True)):
+        folder = tmp_path / f"clip{number}"
+        folder.mkdir()
+        video = VideoFile(source, None, Fraction(25))
+        assert len(remux_with_ffmpeg(video, folder, cut_only=cut_only).index.visible) == 48
+    data = source.read_bytes()
+    source.write_bytes(with_zeros(data, 0.6, 0.75))
+    for cut_only in (True, False):
+        with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off.* \(look behind byte \d+\)$"):
+            remux_with_ffmpeg(video, folder, cut_only=cut_only)
