@@ -58,7 +58,10 @@ _RUN_IN: Final = 1 << 16
 """Bytes before the first key of MXF in which there may be something else."""
 _PAYLOADS: Final = re.compile(rb"\x82\0\0")
 """How a packet of ASF begins, with data for error correction that corrects nothing. Others are not looked at."""
-_FILE_PROPERTIES: Final = bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")
+_FILE_PROPERTIES: Final = re.compile(
+    re.escape(bytes.fromhex("a1dcab8c47a9cf118ee400c00c205365")) + b".{76}(.{4})(.{4})", re.DOTALL
+)
+_DATA: Final = re.compile(re.escape(bytes.fromhex("3626b2758e66cf11a6d900aa0062ce6c")))
 
 
 @dataclass(frozen=True)
@@ -208,10 +211,11 @@ def _mxf(data: memoryview) -> tuple[int, Callable[[int], int]]:
 
 def _asf(data: memoryview) -> tuple[int, Callable[[int], int]]:
     """Packets of one size, in the data object (Advanced Systems Format Specification, 3.2 and 5)."""
-    header = int.from_bytes(data[16:24], "little")
-    at = bytes(data[:header]).find(_FILE_PROPERTIES) + 92
-    least, most = (int.from_bytes(data[place : place + 4], "little") for place in (at, at + 4))
-    return header + 50 if least == most else -1, lambda at: at + most * (_PAYLOADS.match(data, at) is not None)
+    header = min(int.from_bytes(data[16:24], "little"), len(data))
+    if (sizes := _FILE_PROPERTIES.search(data, 0, header)) is None or not _DATA.match(data, header):
+        return -1, lambda at: at
+    least, most = (int.from_bytes(size, "little") for size in sizes.groups())
+    return header + 50 if least == most > 0 else -1, lambda at: at + most * (_PAYLOADS.match(data, at) is not None)
 
 
 _CHAINS: Final = {

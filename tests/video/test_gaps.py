@@ -416,6 +416,16 @@ def test_other_chains_without_a_gap(kind: str, way: str, tmp_path: Path) -> None
     assert (len(clip.index.visible), clip.source_remarks) == (24 if kind == "mxf" else 48, ())
 
 
+def test_asf_with_something_before_its_data(tmp_path: Path) -> None:
+    """Its first packet was not where it was looked for."""
+    source = make_chain("asf", tmp_path)
+    data = source.read_bytes()
+    header = int.from_bytes(data[16:24], "little")
+    padding = bytes.fromhex("74d40618dfca0945a4ba9aabcb96aae8") + (40).to_bytes(8, "little") + bytes(16)
+    source.write_bytes(data[:header] + padding + data[header:])
+    assert len(prepare(source, tmp_path / "clip").index.visible) == 48
+
+
 @pytest.mark.parametrize("kind", ["flv", "asf", "mxf"])
 def test_a_chain_that_is_cut_off(kind: str, tmp_path: Path) -> None:
     """MXF and ASF gave no warning if their last packet was whole."""
