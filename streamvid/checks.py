@@ -140,8 +140,11 @@ def listed(value: Any, name: str, members: str) -> list[Any]:
         raise InputError(f"{name} must be a list of {members}; it is {value!r}"[:300]) from None
 
 
-_SYNONYMS: Final = {"h265": "hevc", "h.265": "hevc", "x265": "hevc", "libx265": "hevc", "avc": "h264"}
-"""Other names of codecs, of which another codec's name may be more like one."""
+_SYNONYMS: Final = {
+    "h265": "hevc", "h.265": "hevc", "x265": "hevc", "libx265": "hevc", "avc": "h264",
+    "append": "pack", "update": "index", "list": "ls", "delete": "forget", "remove": "forget", "check": "verify",
+}  # fmt: skip
+"""Other names of codecs and commands, of which another name may be more like one, or none."""
 
 
 def did_you_mean(value: object, names: Iterable[str]) -> str:

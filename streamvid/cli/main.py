@@ -56,6 +56,8 @@ class _Parser(argparse.ArgumentParser):
             meant = did_you_mean(option[1].replace("_", "-"), re.findall(r"--([\w-]+)", self.format_help()))
             usage = re.sub(r"\[-([^][]|\[[^][]*\])*\]", "", self.format_usage().partition(": ")[2])  # without options
             meant = meant.replace("'", "'--", 1) or f"write {' '.join(usage.split())}"
+            if message.startswith("unrecognized arguments: -") and "arguments: --" not in message:
+                meant += ", and -- before a name that begins with -"
         else:
             meant = did_you_mean(choice[1].lower(), re.findall(r"[\w-]+", choice[2])) if choice else ""
         sys.exit(fail("; ".join(filter(None, (message, meant, f"see {self.prog} --help"))), UNUSABLE))
@@ -112,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StreamvidError as error:
         return fail(_named_option(str(error), sys.argv[1:] if argv is None else argv), UNUSABLE)
     except OSError as error:
+        if (limit := limit_met(error)) is not None:
+            return fail(limit, UNUSABLE)
         where = f"{error.filename}: " if error.filename else _unwritten_output()
         remedy = "; check who owns it and its mode" if isinstance(error, PermissionError) else ""
         return fail(f"{where}{error.strerror or error}{remedy}", UNUSABLE)

@@ -242,7 +242,10 @@ def _shared_memory() -> Iterator[Finding]:
 
 def _open_files() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    remedy = f"shards, workers and sockets take some: ulimit -n {min(hard, 65536)}"
+    raised = f"ulimit -n {min(hard, 65536)}"
+    if hard < _FILES:
+        raised = "root raises the hard limit in limits.conf, or docker run --ulimit nofile=65536"
+    remedy = f"shards, workers and sockets take some: {raised}"
     yield _finding("open files", f"{soft} at most", not 0 <= soft < _FILES, "note", remedy)
 
 

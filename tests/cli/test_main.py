@@ -120,6 +120,8 @@ def test_errors_are_one_sentence(
         (PermissionError(errno.EACCES, "Permission denied", "/x"), 2, "streamvid: /x: Permission denied; check who"),
         (MemoryError(), 2, "streamvid: out of memory: use fewer workers or smaller videos\n"),
         (KeyboardInterrupt(), 130, "streamvid: interrupted\n"),
+        (OSError(errno.EFBIG, "File too large"), 2, "streamvid: a file would be longer than this process may write"),
+        (OSError(errno.EMFILE, "Too many open files", "/x"), 2, "streamvid: this process has all files open that it"),
         (ModuleNotFoundError(name="torch"), 2, "streamvid: the Python module torch is missing: install streamvid"),
         (ZeroDivisionError("x"), 2, "streamvid: unexpected ZeroDivisionError: x (this is a defect of streamvid"),
         (ImportError("x.so: failed to map segment from shared object"), 2, "streamvid: there is no memory left for "),
@@ -148,6 +150,9 @@ def test_a_command_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["verfy", "ds"])
     assert capsys.readouterr().err.endswith("did you mean 'verify'?; see streamvid --help\n")
+    with pytest.raises(SystemExit):
+        main(["delete", "ds"])
+    assert "did you mean 'forget'?; see streamvid --help" in capsys.readouterr().err
     for mistake, meant in ((["--codec", "HEVC"], "'hevc'"), (["--shard_sise", "1GB"], "'--shard-size'")):
         with pytest.raises(SystemExit):
             main(["pack", "in", "ds", *mistake])
@@ -332,7 +337,10 @@ def test_help_and_version() -> None:
             ["pack", "in", "out", "--nope", "1"],
             "unrecognized arguments: --nope 1; write streamvid pack INPUT [INPUT ...] DATASET; see ",
         ),
-        (["info", "-i", "in"], "unrecognized arguments: -i; write streamvid info DATASET; see streamvid info --help"),
+        (
+            ["info", "-i", "in"],
+            "unrecognized arguments: -i; write streamvid info DATASET, and -- before a name that begins with -; see ",
+        ),
         (
             ["split", "a", "b", "--shares", "a=1", "b"],
             "unrecognized arguments: b; write streamvid split (--shares ",

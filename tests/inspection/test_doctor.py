@@ -102,6 +102,8 @@ def test_little_memory_files_and_disk(monkeypatch: pytest.MonkeyPatch, tmp_path:
     found = list(examine(cache_dir=tmp_path / "not" / "yet"))
     assert "--shm-size" in finding("/dev/shm", found).remedy
     assert "ulimit -n 65536" in finding("open files", found).remedy
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda _: (64, 64))
+    assert "--ulimit nofile=65536" in finding("open files", list(examine())).remedy
     assert "cache_bytes" in finding("cache disk", found).remedy
     assert "10.7 GB free" in finding("cache disk", found).found
     assert finding("cores", found).state == "note"
