@@ -30,6 +30,7 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.filesystem import Details
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import AnyPath, given_path, given_paths, redact
+from streamvid.video.encoders import ENCODERS
 
 log = logging.getLogger(__name__)
 
@@ -177,6 +178,8 @@ def plan_job(
     name = given_name(name, base_name(destination) if base is None else base.manifest.name)
     settings: dict[str, object] = {"name": name, "shard_size": shard_size, **vars(options)}
     settings |= {"after": after} if after else {}
+    if options.transcode is not None and options.transcode.crf is None:  # who writes the default out means the same
+        settings["transcode"] = replace(options.transcode, crf=ENCODERS[options.transcode.codec].crf)
     known = () if base is None else base.manifest.roots
     if options.in_place:
         sources = [replace(source, root=root_name(source.root, destination)) for source in sources]

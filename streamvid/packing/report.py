@@ -105,5 +105,10 @@ def other_options(spec: JobSpec, report: Mapping[str, object] | None) -> list[st
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []
     differing = [name for name in _OF_CLIPS if name in before and before[name] != now[name]]
+    in_place = before.get("in_place") is not None  # an index transcodes nothing in any case
     # Without a rate, no video has needed one.
-    return [name for name in differing if name != "fps" or None not in (before[name], now[name])]
+    return [
+        name
+        for name in differing
+        if not (name == "fps" and None in (before[name], now[name])) and not (name == "compatible_with" and in_place)
+    ]

@@ -21,6 +21,8 @@ from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.reshape import merge
 from streamvid.packing.source_video import SourceVideo
+from streamvid.video.encoders import ENCODERS
+from streamvid.video.transcode import TranscodeOptions
 from tests.packing.test_resume import die_before_change
 from tests.support.packed import digests, make_videos
 from tests.support.profile import by_profile
@@ -89,6 +91,21 @@ def test_options_that_the_last_pack_had_otherwise_are_named(
     pack([some(videos, tmp_path / "new", "6.mp4")], tmp_path / "merged", options=options, append=True)
     pack([tmp_path / "in"], tmp_path / "ds", options=PackOptions(), overwrite=True)
     assert caplog.messages == []
+
+
+def test_options_that_are_the_same_are_not_named_as_others(
+    videos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A default that is written out; and what an index may not do in any case."""
+    given: dict[str, Any] = {"options": PackOptions(transcode=TranscodeOptions("h264"))}
+    pack([some(videos, tmp_path / "in", "3.mp4")], tmp_path / "ds", **given)
+    given = {"options": PackOptions(transcode=TranscodeOptions("h264", crf=ENCODERS["h264"].crf)), "append": True}
+    pack([some(videos, tmp_path / "in", "4.mp4")], tmp_path / "ds", **given)
+    sv.index([some(videos, tmp_path / "there", "3.mp4")], tmp_path / "indexed")
+    pack([some(videos, tmp_path / "in", "5.mp4")], tmp_path / "indexed", append=True)
+    assert caplog.messages == []
+    pack([some(videos, tmp_path / "new", "6.mp4")], tmp_path / "indexed", **given)
+    assert "was packed with another transcode, by its" in caplog.text
 
 
 def test_videos_rejected_before_are_tried_again_and_stay_listed(videos: Path, tmp_path: Path) -> None:
