@@ -96,8 +96,8 @@ def attach_labels(sources: Sequence[SourceVideo], path: str, lists: MetadataList
         The sources, in the same order, and how the rows matched them.
 
     Raises:
-        InputError: the list cannot be read or lacks these columns, or a row matches no video or several, or two rows
-            match the same.
+        InputError: the list cannot be read, lacks these columns or labels, or a row matches no video or several, or
+            two rows match the same.
     """
     shown = redact(path)
     if not is_list(path) and (meant := did_you_mean(path, (FOLDERS,))):
@@ -109,7 +109,10 @@ def attach_labels(sources: Sequence[SourceVideo], path: str, lists: MetadataList
             f"{shown} has no column 'label' but {', '.join(names) or 'none'}: name one so, or give the "
             "list as --metadata"
         )
-    joined, join = _join(sources, rows, path, lists, labels=raw_labels(rows.table, shown))
+    labels = raw_labels(rows.table, shown)
+    if all(label is None for label in labels):
+        raise InputError(f"{shown} gives no label: fill in its column 'label', or leave out the list")
+    joined, join = _join(sources, rows, path, lists, labels=labels)
     if join.surplus:
         others = f" and {join.surplus - 1} more" if join.surplus > 1 else ""
         raise InputError(

@@ -228,6 +228,8 @@ def test_dictionary_labels(tmp_path: Path) -> None:
         ("path,label\na/x.mp4,inf\n", "above 2\\^31"),
         ("path,label\na/x.mp4,1e30\n", "above 2\\^31"),
         ("key,label\nx,1\n", "labels 'x', not among"),
+        ("path,label\n", "gives no label: fill in its column 'label'"),
+        ("path,label\na/x.mp4,\nb/x.mp4,\n", "gives no label: fill in its column 'label'"),
     ],
 )
 def test_labels_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None:
