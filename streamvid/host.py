@@ -71,7 +71,9 @@ def limit_met(error: BaseException) -> str | None:
             f"there is no memory left for this process ({error}): raise its limits (`ulimit -v`, the container's), or "
             "use a smaller batch_size, or fewer num_threads and num_workers"
         )
-    no_thread = (isinstance(error, RuntimeError) and "can't start new thread" in str(error)) or (
+    # Python's words, and the system's, as DALI passes them on.
+    unstarted = "can't start new thread", "Resource temporarily unavailable"
+    no_thread = (isinstance(error, RuntimeError) and any(words in str(error) for words in unstarted)) or (
         type(error).__name__ == "ArrowException" and "Failed to launch worker thread" in str(error)
     )
     if no_thread or isinstance(error, BlockingIOError):  # of pthread_create, of fork

@@ -78,6 +78,9 @@ def test_a_lack_of_memory_is_named(error: Exception) -> None:
     "error",
     [
         RuntimeError("can't start new thread"),
+        RuntimeError(
+            "Critical error when building pipeline:\n…\nResource temporarily unavailable\nCurrent pipeline object"
+        ),
         pa.ArrowException("Unknown error: Failed to launch worker thread: Resource temporarily unavailable"),
         BlockingIOError(errno.EAGAIN, ""),
     ],
