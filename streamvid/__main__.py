@@ -9,13 +9,14 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+from streamvid.host import limit_met
 from streamvid.text import module_at_fault
 
 
 def run() -> int:
     """Run the command line of `streamvid.cli.main.main`. Ctrl-C while modules are imported, and while the interpreter
-    ends, ends the process without a traceback; so do a package that is missing or hidden, and a working directory that
-    was removed, in which libraries cannot be imported: PyTorch's MKL ends the process."""
+    ends, ends the process without a traceback; so do a lack of memory, a package that is missing or hidden, and a
+    working directory that was removed, in which libraries cannot be imported: PyTorch's MKL ends the process."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if a shell makes a background job ignore it
         signal.signal(signal.SIGINT, _end)
     try:
@@ -25,7 +26,7 @@ def run() -> int:
     try:
         from streamvid.cli.main import main
     except Exception as error:
-        if (said := module_at_fault(error)) is None:
+        if (said := limit_met(error) or module_at_fault(error)) is None:
             raise
         return _say(said, 2)
     return main()

@@ -65,10 +65,11 @@ def limit_met(error: BaseException) -> str | None:
     if isinstance(error, OSError) and str(error) == "AF_UNIX path too long":
         return TMPDIR_TOO_LONG
     no_lock = isinstance(error, RuntimeError) and "can't allocate" in str(error)  # a lock of threading, of a file
-    no_library = isinstance(error, ImportError) and str(error).endswith("failed to map segment from shared object")
+    no_library = isinstance(error, ImportError) and "failed to map segment from shared object" in str(error)
     if number == errno.ENOMEM or no_lock or no_library or isinstance(error, MemoryError):
+        told = str(error).strip().rpartition("\n")[2]  # NumPy's comes behind a page of advice
         return (
-            f"there is no memory left for this process ({error}): raise its limits (`ulimit -v`, the container's), or "
+            f"there is no memory left for this process ({told}): raise its limits (`ulimit -v`, the container's), or "
             "use a smaller batch_size, or fewer num_threads and num_workers"
         )
     # Python's words, and the system's, as DALI passes them on.

@@ -298,6 +298,26 @@ def test_a_package_that_is_missing() -> None:
         assert re.match(said, ended.stderr)
 
 
+def test_no_memory_for_the_modules_of_the_command() -> None:
+    code = """
+import sys
+
+class NoMemory:
+    def find_spec(self, name, *_):
+        if name == "rich":
+            raise ImportError("Please read this.\\n\\nlibz.so.1: failed to map segment from shared object\\n")
+
+sys.meta_path.insert(0, NoMemory())
+from streamvid.__main__ import run
+sys.exit(run())
+"""
+    ended = subprocess.run([sys.executable, "-c", code, "doctor"], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    said = "streamvid: there is no memory left for this process (libz.so.1: failed to map segment from shared object): "
+    assert ended.stderr.startswith(said)
+    assert ended.stderr.count("\n") == 1
+
+
 def test_files_named_as_modules(folder: Path, tmp_path: Path) -> None:
     """Of the user's, in the working directory, where `python -m` looks first."""
     for name in ("av", "json", "numpy", "queue", "random", "torch"):
