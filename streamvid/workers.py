@@ -13,6 +13,7 @@ import os
 import pickle
 import queue
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,10 +39,10 @@ _STARTS: Final = 5
 _LENGTH: Final = 8
 """Bytes of a message's length before it, little-endian."""
 
-# The first message to a child is its parent's process id and import path, so that it imports the same modules.
+# The first message to a child is its parent's import path, so that it imports the same modules, and what `serve` takes.
 _CHILD = (
-    "import pickle, sys; parent, sys.path[:] = pickle.loads(sys.stdin.buffer.read("
-    "int.from_bytes(sys.stdin.buffer.read(8), 'little'))); from streamvid.workers import serve; serve(parent)"
+    "import pickle, sys; sys.path[:], *rest = pickle.loads(sys.stdin.buffer.read("
+    "int.from_bytes(sys.stdin.buffer.read(8), 'little'))); from streamvid.workers import serve; serve(*rest)"
 )
 
 
@@ -78,6 +79,7 @@ class WorkerProcess:
 
     Args:
         inherit: file descriptors that the child inherits, under the same numbers.
+        work: a folder that the child removes if its parent is killed; "" for none.
 
     Attributes:
         pid: the process id.
@@ -86,7 +88,8 @@ class WorkerProcess:
         OSError: it could not be started.
     """
 
-    def __init__(self, *, inherit: Sequence[int] = ()) -> None:
+    def __init__(self, *, inherit: Sequence[int] = (), work: str = "") -> None:
+        self._work = work
         # With relative entries Python does not start if the working directory was removed; `_import_path` has them.
         path = os.pathsep.join(filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
         # In a process group of its own, so that Ctrl-C interrupts the parent alone, which then kills its workers.
@@ -110,19 +113,14 @@ class WorkerProcess:
             RuntimeError: it can start no thread.
         """
         try:
-            self._send((os.getpid(), _import_path()))
+            self._send((_import_path(), os.getpid(), self._work))
             if error := self._receive():
                 raise cast(RuntimeError, error)
         except (EOFError, OSError, pickle.UnpicklingError) as error:
             raise WorkerCrashError(self.end()) from error
 
     def call(
-        self,
-        function: Callable[..., T],
-        /,
-        *args: object,
-        limit_s: float | None = None,
-        silent_s: float = SILENT_S,
+        self, function: Callable[..., T], /, *args: object, limit_s: float | None = None, silent_s: float = SILENT_S
     ) -> T:
         """Call a module-level function in the process, and return its result.
 
@@ -200,8 +198,7 @@ class WorkerProcess:
         while len(data) < size:
             self._await(self._from, select.POLLIN)
             with contextlib.suppress(BlockingIOError):
-                more = os.read(self._from, size - len(data))
-                if not more:
+                if not (more := os.read(self._from, size - len(data))):
                     raise EOFError
                 data += more
         return data
@@ -263,11 +260,12 @@ class Workers:
 
     Args:
         count: number of processes.
+        work: as of `WorkerProcess`.
         silent_s: seconds without I/O after which a call is considered stuck; see `SILENT_S`.
     """
 
-    def __init__(self, count: int, *, silent_s: float = SILENT_S) -> None:
-        self._silent_s = silent_s
+    def __init__(self, count: int, *, work: str = "", silent_s: float = SILENT_S) -> None:
+        self._work, self._silent_s = work, silent_s
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="streamvid-worker")
         self._idle: queue.SimpleQueue[WorkerProcess | None] = queue.SimpleQueue()
         for _ in range(count):
@@ -303,7 +301,7 @@ class Workers:
         with self._lock:
             if self._closed:
                 raise WorkerCrashError("stopped")
-            process = WorkerProcess()
+            process = WorkerProcess(work=self._work)
             self._alive.add(process)
         process.handshake()
         return process
@@ -322,12 +320,13 @@ class Workers:
             process.end()
 
 
-def serve(parent: int) -> None:
+def serve(parent: int, work: str) -> None:
     """The main loop of a worker: read calls from stdin and write results to stdout until stdin ends.
 
     Args:
         parent: id of the process that started the worker. When that ends, the worker ends, even while a call is stuck
             or another child of the parent keeps the pipe open.
+        work: a folder that is removed then.
     """
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
@@ -343,7 +342,7 @@ def serve(parent: int) -> None:
             answers.write(len(data).to_bytes(_LENGTH, "little") + data)
             answers.flush()
         except BrokenPipeError:
-            os._exit(1)  # the parent is gone
+            _end_with(0, work)  # the parent is gone
 
     def read_on() -> None:
         if not calls.read(1):
@@ -362,16 +361,15 @@ def serve(parent: int) -> None:
                 read_on()
 
     try:
-        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_end_with, args=(parent, work), daemon=True).start()
     except RuntimeError as error:
         answer(pickle.dumps(error))
         return
     answer(pickle.dumps(None))  # ready
     while head := calls.read(_LENGTH):
-        size = int.from_bytes(head, "little")
-        message = calls.read(size)
+        message = calls.read(size := int.from_bytes(head, "little"))
         if len(message) < size:
-            return
+            break
         function, args = pickle.loads(message)
         try:
             value = function(*args)
@@ -381,11 +379,13 @@ def serve(parent: int) -> None:
             answer(pickle.dumps(("end", value)))
         except Exception as error:
             answer(_pickled_error(error))
+    shutil.rmtree(work, ignore_errors=True)  # the parent is gone, or has removed it
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int, work: str) -> None:
     while os.getppid() == parent:
         time.sleep(1)
+    shutil.rmtree(work, ignore_errors=True)
     os._exit(1)
 
 

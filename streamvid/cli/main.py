@@ -20,7 +20,7 @@ from typing import Final, NoReturn
 from streamvid import __version__
 from streamvid.checks import MAX_WORKERS, did_you_mean
 from streamvid.cli import clips, export, info, pack, reshape, revising, verify
-from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, TERMINATED, UNUSABLE, check_needs, fail
+from streamvid.cli.output import BROKEN_PIPE, INTERRUPTED, UNUSABLE, check_needs, fail
 from streamvid.errors import InputError, StreamvidError
 from streamvid.host import limit_met
 from streamvid.text import module_at_fault, printable
@@ -34,7 +34,8 @@ class _Interrupted(KeyboardInterrupt):
 
 
 class _Terminated(SystemExit):
-    """SIGTERM as an exception, so that temporary files are removed and worker processes end, as on Ctrl-C."""
+    """SIGTERM, or SIGHUP of a terminal that is closed, as an exception, so that temporary files are removed and worker
+    processes end, as on Ctrl-C."""
 
 
 class _Formatter(logging.Formatter):
@@ -105,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return fail("interrupted", INTERRUPTED)
-    except _Terminated:
-        return fail("terminated", TERMINATED)
+    except _Terminated as stopped:
+        return fail("terminated", int(stopped.code or 0))
     except BrokenPipeError:
         # The reader closed the pipe. Replace it by /dev/null, or Python would fail to flush the rest on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -177,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Make SIGINT and SIGTERM raise exceptions that end the command even if one is swallowed.
+    """Make SIGINT, SIGTERM and SIGHUP raise exceptions that end the command even if one is swallowed.
 
     The exception is raised wherever the main thread is. Python drops exceptions of finalisers and callbacks, and some
     extension modules drop any. So when the exception object is deleted before the command has ended, the signal is
@@ -192,7 +193,7 @@ def _stoppable() -> Iterator[None]:
             os.kill(os.getpid(), number)
 
     def watched(number: int) -> BaseException:
-        error = _Interrupted() if number == signal.SIGINT else _Terminated(TERMINATED)
+        error = _Interrupted() if number == signal.SIGINT else _Terminated(128 + number)
         # Not threading.Thread, because the interrupted code may hold locks of `threading`.
         weakref.finalize(error, _thread.start_new_thread, again, (number,)).atexit = False
         return error
@@ -204,10 +205,9 @@ def _stoppable() -> Iterator[None]:
     sys.unraisablehook = lambda dropped: (
         None if isinstance(dropped.exc_value, _Interrupted | _Terminated) else hook(dropped)
     )
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
-    # Not if the shell makes a background job ignore the signal.
-    if callable(signal.getsignal(signal.SIGINT)):
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, stop)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    # Not if nohup, or the shell of a background job, makes the command ignore the signal.
+    before = {one: signal.signal(one, stop) for one in numbers if signal.getsignal(one) is not signal.SIG_IGN}
     try:
         yield
     finally:

@@ -29,8 +29,8 @@ SHOWN: Final = 20
 """Rejected videos or problems that are printed; the others are counted."""
 _UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _DECIMAL: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-FAILED, UNUSABLE, INTERRUPTED, TERMINATED, BROKEN_PIPE = 1, 2, 130, 143, 141
-"""Exit codes: problems found by verify, an error, and 128 + the number of SIGINT, SIGTERM and SIGPIPE."""
+FAILED, UNUSABLE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+"""Exit codes: problems found by verify, an error, and 128 + the number of SIGINT and SIGPIPE, as of other signals."""
 
 
 def parse_size(text: str) -> int:

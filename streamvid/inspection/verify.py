@@ -114,7 +114,7 @@ def verify(
     told: list[str] = []
     with (
         tempfile.TemporaryDirectory(prefix="streamvid-verify-") as work,
-        Workers(count) as pool,
+        Workers(count, work=work) as pool,
         Progress("verifying", manifest.clips, enabled=progress) as bar,
     ):
         fill = work if revision is None else ""

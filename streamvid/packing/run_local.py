@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -212,7 +213,7 @@ def _process(
         for task in tasks
         for number, video in enumerate(task.sources, task.cursor.source)
     )
-    with Workers(workers) as pool:
+    with Workers(workers, work=os.fspath(folder)) as pool:
 
         def submit(sources: Sequence[_Source]) -> Future[Sequence[Outcome]]:
             limit_s = _LEAST_LIMIT_S + sum(source.video.size for source in sources) / _BYTES_PER_S

@@ -189,7 +189,7 @@ def _made(
     """The new clips by row, and the reasons for the others by key."""
     made, bad = {}, {}
     count = min(workers or usable_cores(), max(1, len(wanted)))
-    with Workers(count) as pool, Progress("repairing", len(wanted), enabled=progress) as bar:
+    with Workers(count, work=os.fspath(work)) as pool, Progress("repairing", len(wanted), enabled=progress) as bar:
         futures = {}
         for row, source in wanted.items():
             how = replace(options, decode="all", cutting=None, in_place="packets" if source.file else None)

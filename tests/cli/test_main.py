@@ -251,7 +251,7 @@ _SWALLOWED = """
         pass"""
 
 
-@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.parametrize("where", [_FINALISER, _SWALLOWED])
 def test_a_signal_is_not_lost(stop: signal.Signals, code: int, where: str) -> None:
     """Python goes on after whatever is raised in a finaliser, and some libraries do anywhere."""

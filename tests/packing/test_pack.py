@@ -99,14 +99,18 @@ def test_workers_end_with_the_block_even_if_busy() -> None:
         os.kill(pid, 0)
 
 
-def test_workers_end_with_their_parent() -> None:
+def test_workers_end_with_their_parent_and_remove_its_temporary_folder(tmp_path: Path) -> None:
+    """Which a parent that is killed cannot do: of a pack to a bucket it holds whole shards."""
     script = (
         "import os, sys; from streamvid.workers import Workers; from tests.support import hostile\n"
-        "w = Workers(1); print(w.submit(hostile.where).result(), flush=True); os._exit(0)"
+        "w = Workers(1, work=sys.argv[1])\nprint(w.submit(hostile.where).result(), flush=True); os.kill(os.getpid(), 9)"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    (tmp_path / "work/clip-0").mkdir(parents=True)
+    command = [sys.executable, "-c", script, str(tmp_path / "work")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     pid = int(result.stdout)
     assert soon(lambda: not alive(pid)), "the worker outlives its parent"
+    assert list(tmp_path.iterdir()) == []
 
 
 # What comes out

@@ -55,7 +55,7 @@ class InlineWorkers:
     """In the place of `streamvid.workers.Workers`: makes the calls at once, and starts no process. What goes to
     a process and comes from it is pickled here, too."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, work: str = "") -> None:
         pass
 
     def submit(self, function: Callable[..., Any], *args: Any, limit_s: float | None = None) -> Future[Any]:
