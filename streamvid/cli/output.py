@@ -74,7 +74,7 @@ _SELECTING: Final = ("CONDITION", "FILE", "LIST")
 _COMMON: Final = {
     "dataset": ("dataset DATASET", "folder or URL"),
     "where": ("--where CONDITION", "condition on columns, such as 'seconds >= 2 and \"dog\" in caption'"),
-    "keys": ("--keys FILE", "file of keys: .csv or .parquet with a column key, otherwise a key per line"),
+    "keys": ("--keys FILE", "file of keys: .csv, .jsonl or .parquet with a column key, otherwise a key per line"),
     "workers": ("--workers N", "number of processes; default: one per core"),
     "overwrite": ("--overwrite", "replace an existing dataset"),
     "json": ("--json", "print JSON, for scripts"),

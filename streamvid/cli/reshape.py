@@ -35,8 +35,8 @@ def add_parser(commands: Commands) -> None:
     add_command(commands, "split", _split, what, common("dataset revision") | {
         "one of": {
             "--shares SHARES": "random parts of these shares, such as train=0.9,test=0.1",
-            "--keys FILES...": "a file of keys for each part: .csv or .parquet with a column key, otherwise a key per "
-            "line; repeatable",
+            "--keys FILES...": "a file of keys for each part: .csv, .jsonl or .parquet with a column key, otherwise a "
+            "key per line; repeatable",
             "--column NAME": "a part for each value of a column",
         },
         "destination FOLDER": "folder or s3://bucket/prefix; each part is a dataset FOLDER/NAME",

@@ -23,7 +23,7 @@ from streamvid.dataset.where import evaluate
 from streamvid.errors import InputError, StreamvidError
 from streamvid.storage import filesystem
 from streamvid.storage.parquet import read_parquet
-from streamvid.storage.table_bounds import check_csv, read_csv
+from streamvid.storage.table_bounds import check_csv, check_json_lines, read_csv, read_json_lines
 from streamvid.storage.url import has_extension, redact
 from streamvid.text import first_line
 
@@ -47,8 +47,8 @@ def select_rows(
         dataset: one dataset or several concatenated.
         where: a condition on columns: text such as ``'label in (0, 3) and seconds >= 2.5'``, in which a comparison
             with a missing value is false; or a pyarrow.compute expression, with Arrow's rules for null.
-        keys: a list of keys, or the path or URL of a file of them: .csv or .parquet with a column `key`, else text
-            with one key per line. Order and repetitions do not matter.
+        keys: a list of keys, or the path or URL of a file of them: .csv, .jsonl or .parquet with a column `key`,
+            else text with one key per line. Order and repetitions do not matter.
 
     Returns:
         int64 [selected], row numbers, ascending; possibly empty.
@@ -185,11 +185,15 @@ def _read_keys(path: str) -> list[str]:
             table = read_csv(data, options)
         elif has_extension(path, (".parquet",)):
             table = read_parquet(data)
+        elif has_extension(path, (".jsonl",)):
+            check_json_lines(data)
+            table = read_json_lines(data, ["key"])
+            table = table if table["key"].null_count < table.num_rows else pa.table({})  # no line has one
         else:
             lines = (line.strip() for line in data.decode("utf-8-sig").splitlines())
             return [line for line in lines if line]
     except (pa.ArrowException, ValueError, OSError) as error:
-        form = "give text with a key per line, or a .csv or .parquet with a column key"
+        form = "give text with a key per line, or a .csv, .jsonl or .parquet with a column key"
         raise InputError(f"cannot read the keys in {shown}: {first_line(error)}; {form}") from error
     if table.schema.names.count("key") != 1:
         named = ", ".join(table.schema.names) or "none"

@@ -12,16 +12,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.json
 
 from streamvid.arrays import Int64
 from streamvid.dataset.string_column import StringColumn
 from streamvid.errors import InputError, StreamvidError
 from streamvid.packing.typed_columns import dump_json, is_text, json_values, to_type, usable_type
 from streamvid.storage import filesystem
-from streamvid.storage.arrow_buffers import arrow_reader
 from streamvid.storage.parquet import read_parquet
-from streamvid.storage.table_bounds import check_csv, check_json_lines, read_csv
+from streamvid.storage.table_bounds import check_csv, check_json_lines, read_csv, read_json_lines
 from streamvid.storage.url import has_extension, redact
 from streamvid.text import first_line
 from streamvid.video.containers import other_content
@@ -329,12 +327,5 @@ def _parse(kind: str, data: bytes, text: list[str]) -> pa.Table:
             ),
         )
     if kind == ".jsonl":
-        return pa.json.read_json(
-            arrow_reader(data),
-            read_options=pa.json.ReadOptions(block_size=max(1 << 20, min(len(data), 1 << 30))),
-            parse_options=pa.json.ParseOptions(
-                explicit_schema=pa.schema(dict.fromkeys(text, pa.string())) if text else None,
-                unexpected_field_behavior="ignore" if text else "infer",
-            ),
-        )
+        return read_json_lines(data, text)
     return read_parquet(data)

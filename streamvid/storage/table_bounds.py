@@ -6,6 +6,7 @@ import csv
 import io
 import re
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -96,6 +97,19 @@ def read_csv(data: bytes, convert: pyarrow.csv.ConvertOptions) -> pa.Table:
         if "straddling" in str(error):
             raise TooLargeError(f"a row of it has more than {_MAX_ROW >> 20} MiB") from error
         raise
+
+
+def read_json_lines(data: bytes, text: Sequence[str]) -> pa.Table:
+    """The columns of JSON lines for which `check_json_lines` holds; if `text` is given, only these columns, as text.
+    Raises pyarrow's errors."""
+    return pyarrow.json.read_json(
+        arrow_reader(data),
+        read_options=pyarrow.json.ReadOptions(block_size=max(1 << 20, min(len(data), 1 << 30))),
+        parse_options=pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema(dict.fromkeys(text, pa.string())) if text else None,
+            unexpected_field_behavior="ignore" if text else "infer",
+        ),
+    )
 
 
 def check_json_lines(data: bytes) -> None:

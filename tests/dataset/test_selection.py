@@ -65,6 +65,7 @@ def test_keys(small: Dataset, tmp_path: Path) -> None:
         "keys.txt": "\ufeffclip2\n\n  clip0 \r\nclip2\n",
         "keys": "clip2\nclip0",
         "keys.csv": "split,key\ntrain,clip2\nval,clip0\n",
+        "keys.jsonl": '{"key": "clip2", "frames": 3}\n{"frames": 4, "key": "clip0"}\n',
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -92,6 +93,8 @@ def test_keys_refused(small: Dataset, tmp_path: Path) -> None:
         ("x.csv", b"name\nclip1\n", "no single column 'key' but name: name the column of keys so"),
         ("y.csv", b"key,key\nclip1,clip1\n", "no single column 'key'"),
         ("z.csv", b"", "cannot read the keys in"),
+        ("v.jsonl", b'{"name": "clip1"}\n', "no single column 'key'"),
+        ("u.jsonl", b'{"key": 1}\n', "changed from string to number"),
         ("x.parquet", b"junk", "cannot read the keys in"),
         ("x.txt", b"\xff\xfe\x00", "cannot read the keys in"),
         ("w.txt", b"clip1\nnone\n", r"1 of the 2 keys of .*w\.txt are not in the dataset: 'none'"),
