@@ -43,7 +43,8 @@ def add_parser(commands: Commands) -> None:
         "--name NAME": "name of the dataset; default: its folder's",
         "--engine local|ray=local": "processes on this machine (local, the default) or tasks on a Ray cluster",
         "--address HOST:PORT": "address of the Ray cluster; default: RAY_ADDRESS, or a cluster on this machine",
-        "--retry-for SECONDS=600": "how long a storage that does not answer is asked again; default 600",
+        "--retry-for SECONDS=600":
+            "how long a storage that does not answer is asked again once packing has begun; default 600",
         "--decode none|first|all=first": "frames that must decode for a clip to be accepted: the first 64 and the "
         "middle 64 (first, the default), all, or none",
         **common("workers overwrite"),

@@ -107,6 +107,7 @@ class JobRun:
             raise InputError(f"destination {self.destination[:200]!r} is not UTF-8: name another")
         if self.workers is not None:
             integer(self.workers, "workers", most=MAX_WORKERS)
+        Retry.of(self.retry_for)
         one_of(self.engine, ENGINES, "engine")
         if self.address is not None and self.engine != "ray":
             raise InputError("an address is that of a Ray cluster: give it with engine 'ray' (--engine ray)")

@@ -100,7 +100,7 @@ def test_verify_and_its_exit_code(folder: Path, tmp_path: Path, capsys: pytest.C
         (["pack", "in", "labels.csv"], "labels.csv is a file"),
         (["pack", "in", "labels.csv/x"], "a part of the path is a file"),
         (["verify", "ds", "--workers", "-1"], "--workers -1"),
-        (["pack", "in", "out", "--retry-for=-1"], "streamvid: --retry-for must be a number of seconds"),
+        (["pack", "none", "out", "--retry-for=-1"], "streamvid: --retry-for must be a number of seconds"),
         (["info", "ds", "--revision", "-1"], "streamvid: --revision must be a whole number of at least 0"),
         (["extract", "ds", "v0", "out/"], "a key has no slash: the folder comes before keys"),
         (["info", "zzz://x/y"], "'zzz' is not a known protocol"),
