@@ -25,7 +25,7 @@ from streamvid.packing.metadata import Metadata, MetadataLists
 from streamvid.packing.options import Cut, PackOptions
 from streamvid.packing.partition import Group, GroupCursor, partition
 from streamvid.packing.places import Places, check_destination, root_name
-from streamvid.packing.source_file import MISSING
+from streamvid.packing.source_file import MISSING, why_missing
 from streamvid.packing.source_video import SourceVideo
 from streamvid.storage.filesystem import Details
 from streamvid.storage.retry import Retry
@@ -277,7 +277,7 @@ def _detailed(source: SourceVideo, found: Details) -> SourceVideo:
     if found.mark.startswith(NO_MARK):
         return replace(source, problem=found.mark[len(NO_MARK) :])
     if source.file and found is MISSING:
-        return replace(source, problem="it does not exist any more")
+        return replace(source, problem=why_missing(source.path))
     if source.part is None:
         return replace(source, size=found.size, mark=found.mark)
     changed = source.problem or (

@@ -24,6 +24,7 @@ from streamvid.storage.link import Link
 from streamvid.storage.ranged_file import RangedFile
 from streamvid.storage.retry import Retry
 from streamvid.storage.url import is_local, local_path
+from streamvid.video.containers import nameless
 from streamvid.video.stored_clip import file_signature
 
 _CHUNK_BYTES: Final = 32 << 20
@@ -54,6 +55,17 @@ def local_details(path: str) -> Details:
         return MISSING  # reading the file will fail as well, with the reason
     except ValueError as error:
         raise InputError(f"{path!r} cannot be the path of a video: {error}") from error
+
+
+def why_missing(path: str) -> str:
+    """The reason for which a file is `MISSING`, such as who may read it, or a link that leads nowhere."""
+    if is_local(path):
+        try:
+            with nameless(Path(local_path(path))):
+                pass
+        except VideoError as error:
+            return str(error)
+    return "it does not exist any more"
 
 
 def folder_details(files: Sequence[tuple[str, int, str]]) -> Details:

@@ -25,7 +25,7 @@ from streamvid.packing.fingerprints import local_source
 from streamvid.packing.lists import RESERVED_COLUMNS, ParsedList
 from streamvid.packing.metadata import MetadataLists
 from streamvid.packing.places import Found, count_extensions
-from streamvid.packing.source_file import MISSING
+from streamvid.packing.source_file import MISSING, why_missing
 from streamvid.packing.typed_columns import column_of_values, utf8_json
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import ByteRange, FileVersion
@@ -182,7 +182,7 @@ def _read(hosts: tuple[str, ...], images: bool, path: str) -> _Tar:
         else:
             details = filesystem.details(path, retry=Retry(COMMAND_SECONDS), hosts=hosts)
         if details is None or details == MISSING:
-            return _Tar([_Video("", problem="it does not exist any more")])
+            return _Tar([_Video("", problem=why_missing(path))])
         file = _TarFile(
             ByteRange(path, 0, details.size),
             FileVersion(details.size, details.mark, () if is_local(path) else hosts),

@@ -70,6 +70,16 @@ def test_frames_and_rows_are_those_of_packed_videos(tmp_path: Path, videos: Path
     }  # fmt: skip
 
 
+def test_links_that_lead_nowhere_are_told_as_packing_tells_them(tmp_path: Path, videos: Path) -> None:
+    (videos / "link.mp4").symlink_to("nowhere.mp4")
+    (videos / "circle.mp4").symlink_to("circle.mp4")
+    report = index(videos, tmp_path / "ds")
+    assert {one.source: one.reason for one in report.rejected} == {
+        "link.mp4": "it cannot be opened: No such file or directory; it is a link to 'nowhere.mp4'",
+        "circle.mp4": "it cannot be opened: Too many levels of symbolic links; it is a link to 'circle.mp4'",
+    }
+
+
 def test_loaders_and_mixtures(tmp_path: Path, videos: Path) -> None:
     index(videos, tmp_path / "indexed", progress=False)
     pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)

@@ -32,7 +32,7 @@ def find(*given: Path) -> tuple[list[SourceVideo], list[dict[str, object]]]:
 def test_a_tar_that_a_list_names_and_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path\ngone.tar\n")
     ((source,), _) = find(tmp_path / "list.csv")
-    assert source.problem == "it does not exist any more"
+    assert source.problem == f"there is no file '{tmp_path}/gone.tar'"
 
 
 def test_members_are_parts_of_the_tar_with_their_columns(tmp_path: Path) -> None:
