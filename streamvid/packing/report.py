@@ -104,11 +104,7 @@ def other_options(spec: JobSpec, report: Mapping[str, object] | None) -> list[st
     before, now = (report or {}).get("options"), to_json(spec.settings)
     if not isinstance(before, dict) or not isinstance(now, dict):
         return []
-    differing = [name for name in _OF_CLIPS if name in before and before[name] != now[name]]
-    in_place = before.get("in_place") is not None  # an index transcodes nothing in any case
-    # Without a rate, no video has needed one.
-    return [
-        name
-        for name in differing
-        if not (name == "fps" and None in (before[name], now[name])) and not (name == "compatible_with" and in_place)
-    ]
+    # Without a rate, no video has needed one. An index transcodes nothing in any case.
+    left_out = {"fps"} if None in (before.get("fps"), now.get("fps")) else set()
+    left_out |= {"compatible_with"} if before.get("in_place") else set()
+    return [name for name in _OF_CLIPS if name in before and name not in left_out and before[name] != now[name]]
