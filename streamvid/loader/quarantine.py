@@ -368,6 +368,8 @@ def _lines(file: Path) -> list[bytes]:
     try:
         with open(open_file(file), "rb") as opened:
             content = opened.read(_MOST_BYTES)
+    except (FileNotFoundError, NotADirectoryError):  # it could not be written either
+        return []
     except OSError as error:
         log.warning("%s cannot be read (%s): bad clips that it names will be found again", file, error.strerror)
         return []

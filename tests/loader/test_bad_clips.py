@@ -307,6 +307,7 @@ def test_a_folder_that_cannot_be_written(damaged: Path, tmp_path: Path, caplog: 
         epochs(one, 2)
         assert one.stats().bad_clips == len(BAD)
     assert "cannot be written" in caplog.text
+    assert "cannot be read" not in caplog.text
     assert ("noted in" in caplog.text, "not noted)" in caplog.text) == (False, True)
 
 
