@@ -203,9 +203,7 @@ class ClipSource:
 
     def indexes(self, rows: Sequence[int]) -> list[FrameIndex]:
         """The whole frame indexes of clips; errors as in `use_indexes`."""
-        return self.use_indexes(
-            rows, lambda _, index: index if isinstance(index, FrameIndex) else index.whole, whole=True
-        )
+        return self.use_indexes(rows, lambda _, own: own if isinstance(own, FrameIndex) else own.whole, whole=True)
 
     def forget_indexes(self) -> None:
         """Drop the frame indexes that are kept in memory."""
