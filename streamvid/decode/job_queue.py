@@ -74,7 +74,8 @@ class DecodeQueue:
         # By configuration: the time ratio of core to engine, and the engines' jobs since a core last took one.
         self._slower: dict[SessionKey, float] = {}
         self._since: Counter[SessionKey] = Counter()
-        self._refused: set[str] = set()  # names of clips
+        # Clips by name and sample description: those of other datasets may have the same names.
+        self._refused: set[tuple[str, bytes]] = set()
 
     def put(self, jobs: Sequence[GopJob]) -> None:
         """Add the jobs of a batch."""
@@ -110,14 +111,14 @@ class DecodeQueue:
         """Remember that engines cannot decode a job's clip, or get stuck in it: each further attempt would cost all
         sessions of an engine, and a batch that has to be made again. Not where FFmpeg's samples are wrong, nor if the
         GPU lacks memory."""
-        name, has_right_samples = job.encoded.name, job.key.exact or job.key.codec not in NAL_SYNTAX
-        if name not in self._refused and has_right_samples and not lacks_memory(reason):
-            self._refused.add(name)
-            log.warning("cores decode clip %s from now on: %s", name, reason)
+        has_right_samples = job.key.exact or job.key.codec not in NAL_SYNTAX
+        if not self.refuses(job.encoded) and has_right_samples and not lacks_memory(reason):
+            self._refused.add((job.encoded.name, job.encoded.stsd))
+            log.warning("cores decode clip %s from now on: %s", job.encoded.name, reason)
 
     def refuses(self, encoded: EncodedSlice) -> bool:
         """Whether `refuse` was called for a clip."""
-        return encoded.name in self._refused
+        return (encoded.name, encoded.stsd) in self._refused
 
     def take(
         self, *, current: SessionKey | None, opened: Container[SessionKey], wait_s: float | None, spare: bool = False

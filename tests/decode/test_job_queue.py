@@ -36,7 +36,7 @@ def key(number: int) -> SessionKey:
 
 def job(of: int, packets: int, group: JobGroup) -> GopJob:
     nothing: Any = None
-    clip: Any = SimpleNamespace(name="clip")
+    clip: Any = SimpleNamespace(name="clip", stsd=b"")
     rows = np.where(np.arange(packets), NOT_WANTED, 0).astype(np.int32)
     return GopJob(clip, nothing, Packets.of([b""] * packets), True, np.arange(packets), rows, key(of), 4, True, group)
 
@@ -287,6 +287,8 @@ def test_a_job_is_tried_twice(codec: str, exact: bool, reason: str, refused: boo
     assert replace(again, retry_of=None).packets is bad.packets
     queue.retry(again, VideoError(reason))
     assert queue.refuses(bad.encoded) is refused
+    other: Any = SimpleNamespace(name="clip", stsd=b"of a clip of another dataset")
+    assert not queue.refuses(other)
     good.group.finish()
     with pytest.raises(VideoError, match="again no"):
         good.group.wait()
