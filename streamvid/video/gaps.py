@@ -51,6 +51,7 @@ _ZEROS: Final = re.compile(rb"\0+")
 _NUT: Final = b"nut/multimedia container\0"
 _MOVI: Final = re.compile(rb"LIST....movi", re.DOTALL)
 _CHUNK: Final = re.compile(rb"[ -~]{4}")
+_USUAL_CHUNK: Final = re.compile(rb"\d\d|ix\d\d|idx1|JUNK|LIST|RIFF")
 _TAG: Final = re.compile(rb".{4}[\x08\x09\x0f\x12\x28\x29\x2f\x32]", re.DOTALL)
 """How a tag of FLV begins: with the size of the one before, and its type: audio, video or data, perhaps encrypted."""
 _KEY: Final = re.compile(rb"\x06\x0e\x2b\x34.{13}", re.DOTALL)
@@ -186,15 +187,23 @@ def _avi(data: memoryview) -> tuple[int, Callable[[int], int]]:
         if kind[0] in (b"RIFF", b"LIST"):
             return at + 12
         behind = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
-        return behind + (behind & 1 and not _CHUNK.match(data, behind))  # some are not padded
+        if behind & 1 and (_USUAL_CHUNK.match(data, behind + 1) or not _CHUNK.match(data, behind)):
+            return behind + 1  # padded, by any byte
+        return behind
 
     return (found.start() if (found := _MOVI.search(data)) else -1), end
 
 
 def _flv(data: memoryview) -> tuple[int, Callable[[int], int]]:
     """Tags, with the sizes of those before (Adobe Flash Video File Format Specification 10.1, E.2 to E.4.1)."""
-    first = int.from_bytes(data[5:9], "big")
-    return first, lambda at: at + 15 + int.from_bytes(data[at + 5 : at + 8], "big") if _TAG.match(data, at) else at
+
+    def end(at: int) -> int:
+        size = int.from_bytes(data[at + 5 : at + 8], "big")
+        behind = at + 15 + size
+        known = _TAG.match(data, at) or int.from_bytes(data[behind : behind + 4], "big") == 11 + size
+        return behind if known else at  # FFmpeg passes over tags of other types
+
+    return int.from_bytes(data[5:9], "big"), end
 
 
 def _mxf(data: memoryview) -> tuple[int, Callable[[int], int]]:

@@ -4,6 +4,7 @@ lost; and zeros in the midst of a picture, as of a lost sector of a disk, or of 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +22,10 @@ from streamvid.mp4.sample_entry import codec_configuration
 _HEAD_BYTES: Final = 4096
 """Bytes of a slice that are enough for almost every header."""
 _ZEROS: Final = bytes(512)
-"""More than an arithmetic coder (VP8, VP9) makes; in H.264, HEVC and MPEG-4 two in a row are all that there can be."""
+"""In H.264, HEVC and MPEG-4 two in a row are all that there can be."""
+_PIXELS_PER_ZERO: Final = 512
+"""Of VP8 and VP9: some encoders, as GStreamer's for VA, do not mark macroblocks without coefficients, so that most of a
+still picture is zeros, one per 2,600 pixels or more at the probabilities that VP8 begins with."""
 HOLE: Final = re.compile(rb"(?<!\0)" + _ZEROS + rb"\0*+[^\0\1]")
 """Zeros that are no padding, which only a start code or nothing may follow."""
 _VOP: Final = re.compile(rb"\0\0\x01\xb6")
@@ -33,10 +37,16 @@ def checking_classifier(codec: str, stsd: bytes) -> Classifier:
     sets."""
     of, pictures = packet_info.classifier(codec, stsd), _pictures(codec, stsd)
     fits = _slice_check(stsd) if codec == "hevc" else None
+    least = 0
 
     def classify(packet: memoryview) -> PacketKind:
+        nonlocal least
         kind = of(packet)
-        if bytes(packet).find(_ZEROS) >= 0 and any(map(HOLE.search, pictures(packet))):
+        if kind.size is not None and codec in ("vp8", "vp9"):
+            least = math.prod(kind.size) // _PIXELS_PER_ZERO
+        if bytes(packet).find(_ZEROS) >= 0 and any(
+            len(hole[0]) > least for part in pictures(packet) for hole in HOLE.finditer(part)
+        ):
             return replace(kind, broken=True, zeroed=True)
         return replace(kind, broken=True, misfit=True) if fits and kind.random_access and not fits(packet) else kind
 

@@ -22,6 +22,7 @@ from streamvid.video.gpu_support import Purpose
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import DAMAGED
 from streamvid.video.remux import remux_with_ffmpeg
+from streamvid.video.slice_headers import checking_classifier
 from streamvid.video.stored_clip import CUT_OFF, OTHER_TRACKS, StoredClip
 from tests.support.clips import decoded_pictures, write
 from tests.support.remux import remuxing
@@ -375,7 +376,9 @@ def chunk(kind: bytes, data: bytes, *, pad: bool = True) -> bytes:
     return kind + len(data).to_bytes(4, "little") + data + bytes(len(data) & pad)
 
 
-@pytest.mark.parametrize("way", ["not padded", "lists", "junk", "unknown", "empty", "no sizes", "text", "joined"])
+@pytest.mark.parametrize(
+    "way", ["not padded", "text pads", "lists", "junk", "unknown", "empty", "no sizes", "text", "joined"]
+)
 def test_avi_without_a_gap(way: str, tmp_path: Path) -> None:
     """What muxers and cameras write, and players read."""
     source = make_chain("avi", tmp_path)
@@ -389,7 +392,9 @@ def test_avi_without_a_gap(way: str, tmp_path: Path) -> None:
         at += 8 + size + (size & 1)
     assert len(parts) == 48
     chunks = [chunk(b"00dc", part, pad=way != "not padded") for part in parts]
-    if way == "lists":
+    if way == "text pads":
+        chunks = [chunk(b"00dc", part, pad=False) + b"x" for part in parts]
+    elif way == "lists":
         chunks = [chunk(b"LIST", b"rec " + one) for one in chunks]
     elif way in ("junk", "unknown", "empty"):
         more = {"junk": (b"JUNK", bytes(301)), "unknown": (b"Xy_z", b"?" * 33), "empty": (b"00dc", b"")}[way]
@@ -402,15 +407,19 @@ def test_avi_without_a_gap(way: str, tmp_path: Path) -> None:
     assert (len(clip.index.visible), clip.source_remarks) == (96 if way == "joined" else 48, ())
 
 
-@pytest.mark.parametrize(("kind", "way"), [("flv", "ids"), ("flv", "text"), ("asf", "packets"), ("mxf", "run-in")])
+@pytest.mark.parametrize(
+    ("kind", "way"), [("flv", "ids"), ("flv", "types"), ("flv", "text"), ("asf", "packets"), ("mxf", "run-in")]
+)
 def test_other_chains_without_a_gap(kind: str, way: str, tmp_path: Path) -> None:
     source = make_chain(kind, tmp_path, packet_size="20000" if way == "packets" else "3200")
     data = bytearray(source.read_bytes())
-    if way == "ids":
-        at = 13
-        while at < len(data):
-            data[at + 10] = 1  # StreamID
-            at += 15 + int.from_bytes(data[at + 1 : at + 4], "big")
+    at = 13 if way in ("ids", "types") else len(data)
+    while at < len(data):
+        data[at + 10] = way == "ids"  # StreamID
+        at += 15 + int.from_bytes(data[at + 1 : at + 4], "big")
+        if way == "types":
+            data[at:at] = b"\x14\0\0\x05" + bytes(12) + b"\0\0\0\x10"  # a command of RTMP
+            at += 20
     source.write_bytes(bytes(999 * (way == "run-in")) + data + b"trailing text" * (way == "text"))
     clip = prepare(source, tmp_path / "clip", "gpu")
     assert (len(clip.index.visible), clip.source_remarks) == (24 if kind == "mxf" else 48, ())
@@ -493,6 +502,16 @@ def test_zeros_in_the_midst_of_a_picture(codec: Any, tmp_path: Path) -> None:
     options = PackOptions("any", cutting=FixedLength(12, "frames"), decode="none")
     report = pack([tmp_path / f"damaged.{recipe.container}"], tmp_path / "set", options=options, progress=False)
     assert (report.clips, len(report.rejected)) == (3, 1)
+
+
+@pytest.mark.parametrize("height", [360, 1080])
+def test_zeros_of_a_still_picture_of_vp8(height: int) -> None:
+    """Macroblocks without coefficients are zeros if they are not marked (mb_no_coeff_skip 0): 795 bytes of 1080p."""
+    classify, sizes = checking_classifier("vp8", b""), [16 * height // 9, height]
+    header = b"\x10\0\0\x9d\x01\x2a" + b"".join(size.to_bytes(2, "little") for size in sizes)
+    for frame in (header, b"\x11\0\0"):
+        assert classify(memoryview(frame + b"?" + bytes(800) + b"?")).zeroed == (height == 360)
+        assert classify(memoryview(frame + b"?" + bytes(5000) + b"?")).zeroed
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
