@@ -51,7 +51,8 @@ _ZEROS: Final = re.compile(rb"\0+")
 _NUT: Final = b"nut/multimedia container\0"
 _MOVI: Final = re.compile(rb"LIST....movi", re.DOTALL)
 _CHUNK: Final = re.compile(rb"[ -~]{4}")
-_USUAL_CHUNK: Final = re.compile(rb"\d\d|ix\d\d|idx1|JUNK|LIST|RIFF")
+_PADDING: Final = re.compile(rb"(?:.|\0{0,511})(?=\d\d|ix\d\d|idx1|JUNK|LIST|RIFF)", re.DOTALL)
+"""Before usual chunks, any byte, or zeros, as of chunks that begin at blocks; but not as many as a lost sector is."""
 _TAG: Final = re.compile(rb".{4}[\x08\x09\x0f\x12\x28\x29\x2f\x32]", re.DOTALL)
 """How a tag of FLV begins: with the size of the one before, and its type: audio, video or data, perhaps encrypted."""
 _KEY: Final = re.compile(rb"\x06\x0e\x2b\x34.{13}", re.DOTALL)
@@ -187,9 +188,8 @@ def _avi(data: memoryview) -> tuple[int, Callable[[int], int]]:
         if kind[0] in (b"RIFF", b"LIST"):
             return at + 12
         behind = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
-        if behind & 1 and (_USUAL_CHUNK.match(data, behind + 1) or not _CHUNK.match(data, behind)):
-            return behind + 1  # padded, by any byte
-        return behind
+        padding = _PADDING.match(data, behind)
+        return padding.end() if padding else behind + (behind & 1 and not _CHUNK.match(data, behind))
 
     return (found.start() if (found := _MOVI.search(data)) else -1), end
 

@@ -377,7 +377,7 @@ def chunk(kind: bytes, data: bytes, *, pad: bool = True) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "way", ["not padded", "text pads", "lists", "junk", "unknown", "empty", "no sizes", "text", "joined"]
+    "way", ["not padded", "text pads", "blocks", "lists", "junk", "unknown", "empty", "no sizes", "text", "joined"]
 )
 def test_avi_without_a_gap(way: str, tmp_path: Path) -> None:
     """What muxers and cameras write, and players read."""
@@ -394,6 +394,8 @@ def test_avi_without_a_gap(way: str, tmp_path: Path) -> None:
     chunks = [chunk(b"00dc", part, pad=way != "not padded") for part in parts]
     if way == "text pads":
         chunks = [chunk(b"00dc", part, pad=False) + b"x" for part in parts]
+    elif way == "blocks":
+        chunks = [chunk(b"00dc", part) + bytes(-len(part) & 255) for part in parts]
     elif way == "lists":
         chunks = [chunk(b"LIST", b"rec " + one) for one in chunks]
     elif way in ("junk", "unknown", "empty"):
