@@ -158,11 +158,11 @@ class _Chain:
     open: Callable[[memoryview], tuple[int, Callable[[int], int]]]
 
     def end(self, data: memoryview) -> int:
-        """Where the last element ends, behind the file if it is cut off; 0 if something else comes before."""
+        """Where the last element before something else ends: behind the file if it is cut off."""
         at, end_of = self.open(data)
         while 0 <= at < len(data) and at < (end := end_of(at)):
             at = end
-        return at if at >= len(data) else 0
+        return at
 
     def gaps(self, data: memoryview, position: Int64) -> list[int]:
         """Bytes at which no element leads on to the next packet of a track; `position` as for `before_gaps`."""

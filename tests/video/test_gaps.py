@@ -17,7 +17,7 @@ from streamvid.packing.options import FixedLength, PackOptions
 from streamvid.packing.pack import pack
 from streamvid.packing.prepare import remux_or_build
 from streamvid.storage.retry import Retry
-from streamvid.video.gaps import find_extent
+from streamvid.video.gaps import before_gaps, find_extent
 from streamvid.video.gpu_support import Purpose
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import DAMAGED
@@ -427,6 +427,15 @@ def test_other_chains_without_a_gap(kind: str, way: str, tmp_path: Path) -> None
     assert (len(clip.index.visible), clip.source_remarks) == (24 if kind == "mxf" else 48, ())
 
 
+def test_packets_within_an_element(tmp_path: Path) -> None:
+    """As of MXF of which all frames are one element."""
+    source = make_chain("mxf", tmp_path)
+    with av.open(str(source)) as container:
+        places = np.array([packet.pos for packet in container.demux(video=0) if packet.size])
+    assert not before_gaps(VideoFile(source), "mxf", places).any()
+    assert not before_gaps(VideoFile(source), "mxf", places + 40).any()
+
+
 def test_asf_with_something_before_its_data(tmp_path: Path) -> None:
     """Its first packet was not where it was looked for."""
     source = make_chain("asf", tmp_path)
@@ -530,6 +539,8 @@ def test_zeros_in_a_raw_stream(codec: Any, tmp_path: Path) -> None:
         video = VideoFile(source, None, Fraction(25))
         assert len(remux_with_ffmpeg(video, folder, cut_only=cut_only).index.visible) == 48
     data = source.read_bytes()
+    source.write_bytes(data.replace(b"\0\0\0\x01", bytes(700) + b"\x01"))  # padding
+    assert len(remux_with_ffmpeg(video, folder).index.visible) == 48
     source.write_bytes(with_zeros(data, 0.6, 0.75))
     for cut_only in (True, False):
         with pytest.raises(VideoError, match=r"^a packet in it is damaged or cut off.* \(look behind byte \d+\)$"):
