@@ -26,8 +26,8 @@ _ZEROS: Final = bytes(512)
 _PIXELS_PER_ZERO: Final = 512
 """Of VP8 and VP9: some encoders, as GStreamer's for VA, do not mark macroblocks without coefficients, so that most of a
 still picture is zeros, one per 2,600 pixels or more at the probabilities that VP8 begins with."""
-HOLE: Final = re.compile(rb"(?<!\0)" + _ZEROS + rb"\0*+[^\0\1]")
-"""Zeros that are no padding, which only a start code or nothing may follow."""
+HOLE: Final = re.compile(_ZEROS + rb"(?<!\0(?s:.{512}))\0*+[^\0\1]")
+"""Zeros that are no padding, which only a start code or nothing may follow. The literal comes first, for speed."""
 _VOP: Final = re.compile(rb"\0\0\x01\xb6")
 
 
