@@ -342,7 +342,7 @@ def serve(parent: int, work: str) -> None:
             answers.write(len(data).to_bytes(_LENGTH, "little") + data)
             answers.flush()
         except BrokenPipeError:
-            _end_with(0, work)  # the parent is gone
+            _end_with(parent if work else 0, work)
 
     def read_on() -> None:
         if not calls.read(1):
@@ -379,7 +379,8 @@ def serve(parent: int, work: str) -> None:
             answer(pickle.dumps(("end", value)))
         except Exception as error:
             answer(_pickled_error(error))
-    shutil.rmtree(work, ignore_errors=True)  # the parent is gone, or has removed it
+    if work:  # the parent is gone, or about to kill this process: only the system tells which, and a little later
+        _end_with(parent, work)
 
 
 def _end_with(parent: int, work: str) -> None:

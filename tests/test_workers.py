@@ -154,6 +154,29 @@ def test_a_worker_has_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     process.end()
 
 
+def test_a_folder_is_not_removed_while_the_parent_lives(tmp_path: Path) -> None:
+    """A process whose pipes are closed, as after an answer that cannot be read, cannot tell whether its parent is gone,
+    and the other processes may still write there."""
+    idle, busy = (WorkerProcess(work=str(tmp_path / "work")) for _ in range(2))
+    (tmp_path / "work").mkdir()
+    try:
+        for process in (idle, busy):
+            process.handshake()
+        busy._send((hostile.sleep, (0.1,)))
+        for process in (idle, busy):
+            for pipe in (process._popen.stdin, process._popen.stdout):
+                assert pipe is not None
+                pipe.close()
+        for process in (idle, busy):
+            with pytest.raises(subprocess.TimeoutExpired):
+                process._popen.wait(timeout=1.5)
+        assert (tmp_path / "work").is_dir()
+    finally:
+        for process in (idle, busy):
+            process.kill()
+            process.end()
+
+
 def test_workers_see_no_gpu(process: WorkerProcess) -> None:
     """They have no use for one, and decoders of images would start CUDA on it, each in every process."""
     assert process.call(os.getenv, "CUDA_VISIBLE_DEVICES") == ""
