@@ -185,7 +185,7 @@ def _read_keys(path: str) -> list[str]:
             table = read_csv(data, options)
         elif has_extension(path, (".parquet",)):
             table = read_parquet(data)
-        elif has_extension(path, (".jsonl",)):
+        elif has_extension(path, (".jsonl",)) and data.strip():  # ls --json writes nothing for no clips
             check_json_lines(data)
             table = read_json_lines(data, ["key"])
             table = table if table["key"].null_count < table.num_rows else pa.table({})  # no line has one

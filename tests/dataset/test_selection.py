@@ -71,6 +71,8 @@ def test_keys(small: Dataset, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         assert select_rows(small, keys=tmp_path / name).tolist() == [0, 2]
         assert select_rows(small, keys=str(tmp_path / name)).tolist() == [0, 2]
+        (tmp_path / name).write_text("\n")
+        assert name == "keys.csv" or select_rows(small, keys=tmp_path / name).tolist() == []  # ls --json, of no clips
     for kind in (pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
         pq.write_table(pa.table({"key": pa.array(["clip2", None, "clip0"], type=kind)}), tmp_path / "keys.parquet")
         assert select_rows(small, keys=tmp_path / "keys.parquet").tolist() == [0, 2]
