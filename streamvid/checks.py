@@ -152,7 +152,7 @@ def did_you_mean(value: object, names: Iterable[str]) -> str:
     either case; "" if none is similar."""
     known = {name.lower(): name for name in names}
     given = value.lower() if isinstance(value, str) else ""
-    near = difflib.get_close_matches(_SYNONYMS.get(given, given), known, 1)
+    near = difflib.get_close_matches(meant if (meant := _SYNONYMS.get(given, "")) in known else given, known, 1)
     return f"did you mean {known[near[0]]!r}?" if near else ""
 
 

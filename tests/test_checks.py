@@ -219,5 +219,6 @@ def test_a_keyword_of_pytorchs_loader() -> None:
 def test_what_was_meant() -> None:
     assert did_you_mean("h265", ("h264", "hevc")) == did_you_mean("HEVC", ("h264", "hevc")) == "did you mean 'hevc'?"
     assert did_you_mean("h26", ("h264", "hevc")) == "did you mean 'h264'?"
+    assert did_you_mean("list", ("--limit", "lists")) == "did you mean 'lists'?"  # another name only of what there is
     assert did_you_mean("ncthw", ("THWC", "CTHW")) == "did you mean 'CTHW'?"
     assert did_you_mean(5, ("h264",)) == did_you_mean("zzz", ("h264",)) == did_you_mean("", ("h264",)) == ""

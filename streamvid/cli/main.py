@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-        The exit code: 0, 1 if `verify` found problems or `diff` differences, 2 for an error, 130 for Ctrl-C, 141 for a
-        closed pipe, 143 for SIGTERM.
+        The exit code: 0, 1 if `verify` found problems or `diff` differences, 2 for an error, 129 for a closed terminal
+        (SIGHUP), 130 for Ctrl-C, 141 for a closed pipe, 143 for SIGTERM.
 
     Raises:
         SystemExit: wrong options (2), --help or --version (0).
