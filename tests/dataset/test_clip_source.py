@@ -161,3 +161,14 @@ def test_a_damaged_block_is_told(packed: Path, tmp_path: Path, monkeypatch: pyte
     plan_samples(dataset, step, SampleSpec(sv.Window(2, start="first"), seed=0, num_random=0))
     with pytest.raises(sv.errors.ClipError, match=r"'h264'.* index is damaged: the checksum of block"):
         plan_samples(dataset, step, SampleSpec(sv.Frames([59]), seed=0, num_random=0))
+
+
+@pytest.mark.parametrize("copied", [False, True])
+@pytest.mark.parametrize("suspect", [None, "index", "source"])
+def test_an_error_suspects_the_copy_in_the_cache_that_was_read(packed: Path, suspect: Any, copied: bool) -> None:
+    source = Dataset.open(packed)
+    row, in_index = source.row("hevc"), suspect == "index"
+    own = source.shard_path(0, "packets") if in_index else source.location(row)
+    error = source.clip_error(row, "it is torn", "/cache/4711" if copied else None, suspect=suspect)
+    assert (error.suspect, error.path) == (("cache", "/cache/4711") if copied else (suspect or "shard", own))
+    assert error.offset == int((source.clips.index_offset if in_index else source.clips.mp4_offset)[row])
