@@ -326,7 +326,7 @@ def serve(parent: int, work: str) -> None:
     Args:
         parent: id of the process that started the worker. When that ends, the worker ends, even while a call is stuck
             or another child of the parent keeps the pipe open.
-        work: a folder that is removed then.
+        work: a folder that is removed then; not as soon as stdin ends, which a parent that lives may close, too.
     """
     calls = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
@@ -379,8 +379,7 @@ def serve(parent: int, work: str) -> None:
             answer(pickle.dumps(("end", value)))
         except Exception as error:
             answer(_pickled_error(error))
-    if work:  # the parent is gone, or about to kill this process: only the system tells which, and a little later
-        _end_with(parent, work)
+    _end_with(parent if work else 0, work)
 
 
 def _end_with(parent: int, work: str) -> None:
