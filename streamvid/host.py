@@ -32,13 +32,23 @@ def usable_cores() -> int:
     """Number of CPU cores for this process, at least 1: the size of its CPU affinity, or less if a control group limits
     its CPU time, as `docker --cpus` and Kubernetes' limits do. The kernel would suspend more threads than that most of
     the time."""
-    limits = [len(os.sched_getaffinity(0))]
+    return min([len(os.sched_getaffinity(0)), *_cores_by_time()])
+
+
+def shared_cores() -> int:
+    """Number of CPU cores for this process and those beside it: the machine's, or fewer if a control group limits their
+    CPU time."""
+    return min([os.cpu_count() or 1, *_cores_by_time()])
+
+
+def _cores_by_time() -> list[int]:
+    limits = []
     for folder in _control_groups("cpu"):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
             quota, period, *_ = [*_numbers(folder, names), 0, 0]
             if quota > 0 and period > 0:
                 limits.append(math.ceil(quota / period))
-    return min(limits)
+    return limits
 
 
 def usable_memory() -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from streamvid.checks import integer
 from streamvid.errors import InputError
-from streamvid.host import usable_cores
+from streamvid.host import shared_cores, usable_cores
 from streamvid.plan import launchers
 from streamvid.plan.mesh import data_parallel_rank
 
@@ -209,7 +209,8 @@ def warn_if_one_node(world: World, ranks_per_node: int | None) -> None:
 
 def find_cores() -> int:
     """Number of CPU cores for this process: the usable ones, divided by the ranks on its node as set by torchrun and
-    deepspeed. srun and mpirun bind each rank to its cores; where they do not, it gets its share of the node's.
+    deepspeed. srun and mpirun bind each rank to its cores; where they do not, it gets its share of the node's
+    or the container's.
 
     Raises:
         InputError: a variable that says how many ranks there are is no number.
@@ -217,8 +218,9 @@ def find_cores() -> int:
     usable = usable_cores()
     if (ranks := launchers.local_world_size()) is not None:
         return max(1, usable // ranks)
-    cores = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    node = int(cores) if cores.isdecimal() else os.cpu_count() or usable
+    node = shared_cores()
+    if (cores := os.environ.get("SLURM_CPUS_ON_NODE", "")).isdecimal():
+        node = min(node, int(cores))
     return max(1, min(usable, node // launchers.tasks_on_node()))
 
 

@@ -214,7 +214,7 @@ def test_no_such_device(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_of_a_node_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamvid.plan.world.usable_cores", lambda: 24)
-    monkeypatch.setattr(os, "cpu_count", lambda: 24)
+    monkeypatch.setattr("streamvid.plan.world.shared_cores", lambda: 24)
     assert find_cores() == 24
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert find_cores() == 3
@@ -245,8 +245,20 @@ def test_ranks_that_are_bound_to_no_cores_share_the_nodes(
     variables: dict[str, str], cores: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("streamvid.plan.world.usable_cores", lambda: 24)
-    monkeypatch.setattr(os, "cpu_count", lambda: 24)
+    monkeypatch.setattr("streamvid.plan.world.shared_cores", lambda: 24)
     use(monkeypatch, variables)
     assert find_cores() == cores
     monkeypatch.setattr("streamvid.plan.world.usable_cores", lambda: 2)  # bound to two
     assert find_cores() == min(cores, 2)
+
+
+@pytest.mark.parametrize("variables", [mpirun(1, 8, 4), srun(3, 8, 4) | {"SLURM_CPUS_ON_NODE": "64"}])
+def test_ranks_share_the_cpu_time_of_their_container(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kubernetes limits that of a pod in which mpirun starts a rank for each GPU."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr("streamvid.host._cores_by_time", lambda: [8])
+    monkeypatch.setattr("streamvid.plan.world.usable_cores", lambda: 8)
+    use(monkeypatch, variables)
+    assert find_cores() == 2
