@@ -269,6 +269,27 @@ def test_a_signal_is_not_lost(stop: signal.Signals, code: int, where: str) -> No
     assert said == f"streamvid: {'interrupted' if code == 130 else 'terminated'}\n"
 
 
+_IGNORED = """
+import os, signal, sys
+from streamvid.cli import info
+from streamvid.cli.main import main
+
+def run(arguments):
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("goes on")
+    return 0
+
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+info.add_parser = lambda commands: commands.add_parser("info").set_defaults(run=run)
+sys.exit(main(["info"]))
+"""
+
+
+def test_a_signal_that_nohup_ignores_stays_ignored() -> None:
+    ended = subprocess.run([sys.executable, "-c", _IGNORED], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "goes on\n", "")
+
+
 _EARLY = """
 import os, signal, sys
 from streamvid.__main__ import run
