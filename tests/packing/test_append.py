@@ -286,3 +286,7 @@ def test_the_revision_is_written_once_there_is_one(videos: Path, tmp_path: Path)
         pack([videos / f"{n}.mp4"], tmp_path / "ds", append=True)
         assert json.loads((tmp_path / "ds/dataset.json").read_text())["revision"] == n
         assert Dataset.open(tmp_path / "ds").manifest.revision == n
+    sv.forget(tmp_path / "ds", ["0"])
+    assert Dataset.open(tmp_path / "ds").manifest.change is not None
+    pack([videos / "3.mp4"], tmp_path / "ds", append=True)
+    assert Dataset.open(tmp_path / "ds").manifest.change is None  # that was of the revision before
