@@ -80,6 +80,13 @@ def test_links_that_lead_nowhere_are_told_as_packing_tells_them(tmp_path: Path, 
     }
 
 
+def test_an_error_suspects_the_source(tmp_path: Path, videos: Path) -> None:
+    index([videos], tmp_path / "in")
+    source = Dataset.open(tmp_path / "in")
+    error = source.clip_error(0, "it is torn")
+    assert (error.suspect, error.path) == ("source", source.location(0))
+
+
 def test_loaders_and_mixtures(tmp_path: Path, videos: Path) -> None:
     index(videos, tmp_path / "indexed", progress=False)
     pack(videos, tmp_path / "packed", options=PackOptions("any"), progress=False)
