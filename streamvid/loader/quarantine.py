@@ -215,7 +215,7 @@ class Quarantine:
             "bounds": _bounds(self._dataset, shard) if "roots=" in clip.reason else None,
             "rank": rank,
             "run": self.policy.run,
-            "time": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "time": _now(),
         }
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -339,6 +339,10 @@ def _rows(entry: dict[str, Any], dataset: ClipSource, shards: dict[str, list[int
                 and entry.get("bounds") in (None, _bounds(dataset, shard))
             ):
                 yield row
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def _signature(dataset: ClipSource, row: int) -> list[int] | None:

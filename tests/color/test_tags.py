@@ -19,7 +19,8 @@ from streamvid.errors import VideoError
 from streamvid.video.probe import CannotCopyError, VideoFile
 from streamvid.video.remux import remux_with_ffmpeg, store_clip
 from streamvid.video.stored_clip import StoredClip
-from streamvid.video.transcode import TimedFrames, TranscodeOptions, encode, transcode
+from streamvid.video.timed_frames import TimedFrame, TimedFrames
+from streamvid.video.transcode import TranscodeOptions, encode, transcode
 from tests.support.clips import one_after_the_other, without_packets
 from tests.support.reference import whole
 from tests.support.remux import remuxing
@@ -290,7 +291,9 @@ def test_where_swscale_puts_the_chroma_of_full_size_is_what_the_tag_says(tmp_pat
         lines = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)  # type: ignore[arg-type]
         lines[:, : size[0]] = np.arange(size[0]) // 2 + 64 if number else 128
     encode(
-        TimedFrames([(frame, 0)], Fraction(1, 25), Fraction(25)), tmp_path / "a.mp4", TranscodeOptions("h264", crf=1)
+        TimedFrames([TimedFrame(frame, 0, 1)], Fraction(1, 25), Fraction(25)),
+        tmp_path / "a.mp4",
+        TranscodeOptions("h264", crf=1),
     )
     made = decode_with_pyav(whole(stored(tmp_path / "a.mp4")), color="auto")[0].astype(float)
     wanted = np.empty((size[1], size[0], 3), dtype=np.uint8)
