@@ -206,8 +206,8 @@ def _stoppable() -> Iterator[None]:
         None if isinstance(dropped.exc_value, _Interrupted | _Terminated) else hook(dropped)
     )
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    # Not if nohup, or the shell of a background job, makes the command ignore the signal.
-    before = {one: signal.signal(one, stop) for one in numbers if signal.getsignal(one) is not signal.SIG_IGN}
+    # Not if nohup, or the shell of a background job, makes the command ignore the signal; None: a handler in C.
+    before = {one: signal.signal(one, stop) for one in numbers if signal.getsignal(one) not in (signal.SIG_IGN, None)}
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from streamvid.packing.source_video import SourceVideo
 from streamvid.storage import filesystem
 from streamvid.storage.byte_range import FileVersion
 from streamvid.storage.retry import COMMAND_SECONDS, Retry
-from streamvid.storage.url import is_local, join, local_path, redact
+from streamvid.storage.url import is_local, join, local_path, real_path, redact
 from streamvid.text import format_count
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def read_base(destination: str, roots: Sequence[str] = ()) -> BaseDataset:
         bool((dataset.clips.label >= 0).any()),
         rejected,
         _in_place(dataset),
-        frozenset(map(_real, resolve_roots(destination, manifest.roots, roots))),
+        frozenset(map(real_path, resolve_roots(destination, manifest.roots, roots))),
         next_number(destination, manifest),
         forgotten,
     )
@@ -154,7 +154,7 @@ def changed_sources(sources: Sequence[SourceVideo], base: BaseDataset) -> dict[s
                 changed[source.name] = stored.clips  # it was moved
         elif place == _place(stored.path, folders):
             changed[source.name] = stored.clips
-        elif _real(source.root) in base.roots:
+        elif real_path(source.root) in base.roots:
             elsewhere.append(f"{source.name} ({redact(stored.path)})")
         else:
             raise InputError(
@@ -185,10 +185,6 @@ def _place(path: str, folders: Callable[[str], str]) -> str:
         return path
     folder, name = os.path.split(local_path(path))
     return os.path.join(folders(folder), name)
-
-
-def _real(path: str) -> str:
-    return os.path.realpath(local_path(path)) if is_local(path) else path
 
 
 def new_sources(sources: Sequence[SourceVideo], base: BaseDataset, changed: Collection[str] = ()) -> list[SourceVideo]:

@@ -301,8 +301,8 @@ def _check_quotes(data: bytes, shown: str) -> None:
 
 
 def _check_texts(table: pa.Table, shown: str) -> None:
-    """Raise InputError for a CSV file with bytes that are no UTF-8, or with line breaks where none is meant: a mark of
-    quotation too many has made several rows one."""
+    """Raise InputError for a CSV file with bytes that are no UTF-8, or with line breaks where none is meant: one
+    quotation mark too many has made several rows one."""
     for field, column in zip(table.schema, table.columns, strict=True):  # not by name: there may be two of one
         if pa.types.is_binary(field.type):
             raise InputError(f"the column {field.name!r} of {shown} is not UTF-8: save the list as UTF-8")

@@ -120,18 +120,20 @@ def before_gaps(source: VideoFile, container: str, position: Int64) -> Bool:
     Raises:
         ValueError: as `find_extent`.
     """
-    found, extent = np.zeros(len(position), dtype=bool), find_extent(source.path, container)
-    at, track = extent.blocks.T
-    gaps = [gap for gap in extent.gaps if gap < position.max(initial=0)]
-    left_out = at[np.isin(track, track[np.isin(at, position)]) & ~np.isin(at, position)]
-    if len(left_out):  # or empty, or before the first key frame, or joined with the next
-        left_out = np.setdiff1d(left_out, _positions(source))
+    found = np.zeros(len(position), dtype=bool)
     if container in _CHAINS:
         known = position if (position >= 0).all() else _positions(source)  # some packets were split, or joined
-        gaps = _CHAINS[container].gaps(mapped(source.path).data, known)
+        missing = _CHAINS[container].gaps(mapped(source.path).data, known)
         position = np.maximum.accumulate(position)
+    else:
+        extent = find_extent(source.path, container)
+        at, track = extent.blocks.T
+        left_out = at[np.isin(track, track[np.isin(at, position)]) & ~np.isin(at, position)]
+        if len(left_out):  # or empty, or before the first key frame, or joined with the next
+            left_out = np.setdiff1d(left_out, _positions(source))
+        missing = [*(gap for gap in extent.gaps if gap < position.max(initial=0)), *left_out.tolist()]
     if len(position):
-        found[np.maximum(np.searchsorted(position, np.array([*gaps, *left_out], dtype=np.int64)) - 1, 0)] = True
+        found[np.maximum(np.searchsorted(position, np.array(missing, dtype=np.int64)) - 1, 0)] = True
     return found
 
 
