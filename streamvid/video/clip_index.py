@@ -20,8 +20,8 @@ from streamvid.mp4.sample_entry import sample_description
 from streamvid.video.frame_index import DISPOSABLE, HIDDEN, LEADING, RANDOM_ACCESS, FrameIndex
 from streamvid.video.mapped import mapped
 from streamvid.video.packet_times import PacketTimes
+from streamvid.video.picture_damage import checking_classifier
 from streamvid.video.probe import CannotCopyError, FrameFormat, VideoFile
-from streamvid.video.slice_headers import checking_classifier
 from streamvid.video.stored_clip import UNORDERED, StoredClip
 
 LEAD_IN: Final = "lead-in"

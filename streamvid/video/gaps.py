@@ -18,9 +18,9 @@ import numpy as np
 from streamvid.arrays import Bool, Int64
 from streamvid.mp4.boxes import iter_file_boxes
 from streamvid.video.mapped import mapped
+from streamvid.video.picture_damage import HOLE
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import DAMAGED, track_packets
-from streamvid.video.slice_headers import HOLE
 
 END_STATED: Final = ("matroska", "mov", "ogg", "gif")
 """FFmpeg's demuxers for containers of which `find_extent` tells where they end."""

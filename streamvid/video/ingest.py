@@ -33,9 +33,9 @@ from streamvid.mp4.writer import clip_header
 from streamvid.video.clip_index import build_clip
 from streamvid.video.frame_index import HIDDEN
 from streamvid.video.packet_times import PacketTimes
+from streamvid.video.picture_damage import checking_classifier
 from streamvid.video.probe import FrameFormat, probe_packet
 from streamvid.video.read_buffer import coalesce, read_blocks, read_range
-from streamvid.video.slice_headers import checking_classifier
 from streamvid.video.stored_clip import AUDIO, UNORDERED, StoredClip, UnwrittenMp4, file_signature
 
 _LOOKED_AT: Final = 3

@@ -19,7 +19,7 @@ from streamvid.video.clip_index import LEAD_IN, traits
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS, FrameIndex
 from streamvid.video.mapped import mapped
 from streamvid.video.packet_selection import select_packets
-from streamvid.video.slice_headers import checking_classifier
+from streamvid.video.picture_damage import checking_classifier
 from streamvid.video.stored_clip import StoredClip
 
 

@@ -19,10 +19,10 @@ from streamvid.packing.prepare import remux_or_build
 from streamvid.storage.retry import Retry
 from streamvid.video.gaps import before_gaps, find_extent
 from streamvid.video.gpu_support import Purpose
+from streamvid.video.picture_damage import checking_classifier
 from streamvid.video.probe import VideoFile
 from streamvid.video.recordings import DAMAGED
 from streamvid.video.remux import remux_with_ffmpeg
-from streamvid.video.slice_headers import checking_classifier
 from streamvid.video.stored_clip import CUT_OFF, OTHER_TRACKS, StoredClip
 from tests.support.clips import decoded_pictures, write
 from tests.support.remux import remuxing

@@ -25,7 +25,7 @@ from streamvid.mp4.top_level import NeedsDemuxerError
 from streamvid.packing.options import PackOptions
 from streamvid.packing.prepare import remux_or_build
 from streamvid.storage.retry import Retry
-from streamvid.video import slice_headers
+from streamvid.video import picture_damage
 from streamvid.video.clip_index import BROKEN
 from streamvid.video.frame_index import HIDDEN, RANDOM_ACCESS
 from streamvid.video.index_file import encode_index
@@ -277,7 +277,7 @@ def test_hevc_whose_slices_fit(how: str, tmp_path: Path, monkeypatch: pytest.Mon
             for packet, end in zip(packets, ends, strict=True)
         ]
     else:
-        monkeypatch.setattr(slice_headers, "_HEAD_BYTES", 4)
+        monkeypatch.setattr(picture_damage, "_HEAD_BYTES", 4)
     clip = store_clip(mux_packets(first, packets, 4, tmp_path / "joined.mkv"), tmp_path)
     assert not clip.has_trait(BROKEN)
     assert len(clip.index) == len(wanted)
